@@ -1,0 +1,152 @@
+#include "api.h"
+
+#include <cstring>
+
+#include "group.h"
+#include "p2p.h"
+#include "queue.h"
+#include "reduce.h"
+
+using namespace c10d_custom;
+
+int c10d_abi_version() { return 1; }
+
+int c10d_segment_create(const void* geometry, uint64_t* total) {
+  return create_segment(*static_cast<const Geometry*>(geometry), total);
+}
+
+namespace c10d_custom {
+
+// Keeps a group mapped while any thread is inside it, and answers for it once it is closed.
+struct Handle {
+  explicit Handle(Group* g) : group(g) {}
+  Group* group;
+  std::atomic<int64_t> users{0};
+  std::atomic<bool> closed{false};
+  const unsigned fork_generation = g_fork_generation;
+};
+
+namespace {
+
+class Use {
+ public:
+  explicit Use(Handle* h) : handle_(h) {
+    if (h->fork_generation != g_fork_generation) {
+      status = kForked;
+      return;
+    }
+    h->users.fetch_add(1, std::memory_order_seq_cst);
+    if (h->closed.load(std::memory_order_seq_cst)) status = kAborted;
+  }
+  ~Use() {
+    if (status != kForked) handle_->users.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  Group* operator->() const { return handle_->group; }
+  Status status = kOk;
+
+ private:
+  Handle* const handle_;
+};
+
+int refuse(Status st, Failure* f) {
+  *f = Failure{};
+  f->status = st;
+  f->peer = f->by = -1;
+  return st;
+}
+
+}  // namespace
+}  // namespace c10d_custom
+
+c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int* error) {
+  Group* g = Group::open(fd, rank, spin_ns, error);
+  return g ? new Handle(g) : nullptr;
+}
+
+void c10d_leave(c10d_handle* h) {
+  Use g(h);
+  if (!g.status) g->leave();
+}
+
+void c10d_close(c10d_handle* h) {
+  if (h->fork_generation != g_fork_generation || h->closed.exchange(true)) return;
+  h->group->leave();
+  while (h->users.load(std::memory_order_seq_cst)) usleep(100);
+  delete h->group;
+  h->group = nullptr;
+}
+
+void c10d_free(c10d_handle* h) {
+  c10d_close(h);
+  delete h;
+}
+
+void c10d_abort(c10d_handle* h) {
+  Use g(h);
+  if (!g.status) g->abort();
+}
+
+uint64_t c10d_next_seq(c10d_handle* h) {
+  Use g(h);
+  return g.status ? 0 : g->queue().next_seq();
+}
+
+int c10d_run(c10d_handle* h, const CallArgs* a, Failure* f) {
+  Use g(h);
+  return g.status ? refuse(g.status, f) : g->queue().run(*a, f);
+}
+
+c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
+  Use g(h);
+  return g.status ? nullptr : g->queue().submit(*a);
+}
+
+int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t dtype, uint32_t redop,
+                    uint32_t item_bytes, int64_t timeout_ns, int (*interrupted)(), Failure* f) {
+  const Span s{data, count * item_bytes};
+  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, timeout_ns, 1, 1, &s, &s,
+                   interrupted};
+  return c10d_run(h, &a, f);
+}
+
+c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
+  Use g(h);
+  return g.status ? nullptr : g->post(*a);
+}
+
+uint64_t c10d_ticket_seq(c10d_ticket* t) { return t->seq; }
+int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t->source; }
+int c10d_test(c10d_ticket* t) { return t->state(); }
+int c10d_watch(c10d_ticket* t, uint64_t token) { return t->watch(token); }
+
+int c10d_wait(c10d_ticket* t, int64_t timeout_ns, Failure* f) {
+  if (t->fork_generation != g_fork_generation) return refuse(kForked, f);
+  const Status st = t->messenger ? t->messenger->wait(t, timeout_ns) : t->wait(timeout_ns);
+  if (st != kOk && st != kPending) *f = t->failure;
+  return st;
+}
+
+void c10d_release(c10d_ticket* t) { t->drop(); }
+
+int c10d_next_completed(c10d_handle* h, int64_t timeout_ns, uint64_t* token) {
+  Use g(h);
+  return g.status ? g.status : g->queue().completed.pop(timeout_ns, token);
+}
+
+int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out) {
+  *out = PeerState{};
+  Use g(h);
+  if (g.status) return g.status;
+  RankCtl& c = g->ctl(rank);
+  out->arrived = c.arrive.value.load(std::memory_order_acquire);
+  out->in = c.in.value.load(std::memory_order_relaxed);
+  out->red = c.red.value.load(std::memory_order_relaxed);
+  out->out = c.out.value.load(std::memory_order_relaxed);
+  out->state = c.state.load(std::memory_order_acquire);
+  out->pid = c.pid;
+  out->alive = g->alive(rank);
+  if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
+  return kOk;
+}
+
+int c10d_can_reduce(uint32_t dtype, uint32_t redop) { return reduce_kernel(dtype, redop) != nullptr; }

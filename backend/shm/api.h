@@ -1,0 +1,132 @@
+// The C ABI of the shared-memory data plane. Nothing here knows Python or torch.
+//
+// Threads: every function may be called from any thread. Blocking ones (run, wait, next_completed,
+// close) never hold a lock while they sleep that another function needs in order to return.
+// Buffers: those named by a call belong to the caller and must stay valid until its ticket is done.
+#pragma once
+#include <cstdint>
+
+#define C10D_API extern "C" __attribute__((visibility("default")))
+
+namespace c10d_custom {
+
+// What became of a call. Python maps each to an exception.
+enum Status : int32_t {
+  kOk = 0,
+  kPending = 1,    // wait, test: not done yet
+  kTimeout = 2,    // the call's deadline passed
+  kPeerLost = 3,   // a rank it depends on is gone
+  kMismatch = 4,   // ranks asked for different things
+  kAborted = 5,    // abort() or close() on some rank
+  kUsage = 6,      // the arguments make no sense (a bug above this layer)
+  kBroken = 7,     // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
+  kInterrupted = 8,  // CallArgs::interrupted said so; the group is aborted
+  kForked = 9,     // this process is a fork of the one that opened the group
+};
+
+enum Op : uint32_t {
+  kBarrier = 0, kBroadcast, kAllReduce, kReduce, kAllGather, kReduceScatter, kAllToAll, kGather,
+  kScatter,
+  kRejected,  // the caller's arguments were refused; tells the other ranks so, waits for nobody
+  kOps,
+};
+
+struct Span {
+  void* data;
+  uint64_t bytes;
+};
+
+// One collective. Spans: broadcast in[1] at the root, out[1] elsewhere; all_reduce in[1] out[1];
+// reduce in[1], out[1] at the root; all_gather in[1] out[n]; reduce_scatter in[n] out[1];
+// all_to_all in[n] out[n]; gather in[1], out[n] at the root; scatter in[n] at the root, out[1].
+struct CallArgs {
+  uint32_t op, redop, dtype;
+  int32_t root;
+  uint64_t count;       // goes into the fingerprint; kNever where ranks may differ
+  uint32_t item_bytes;
+  uint32_t device;
+  double factor;
+  int64_t timeout_ns;   // from now
+  uint32_t nin, nout;
+  const Span* in;
+  const Span* out;
+  int (*interrupted)();  // run(): asked now and then by a thread that sleeps; not 0 gives up
+};
+
+struct MessageArgs {
+  uint32_t is_recv, dtype;
+  int32_t peer;         // -1: any source
+  uint32_t reserved;
+  int64_t tag;
+  Span data;
+  int64_t timeout_ns;
+};
+
+// What went wrong, in numbers; the caller makes the sentence.
+struct Failure {
+  int32_t status;
+  int32_t peer;         // the rank it is about, -1 if none
+  int32_t by;           // the rank that found out, -1: this one
+  int32_t cause;        // Status of the first failure, where status is kBroken
+  uint64_t call;        // number of the collective that this is the failure of; 0: a message
+  uint64_t seq;         // number of the collective that failed, first if kBroken
+  int64_t elapsed_ns;
+  uint64_t expected, actual;              // kMismatch of a message: bytes
+  uint32_t expected_dtype, actual_dtype;  // kMismatch of a message
+};
+
+// Where one rank stands, for error messages and traces.
+struct PeerState {
+  uint64_t arrived;     // seq of the last collective it entered
+  uint64_t in, red, out;
+  uint32_t state;       // RankState
+  uint32_t pid;
+  int32_t alive;
+  uint32_t reserved;
+  uint64_t fingerprint[8];  // the Fingerprint it published for the sequence asked for, or zeros
+};
+
+struct Handle;
+class Ticket;
+
+}  // namespace c10d_custom
+
+using c10d_handle = c10d_custom::Handle;
+using c10d_ticket = c10d_custom::Ticket;
+
+// Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
+// -errno. Bytes in *total.
+C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
+
+// Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure.
+// Returns nullptr with *error = errno on failure.
+C10D_API c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int* error);
+// Tells the peers and fails what is in flight; when it returns, every ticket is done.
+C10D_API void c10d_leave(c10d_handle*);
+// Leaves, joins the threads, unmaps. Calls on a closed handle return kAborted; free comes when nobody can make any. In a forked child both do nothing.
+C10D_API void c10d_close(c10d_handle*);
+C10D_API void c10d_free(c10d_handle*);
+C10D_API void c10d_abort(c10d_handle*);                 // fail everything, here and on the peers
+
+C10D_API uint64_t c10d_next_seq(c10d_handle*);           // of the next collective
+C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*, c10d_custom::Failure*);
+C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
+C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t dtype,
+                             uint32_t redop, uint32_t item_bytes, int64_t timeout_ns,
+                             int (*interrupted)(), c10d_custom::Failure*);
+C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
+
+C10D_API uint64_t c10d_ticket_seq(c10d_ticket*);
+C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
+C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending while under way
+C10D_API int c10d_wait(c10d_ticket*, int64_t timeout_ns, c10d_custom::Failure*);
+// Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
+// status: it is done already, and the token will not.
+C10D_API int c10d_watch(c10d_ticket*, uint64_t token);
+C10D_API void c10d_release(c10d_ticket*);               // the caller's reference; any time
+// Blocks until a watched ticket is done; kAborted once the group closes.
+C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);
+
+C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_custom::PeerState*);
+C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
+C10D_API int c10d_abi_version();

@@ -1,0 +1,168 @@
+#include "collective.h"
+
+#include <algorithm>
+
+namespace c10d_custom {
+
+Collective::Collective(Group& group, uint64_t s, const CallArgs& a, int64_t started, Failure* f)
+    : g(group), me(group.rank), n(group.n), seq(s), args(a),
+      deadline(deadline_after(started, a.timeout_ns)), started_(started), failure_(f) {}
+
+Status Collective::fail(Status st, int32_t peer) {
+  *failure_ = Failure{};
+  failure_->peer = peer;
+  failure_->by = -1;
+  failure_->call = failure_->seq = seq;
+  if (st == kBroken) g.poisoned(failure_);
+  else if (st == kInterrupted) g.poison(kAborted, int32_t(me), seq);
+  else if (st != kAborted && st != kUsage) g.poison(st, peer, seq);
+  failure_->status = st;
+  failure_->elapsed_ns = now_ns() - started_;
+  return status_ = st;
+}
+
+bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
+  const Status st = g.wait(s, need, worth, peer, deadline, args.interrupted);
+  return st == kOk || (fail(st, int32_t(peer)), false);
+}
+
+const double* Collective::factors() {
+  double* f = factors_;
+  if (n > 64) {
+    many_factors_ = std::make_unique<double[]>(n);
+    f = many_factors_.get();
+  }
+  for (uint32_t r = 0; r < n; ++r)
+    f[r] = r == me ? args.factor : g.ctl(r).fingerprint[seq & 1].factor;
+  return f;
+}
+
+uint64_t Collective::input_bytes() const {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < args.nin; ++i) sum += args.in[i].bytes;
+  return sum;
+}
+
+void Collective::announce() {
+  RankCtl& mine = g.ctl(me);
+  Fingerprint& f = mine.fingerprint[seq & 1];
+  f.seq = seq;
+  f.op = args.op;
+  f.redop = args.redop;
+  f.dtype = args.dtype;
+  f.root = args.root;
+  f.count = args.count;
+  f.device = args.device;
+  f.factor = args.factor;
+  if (uses_table()) {
+    uint64_t* t = g.table(me, seq);
+    for (uint32_t i = 0; i < n; ++i) {
+      t[i] = in_bytes(args.nin == 1 ? 0 : i);
+      t[n + i] = out_bytes(args.nout == 1 ? 0 : i);
+    }
+  }
+  g.advance(mine.arrive, seq);
+}
+
+bool Collective::differs(uint32_t peer) {
+  const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
+  if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype ||
+      a.root != b.root || a.count != b.count || a.device != b.device)
+    return true;
+  if (!uses_table()) return false;
+  const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
+  if (args.op == kReduceScatter)  // every rank must cut its input alike
+    return !std::equal(mine, mine + n, theirs);
+  return mine[peer] != theirs[n + me] || theirs[me] != mine[n + peer];
+}
+
+Status Collective::mismatch(uint32_t peer) {
+  g.poison(kMismatch, int32_t(peer), seq);
+  // The others' fingerprints belong into everyone's error message: give stragglers a moment.
+  const int64_t until = std::min(deadline, deadline_after(now_ns(), 900 * 1000 * 1000));
+  for (uint32_t r = 0; r < n; ++r)
+    while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until &&
+           g.alive(r) && !g.left(r))
+      usleep(500);
+  return fail(kMismatch, int32_t(peer));
+}
+
+bool Collective::agree() {
+  for (uint32_t r = 0; r < n; ++r) {
+    if (r == me) continue;
+    Status st = g.wait(g.ctl(r).arrive, seq, seq, r, deadline, args.interrupted);
+    if (st == kBroken) {
+      // If the reason is a disagreement over this very call, we have our own say in it.
+      Failure why{};
+      if (g.poisoned(&why) && why.cause == kMismatch && why.seq == seq && why.by >= 0 &&
+          uint32_t(why.by) < n && uint32_t(why.by) != me)
+        return mismatch(uint32_t(why.by)), false;
+    }
+    if (st != kOk) return fail(st, int32_t(r)), false;
+    if (differs(r)) return mismatch(r), false;
+  }
+  return true;
+}
+
+bool Collective::shape_ok() const {
+  auto root_only = [&](uint32_t want, uint32_t have) { return is_root() ? have == want : true; };
+  auto equal = [&](const Span* spans, uint64_t bytes) {
+    return std::all_of(spans, spans + n, [&](const Span& s) { return s.bytes == bytes; });
+  };
+  const bool rooted = args.op == kBroadcast || args.op == kReduce || args.op == kGather || args.op == kScatter;
+  if (rooted && (args.root < 0 || uint32_t(args.root) >= n)) return false;
+  if (args.item_bytes == 0 || args.item_bytes > 64 || 64 % args.item_bytes) return false;
+  switch (args.op) {
+    case kBarrier: return true;
+    case kBroadcast: return is_root() ? args.nin == 1 : args.nout == 1;
+    case kAllReduce: return args.nin == 1 && args.nout == 1 && in_bytes(0) == out_bytes(0) && kernel();
+    case kReduce:
+      return args.nin == 1 && root_only(1, args.nout) && (!is_root() || in_bytes(0) == out_bytes(0)) && kernel();
+    case kAllGather: return args.nin == 1 && args.nout == n && in_bytes(0) == out_bytes(me);
+    case kReduceScatter: return args.nin == n && args.nout == 1 && in_bytes(me) == out_bytes(0) && kernel();
+    case kAllToAll: return args.nin == n && args.nout == n && uses_table() && in_bytes(me) == out_bytes(me);
+    case kGather: return args.nin == 1 && root_only(n, args.nout) && (!is_root() || equal(args.out, in_bytes(0)));
+    case kScatter: return args.nout == 1 && root_only(n, args.nin) && (!is_root() || equal(args.in, out_bytes(0)));
+  }
+  return false;
+}
+
+Status Collective::run() {
+  Failure why{};
+  if (Status st = g.health(); st != kOk) {
+    const bool about_us = st == kBroken && g.poisoned(&why) && why.cause == kMismatch && why.seq == seq;
+    if (!about_us) return fail(st, -1);
+  }
+  // After a call that waited for nobody, a slower rank may still read the slots we are to write.
+  if (!g.last_call_waited)
+    for (uint32_t r = 0; r < n; ++r)
+      if (r != me && !wait(g.ctl(r).arrive, seq - 1, seq - 1, r)) return status_;
+  g.last_call_waited = args.op != kRejected;
+  if (args.op == kRejected) return announce(), kOk;
+  if (!shape_ok()) return fail(kUsage, -1);
+  if (n == 1) return run_alone(), kOk;
+  if (fits_small()) return run_small(), status_;
+  bool ok = false;
+  switch (args.op) {
+    case kAllReduce: case kReduce: ok = ring_all_reduce(*this); break;
+    case kBroadcast: case kAllGather: ok = ring_multicast(*this); break;
+    default: ok = ring_personal(*this); break;
+  }
+  return ok ? kOk : status_;
+}
+
+void Collective::run_alone() {
+  if (args.op == kBarrier || args.nin == 0 || args.nout == 0) return;
+  if (args.op == kAllReduce || args.op == kReduce || args.op == kReduceScatter) {
+    const void* src = in(0);
+    kernel()(out(0), &src, 1, in_bytes(0) / args.item_bytes, &args.factor);
+  } else if (in(0) != out(0)) {
+    memmove(out(0), in(0), in_bytes(0));
+  }
+}
+
+Status execute(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* f) {
+  return Collective(g, seq, a, started, f).run();
+}
+
+}  // namespace c10d_custom

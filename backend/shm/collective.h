@@ -1,0 +1,74 @@
+// One collective call on one rank: announce it, agree with the other ranks, move the data.
+//
+// Two ways to move data, chosen by size only, so that all ranks choose alike:
+//   small: the whole input fits this rank's small slot and travels with the announcement; once all
+//          ranks have announced, each reads what it needs. One synchronisation. (small.cpp)
+//   ring:  the input is cut into blocks that pass through the ranks' rings. (pipeline.h and the
+//          file of each operation)
+// Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find
+// out before any result is written.
+#pragma once
+#include <cstring>
+
+#include "group.h"
+#include "reduce.h"
+
+namespace c10d_custom {
+
+class Collective {
+ public:
+  Collective(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* failure);
+
+  Status run();
+
+  Group& g;
+  const uint32_t me, n;
+  const uint64_t seq;
+  const CallArgs& args;
+  const int64_t deadline;
+
+  // Waits for a peer's signal; on failure records it, tells the group, and returns false.
+  bool wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer);
+
+  // Publishes fingerprint and table, and the input where it is small.
+  void announce();
+  // Waits for all announcements and compares them.
+  bool agree();
+
+  char* in(uint32_t i) const { return static_cast<char*>(args.in[i].data); }
+  char* out(uint32_t i) const { return static_cast<char*>(args.out[i].data); }
+  uint64_t in_bytes(uint32_t i) const { return args.in[i].bytes; }
+  uint64_t out_bytes(uint32_t i) const { return args.out[i].bytes; }
+  bool is_root() const { return int32_t(me) == args.root; }
+  // The input, all parts of it, into this rank's small slot.
+  void stage_small();
+  bool collect_small_all_to_all();
+  uint64_t input_bytes() const;
+  // The ranks' PREMUL_SUM factors, in rank order.
+  const double* factors();
+  ReduceFn kernel() const { return reduce_kernel(args.dtype, args.redop); }
+
+ private:
+  Status fail(Status, int32_t peer);
+  bool shape_ok() const;
+  bool uses_table() const { return args.count == kNever; }
+  bool differs(uint32_t peer);
+  Status mismatch(uint32_t peer);
+  bool fits_small();
+  void run_alone();
+  void run_small();
+
+  const int64_t started_;
+  Failure* const failure_;
+  Status status_ = kOk;
+  double factors_[64];
+  std::unique_ptr<double[]> many_factors_;
+};
+
+// The ring form of each operation. On entry nothing is agreed: they announce, fill what they can,
+// agree, and then go on, so that the first blocks are copied while the slowest rank arrives.
+bool ring_all_reduce(Collective&);       // all_reduce.cpp; also reduce
+bool ring_multicast(Collective&);        // multicast.cpp: broadcast, all_gather
+bool ring_personal(Collective&);         // personal.cpp: scatter, gather, all_to_all, reduce_scatter
+
+}  // namespace c10d_custom

@@ -1,0 +1,203 @@
+#include "group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "p2p.h"
+#include "queue.h"
+
+namespace c10d_custom {
+namespace {
+
+// The liveness lock of a rank: byte `rank` of the memfd, write-locked by its process. The kernel
+// drops it when the process is gone and never gives it to a forked child, so neither a recycled
+// pid, nor a zombie, nor a data-loader worker that outlives its parent can pass for the rank.
+struct flock byte_lock(uint32_t rank) {
+  struct flock l {};
+  l.l_type = F_WRLCK;
+  l.l_whence = SEEK_SET;
+  l.l_start = rank;
+  l.l_len = 1;
+  return l;
+}
+
+uint64_t pid_namespace() {
+  struct stat s;
+  return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+}
+
+bool sane(const Geometry& g) {
+  return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
+         g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
+         g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 &&
+         g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536;
+}
+
+}  // namespace
+
+unsigned g_fork_generation = 0;
+static const int fork_watch = pthread_atfork(nullptr, nullptr, [] { ++g_fork_generation; });
+
+int create_segment(const Geometry& g, uint64_t* total) {
+  if (!sane(g)) return -EINVAL;
+  const Layout layout(g);
+  int fd = int(syscall(SYS_memfd_create, "c10d_custom", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd < 0) return -errno;
+  auto fail = [&] { int e = errno; ::close(fd); return -e; };
+  if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
+  // No rank can shrink it under the others' feet (SIGBUS).
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
+  void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (p == MAP_FAILED) return fail();
+  auto* h = static_cast<SegmentHeader*>(p);
+  h->magic = kMagic;
+  h->bytes = layout.total;
+  h->geometry = g;
+  munmap(p, 4096);
+  *total = layout.total;
+  return fd;
+}
+
+Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int* error) {
+  auto fail = [&](int e) { ::close(fd); *error = e; return nullptr; };
+  struct stat st;
+  if (fstat(fd, &st)) return fail(errno);
+  if (st.st_size < 4096) return fail(EPROTO);
+  void* first = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  if (first == MAP_FAILED) return fail(errno);
+  const SegmentHeader h = {static_cast<SegmentHeader*>(first)->magic,
+                           static_cast<SegmentHeader*>(first)->bytes,
+                           static_cast<SegmentHeader*>(first)->geometry, {}};
+  munmap(first, 4096);
+  if (h.magic != kMagic || !sane(h.geometry) || rank >= h.geometry.ranks ||
+      Layout(h.geometry).total != uint64_t(st.st_size))
+    return fail(EPROTO);
+  struct flock l = byte_lock(rank);
+  if (fcntl(fd, F_SETLK, &l)) return fail(errno);
+  void* base = mmap(nullptr, size_t(st.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return fail(errno);
+  madvise(base, size_t(st.st_size), MADV_DONTDUMP);
+  return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns);
+}
+
+Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin)
+    : rank(rank_), n(g.ranks), geometry(g), layout(g), spin_ns(spin), fd_(fd), base_(base) {
+  RankCtl& me = ctl(rank);
+  for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out}) s->wake_at.store(kNever);
+  me.pid = pid_ = uint32_t(getpid());
+  me.pid_namespace = pid_namespace_ = pid_namespace();
+  me.state.store(kJoined, std::memory_order_release);
+  queue_ = std::make_unique<CollectiveQueue>(*this);
+  messenger_ = std::make_shared<Messenger>(*this);
+}
+
+Group::~Group() {
+  leave();
+  messenger_->shutdown();
+  queue_.reset();
+  munmap(base_, layout.total);
+  ::close(fd_);  // drops the liveness lock
+}
+
+void Group::advance(Signal& mine, uint64_t value) {
+  // Pairs with wait(): either the sleeper sees the value, or we see its wake_at.
+  mine.value.store(value, std::memory_order_seq_cst);
+  if (mine.wake_at.load(std::memory_order_seq_cst) <= value) {
+    mine.wake_at.store(kNever, std::memory_order_seq_cst);
+    futex_wake_all(futex_word(mine.value));
+  }
+}
+
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline,
+                   int (*interrupted)()) {
+  if (s.value.load(std::memory_order_acquire) >= need) return kOk;
+  if (spin_ns > 0) {
+    const int64_t until = std::min(now_ns() + spin_ns, deadline);
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (s.value.load(std::memory_order_acquire) >= need) return kOk;
+        cpu_relax();
+      }
+    } while (now_ns() < until);
+  }
+  int64_t next_poll = interrupted ? now_ns() + kPollInterrupt : INT64_MAX;
+  for (;;) {
+    uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
+    while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
+    }
+    const uint64_t seen = s.value.load(std::memory_order_seq_cst);
+    if (seen >= need) return kOk;
+    const int64_t left_ns = deadline - now_ns();
+    if (left_ns <= 0) return kTimeout;
+    futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, kSlice));
+    if (s.value.load(std::memory_order_acquire) >= need) return kOk;
+    if (Status st = health(); st != kOk) return st;
+    if (now_ns() >= next_poll) {
+      if (interrupted()) return kInterrupted;
+      next_poll = now_ns() + kPollInterrupt;
+    }
+    if (!alive(peer) || left(peer)) {
+      // It may have done its part and then gone.
+      return s.value.load(std::memory_order_acquire) >= need ? kOk : kPeerLost;
+    }
+  }
+}
+
+Status Group::health() const {
+  if (aborted()) return kAborted;
+  return header().poison.state.load(std::memory_order_acquire) ? kBroken : kOk;
+}
+
+bool Group::alive(uint32_t peer) const {
+  auto& c = const_cast<Group*>(this)->ctl(peer);
+  if (c.state.load(std::memory_order_acquire) == kAbsent) return true;  // not here yet
+  if (c.pid == pid_ && c.pid_namespace == pid_namespace_) return true;     // our own process
+  struct flock l = byte_lock(peer);
+  if (fcntl(fd_, F_GETLK, &l)) return true;
+  return l.l_type != F_UNLCK;
+}
+
+void Group::poison(Status kind, int32_t peer, uint64_t seq) {
+  Poison& p = header().poison;
+  uint32_t free = 0;
+  if (!p.state.compare_exchange_strong(free, 1)) return;
+  p.kind = kind;
+  p.by = int32_t(rank);
+  p.peer = peer;
+  p.seq = seq;
+  p.state.store(2, std::memory_order_release);
+}
+
+bool Group::poisoned(Failure* why) const {
+  const Poison& p = header().poison;
+  if (!p.state.load(std::memory_order_acquire)) return false;
+  // A rank that dies between 1 and 2 leaves no reason behind.
+  for (int i = 0; i < 1000 && p.state.load(std::memory_order_acquire) != 2; ++i) sched_yield();
+  const bool valid = p.state.load(std::memory_order_acquire) == 2;
+  why->cause = valid ? int32_t(p.kind) : kPeerLost;
+  why->by = valid ? p.by : -1;
+  why->peer = valid ? p.peer : -1;
+  why->seq = valid ? p.seq : 0;
+  return true;
+}
+
+Ticket* Group::post(const MessageArgs& a) { return messenger_->post(a, messenger_); }
+
+void Group::leave() {
+  aborted_.store(true, std::memory_order_release);
+  ctl(rank).state.store(kLeft, std::memory_order_release);
+  messenger_->interrupt();
+  queue_->drain();
+}
+
+void Group::abort() {
+  poison(kAborted, int32_t(rank), 0);
+  aborted_.store(true, std::memory_order_release);
+  messenger_->interrupt();
+}
+
+}  // namespace c10d_custom

@@ -1,0 +1,102 @@
+// One rank's view of a group: the mapped segment, who is alive, how to wait for a peer.
+//
+// Layers above: collective.cpp (one call at a time), p2p.h (messages), queue.h (order and threads).
+#pragma once
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "api.h"
+#include "os.h"
+#include "layout.h"
+
+namespace c10d_custom {
+
+// Grows in a forked child, which must keep its hands off the parent's groups.
+extern unsigned g_fork_generation;
+
+class CollectiveQueue;
+class Messenger;
+
+class Group {
+ public:
+  // Takes fd. On failure returns nullptr and *error = errno.
+  static Group* open(int fd, uint32_t rank, int64_t spin_ns, int* error);
+  ~Group();
+
+  const uint32_t rank, n;
+  const Geometry geometry;
+  const Layout layout;
+
+  RankCtl& ctl(uint32_t r) { return *reinterpret_cast<RankCtl*>(base_ + layout.ctl + r * sizeof(RankCtl)); }
+  // The table of call `seq`: n byte counts sent, then n byte counts expected.
+  uint64_t* table(uint32_t r, uint64_t seq) {
+    return reinterpret_cast<uint64_t*>(base_ + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
+  }
+  char* small(uint32_t r, uint64_t seq) {
+    return base_ + layout.small + (2 * r + (seq & 1)) * layout.small_bytes;
+  }
+  char* block(uint32_t r, uint64_t k) {
+    return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
+  }
+  PairCtl& pair(uint32_t src, uint32_t dst) {
+    return *reinterpret_cast<PairCtl*>(base_ + layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes);
+  }
+  CellHeader* cell(uint32_t src, uint32_t dst, uint64_t index) {
+    char* p = reinterpret_cast<char*>(&pair(src, dst)) + sizeof(PairCtl);
+    return reinterpret_cast<CellHeader*>(p + (index % geometry.cells) * layout.cell_stride);
+  }
+
+  // Publishes a new value of one of this rank's own signals and wakes who waits for it.
+  void advance(Signal& mine, uint64_t value);
+
+  // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
+  // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
+  // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline,
+              int (*interrupted)());
+
+  // What a sleeper looks at every kSlice: poison, this rank's own abort. kOk if none.
+  Status health() const;
+  // False once the peer's process is gone, whatever became of its pid.
+  bool alive(uint32_t peer) const;
+  bool left(uint32_t peer) { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
+
+  // The first failure of the group, told to all. Later ones are not recorded.
+  void poison(Status kind, int32_t peer, uint64_t seq);
+  bool poisoned(Failure* why) const;
+
+  void leave();
+  void abort();
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+
+  CollectiveQueue& queue() { return *queue_; }
+  Ticket* post(const MessageArgs&);
+
+  uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
+  const int64_t spin_ns;
+  bool last_call_waited = true;  // false after kRejected, which waits for nobody
+
+ private:
+  Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns);
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+
+  const int fd_;
+  char* const base_;
+  uint32_t pid_ = 0;
+  uint64_t pid_namespace_ = 0;
+  std::atomic<bool> aborted_{false};
+  std::unique_ptr<CollectiveQueue> queue_;
+  std::shared_ptr<Messenger> messenger_;
+};
+
+constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
+constexpr int64_t kSlice = 10 * 1000 * 1000;  // ns between two looks at the peers' health
+
+// Returns a descriptor, or -errno; bytes in *total.
+int create_segment(const Geometry&, uint64_t* total);
+
+// Runs one collective to its end in the calling thread. Calls of one group must not overlap.
+Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*);
+
+}  // namespace c10d_custom

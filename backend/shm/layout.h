@@ -1,0 +1,111 @@
+// The shared segment: one memfd per group, mapped by every rank of the group on this host.
+//
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | pairs[n][n]
+//
+// Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
+// trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
+// which each rank copies out of the header once, after checking it against the segment's length.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace c10d_custom {
+
+constexpr uint64_t kMagic = 0x63313064'63757331ull;  // bumped whenever the layout changes
+constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
+
+// What every rank must agree on about sizes; rank 0 chooses, the others read.
+struct Geometry {
+  uint32_t ranks;
+  uint32_t window;        // blocks in a ring
+  uint32_t block_bytes;   // one block of a ring
+  uint32_t small_bytes;   // one small slot: whole messages up to this size need one synchronisation
+  uint32_t cell_bytes;    // payload of one point-to-point cell
+  uint32_t cells;         // cells in one ordered pair's ring
+};
+
+// A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
+// smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps).
+constexpr uint64_t kNever = ~0ull;
+struct alignas(kLine) Signal {
+  std::atomic<uint64_t> value;
+  std::atomic<uint64_t> wake_at;  // written by all
+};
+
+// Rung by anyone who changed something this rank's point-to-point engine may be asleep for.
+struct alignas(kLine) Bell {
+  std::atomic<uint32_t> rings;     // written by all
+  std::atomic<uint32_t> sleeping;  // written by the owner
+};
+
+// What one rank says it is calling: the fingerprint of a collective.
+struct alignas(64) Fingerprint {
+  uint64_t seq;    // of the group's collectives, from 1
+  uint32_t op;
+  uint32_t redop;
+  uint32_t dtype;
+  int32_t root;    // -1 where the operation has none
+  uint64_t count;  // elements, as the operation counts them; kNever where ranks may differ
+  uint32_t device;
+  uint32_t reserved;
+  double factor;   // PREMUL_SUM: this rank's; not compared
+};
+static_assert(sizeof(Fingerprint) == 64, "one cache line");
+
+enum RankState : uint32_t { kAbsent = 0, kJoined = 1, kLeft = 2 };
+
+struct alignas(kLine) RankCtl {
+  // Two fingerprints: while this rank writes the one of call s+1, slower ranks may still read the
+  // one of call s. It cannot reach s+2 before all have entered s+1, hence are done with s.
+  Fingerprint fingerprint[2];
+  Signal arrive;  // seq of the last collective entered
+  Signal in;      // blocks copied into this rank's ring, over the life of the group
+  Signal red;     // blocks of which this rank has reduced its part
+  Signal out;     // blocks this rank no longer reads, in any ring
+  Bell bell;
+  alignas(kLine) std::atomic<uint32_t> state;  // RankState
+  uint32_t pid;
+  uint64_t pid_namespace;  // pids compare only within one
+};
+
+// Why the group is of no more use; the first rank that finds out writes it, once.
+struct alignas(kLine) Poison {
+  std::atomic<uint32_t> state;  // 0 free, 1 being written, 2 valid
+  uint32_t kind;                // Status
+  int32_t by;
+  int32_t peer;                 // the rank it is about, -1 if none
+  uint64_t seq;
+};
+
+struct SegmentHeader {
+  uint64_t magic;
+  uint64_t bytes;
+  Geometry geometry;
+  Poison poison;
+};
+
+// A cell of the ring of one ordered pair of ranks; see p2p.h for what the kinds mean.
+struct alignas(64) CellHeader {
+  uint32_t kind;
+  uint32_t dtype;
+  int64_t tag;
+  uint64_t message;  // the sender's number for the message this is about
+  uint64_t bytes;    // of the whole message (kEager, kRequest), of this cell's payload (kData)
+};
+
+struct PairCtl {
+  alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender
+  alignas(kLine) std::atomic<uint64_t> head;  // cells read; written by the receiver
+};
+
+inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Byte offsets of every part, derived from the geometry alone.
+struct Layout {
+  explicit Layout(const Geometry& g);
+  size_t ctl, tables, small, rings, pairs, total;
+  size_t table_bytes, small_bytes, ring_bytes, pair_bytes, cell_stride;
+};
+
+}  // namespace c10d_custom

@@ -1,0 +1,63 @@
+// The system calls we live on: time, futexes shared between processes, threads.
+#pragma once
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <thread>
+
+namespace c10d_custom {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// `from` + `delta` without overflow: a huge time-out means never.
+inline int64_t deadline_after(int64_t from, int64_t delta) {
+  return delta > INT64_MAX - from ? INT64_MAX : from + delta;
+}
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Sleeps while *word == expected, for at most ns. Spurious returns are normal.
+inline void futex_wait(const void* word, uint32_t expected, int64_t ns) {
+  timespec t{time_t(ns / 1000000000), long(ns % 1000000000)};
+  syscall(SYS_futex, word, FUTEX_WAIT, expected, &t, nullptr, 0);
+}
+
+inline void futex_wake_all(const void* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// The half of a 64-bit counter that the kernel compares.
+inline const void* futex_word(const std::atomic<uint64_t>& value) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half is taken to come first");
+  return &value;
+}
+
+// A thread that takes no signals: they belong to the application's own threads.
+template <class F>
+std::thread start_thread(F f) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread t(f);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return t;
+}
+
+}  // namespace c10d_custom

@@ -1,0 +1,396 @@
+#include "p2p.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace c10d_custom {
+namespace {
+
+// Short enough to copy twice rather than to ask first.
+constexpr uint64_t kEagerLimit = 16 << 10;
+// How long the helper leaves a new request to its issuer, who will most likely wait for it.
+constexpr auto kHelperTick = std::chrono::microseconds(500);
+constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before it sleeps for good
+
+}  // namespace
+
+Messenger::Messenger(Group& g) : g_(g), links_(g.n) {}
+Messenger::~Messenger() { shutdown(); }
+
+void Messenger::shutdown() {
+  std::unique_lock<std::mutex> hold(mutex_);
+  if (!closing_) fail_all(kAborted);
+  closing_ = true;
+  helper_cv_.notify_all();
+  changed_.notify_all();
+  changed_.wait(hold, [&] { return threads_inside_ == 0; });
+  std::thread helper = std::move(helper_);
+  hold.unlock();
+  if (helper.joinable()) helper.join();
+}
+
+void Messenger::interrupt() {
+  std::lock_guard<std::mutex> hold(mutex_);
+  fail_all(kAborted);
+}
+
+Ticket* Messenger::post(const MessageArgs& a, const std::shared_ptr<Messenger>& self) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  const int64_t now = now_ns();
+  auto* t = new Ticket(now);
+  t->messenger = self;
+  auto* r = new Request{t, a, next_id_++, deadline_after(now, a.timeout_ns)};
+  live_.push_back(r);
+  last_post_ = now;
+  if (closing_ || g_.health() != kOk) {
+    finish(r, g_.health() == kBroken ? kBroken : kAborted, -1);
+    return t;
+  }
+  if (a.is_recv) {
+    if (!match_unexpected(r)) posted_.push_back(r);
+  } else {
+    const uint32_t dst = uint32_t(a.peer);
+    const bool eager = a.data.bytes <= std::min<uint64_t>(kEagerLimit, g_.geometry.cell_bytes);
+    CellHeader h{eager ? kEager : kRequest, a.dtype, a.tag, r->id, a.data.bytes};
+    if (!eager) links_[dst].offered[r->id] = r;
+    links_[dst].outbox.push_back({h, eager ? r : nullptr});
+  }
+  progress();
+  if (!live_.empty()) {
+    if (!helper_.joinable()) helper_ = start_thread([this] { help(); });
+    else if (helper_idle_) helper_cv_.notify_all();
+  }
+  return t;
+}
+
+Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
+  if (t->state() != kPending) return t->state();
+  const int64_t until = deadline_after(now_ns(), timeout_ns);
+  std::unique_lock<std::mutex> hold(mutex_);
+  ++threads_inside_;
+  ++waiters_;
+  while (t->state() == kPending && !closing_) {
+    const int64_t now = now_ns();
+    if (now >= until) break;
+    if (driving_) {
+      // The driver may be the helper, asleep: it gives up its seat once it sees a waiter.
+      ring_bell(g_.rank);
+      changed_.wait_for(hold, std::chrono::nanoseconds(std::min(until - now, kSlice)));
+      continue;
+    }
+    driving_ = true;
+    while (t->state() == kPending && !closing_ && now_ns() < until) step(hold, until);
+    driving_ = false;
+  }
+  --waiters_;
+  --threads_inside_;
+  changed_.notify_all();
+  return t->state();
+}
+
+void Messenger::help() {
+  std::unique_lock<std::mutex> hold(mutex_);
+  while (!closing_) {
+    if (live_.empty() && now_ns() - last_post_ > kHelperLinger) {
+      helper_idle_ = true;
+      helper_cv_.wait(hold, [&] { return closing_ || !live_.empty(); });
+      helper_idle_ = false;
+      continue;
+    }
+    helper_cv_.wait_for(hold, kHelperTick);
+    if (driving_ || live_.empty()) continue;
+    driving_ = true;
+    while (!live_.empty() && !closing_ && waiters_ == 0) step(hold, INT64_MAX);
+    driving_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
+  if (progress()) return;
+  const int64_t spin_until = now_ns() + g_.spin_ns;
+  for (int i = 0; now_ns() < spin_until; ++i) {
+    hold.unlock();
+    for (int j = 0; j < 8; ++j) cpu_relax();
+    hold.lock();
+    if (progress()) return;
+  }
+  Bell& bell = g_.ctl(g_.rank).bell;
+  bell.sleeping.store(1, std::memory_order_seq_cst);
+  const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
+  if (!progress() && !live_.empty()) {
+    const int64_t ns = std::min(until - now_ns(), kSlice);
+    hold.unlock();
+    if (ns > 0) futex_wait(&bell.rings, rings, ns);
+    hold.lock();
+  }
+  bell.sleeping.store(0, std::memory_order_relaxed);
+  if (now_ns() - last_check_ >= kSlice) check_faults();
+}
+
+void Messenger::ring_bell(uint32_t peer) {
+  Bell& bell = g_.ctl(peer).bell;
+  if (!bell.sleeping.load(std::memory_order_seq_cst)) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&bell.rings);
+}
+
+bool Messenger::progress() {
+  bool moved = false;
+  for (uint32_t r = 0; r < g_.n; ++r) moved |= drain(r);
+  for (uint32_t r = 0; r < g_.n; ++r) moved |= flush(r);
+  return moved;
+}
+
+bool Messenger::drain(uint32_t src) {
+  PairCtl& p = g_.pair(src, g_.rank);
+  uint64_t head = p.head.load(std::memory_order_relaxed);
+  uint64_t tail = p.tail.load(std::memory_order_seq_cst);
+  if (head == tail) return false;
+  const uint64_t last = head + std::min<uint64_t>(tail - head, g_.geometry.cells);
+  for (; head != last; ++head) {
+    const CellHeader* shared = g_.cell(src, g_.rank, head);
+    CellHeader h = *shared;  // judged and used as one copy, whatever the peer writes meanwhile
+    const bool carries = h.kind == kEager || h.kind == kData;
+    if (!carries || h.bytes <= g_.geometry.cell_bytes)
+      handle(src, h, reinterpret_cast<const char*>(shared + 1));
+    p.head.store(head + 1, std::memory_order_seq_cst);
+  }
+  ring_bell(src);
+  return true;
+}
+
+bool Messenger::push(uint32_t dst, const CellHeader& h, const char* payload, uint64_t bytes) {
+  PairCtl& p = g_.pair(g_.rank, dst);
+  const uint64_t tail = p.tail.load(std::memory_order_relaxed);
+  if (tail - p.head.load(std::memory_order_seq_cst) >= g_.geometry.cells) return false;
+  CellHeader* cell = g_.cell(g_.rank, dst, tail);
+  *cell = h;
+  if (bytes) memcpy(cell + 1, payload, bytes);
+  p.tail.store(tail + 1, std::memory_order_seq_cst);
+  return true;
+}
+
+bool Messenger::flush(uint32_t dst) {
+  Link& link = links_[dst];
+  bool moved = false;
+  while (!link.outbox.empty()) {
+    Outgoing& o = link.outbox.front();
+    if (!push(dst, o.header, o.request ? o.request->data() : nullptr,
+              o.request ? o.header.bytes : 0))
+      break;
+    moved = true;
+    Request* done = o.request;
+    link.outbox.pop_front();
+    if (done) finish(done, kOk, int32_t(dst));
+  }
+  // A few cells, then the bell, so that the peer copies out while we copy in.
+  for (unsigned burst = 0; !link.streams.empty(); ++burst) {
+    Request* r = link.streams.front();
+    const uint64_t size = std::min<uint64_t>(r->args.data.bytes - r->moved, g_.geometry.cell_bytes);
+    if (!push(dst, CellHeader{kData, r->args.dtype, r->args.tag, r->id, size}, r->data() + r->moved, size))
+      break;
+    moved = true;
+    r->moved += size;
+    if (r->moved == r->args.data.bytes) {
+      link.streams.pop_front();
+      finish(r, kOk, int32_t(dst));
+    }
+    if (burst % 4 == 3) ring_bell(dst);
+  }
+  if (moved) ring_bell(dst);
+  return moved;
+}
+
+void Messenger::send_control(uint32_t dst, uint32_t kind, uint64_t message, const Request* about) {
+  // Before what waits there: it answers something older.
+  links_[dst].outbox.push_front({CellHeader{kind, about ? about->args.dtype : 0, 0, message,
+                                            about ? about->args.data.bytes : 0}, nullptr});
+}
+
+void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {
+  Link& link = links_[src];
+  switch (h.kind) {
+    case kEager: case kRequest: {
+      if (match_posted(src, h, payload)) return;
+      Envelope e{arrivals_++, h, {}};
+      if (h.kind == kEager) e.payload.assign(payload, payload + h.bytes);
+      link.unexpected.push_back(std::move(e));
+      return;
+    }
+    case kData: {
+      auto it = link.incoming.find(h.message);
+      if (it == link.incoming.end()) return;  // given up meanwhile
+      Request* r = it->second;
+      if (h.bytes > r->args.data.bytes - r->moved) return;
+      memcpy(r->data() + r->moved, payload, h.bytes);
+      r->moved += h.bytes;
+      if (r->moved == r->args.data.bytes) {
+        link.incoming.erase(it);
+        r->ticket->source = int32_t(src);
+        finish(r, kOk, int32_t(src));
+      }
+      return;
+    }
+    case kGrant: {
+      auto it = link.offered.find(h.message);
+      if (it == link.offered.end()) return;
+      link.streams.push_back(it->second);
+      link.offered.erase(it);
+      return;
+    }
+    case kRefuse: {
+      auto it = link.offered.find(h.message);
+      if (it == link.offered.end()) return;
+      Request* r = it->second;
+      link.offered.erase(it);
+      mismatch(r, src, h.bytes, h.dtype);
+      return;
+    }
+    case kCancel: {
+      link.unexpected.remove_if([&](const Envelope& e) { return e.header.kind == kRequest && e.header.message == h.message; });
+      auto it = link.incoming.find(h.message);
+      if (it == link.incoming.end()) return;
+      Request* r = it->second;
+      link.incoming.erase(it);
+      finish(r, kTimeout, int32_t(src));
+      return;
+    }
+    default: return;  // a cell this version does not know carries nothing for us
+  }
+}
+
+bool Messenger::match_posted(uint32_t src, const CellHeader& h, const char* payload) {
+  for (auto it = posted_.begin(); it != posted_.end(); ++it) {
+    Request* r = *it;
+    if (r->args.tag != h.tag || (r->args.peer >= 0 && uint32_t(r->args.peer) != src)) continue;
+    posted_.erase(it);
+    deliver(src, h, payload, r);
+    return true;
+  }
+  return false;
+}
+
+bool Messenger::match_unexpected(Request* r) {
+  Link* from = nullptr;
+  std::list<Envelope>::iterator best;
+  for (uint32_t src = 0; src < g_.n; ++src) {
+    if (r->args.peer >= 0 && uint32_t(r->args.peer) != src) continue;
+    auto& list = links_[src].unexpected;
+    auto it = std::find_if(list.begin(), list.end(), [&](const Envelope& e) { return e.header.tag == r->args.tag; });
+    if (it != list.end() && (!from || it->arrival < best->arrival)) from = &links_[src], best = it;
+  }
+  if (!from) return false;
+  Envelope e = std::move(*best);
+  from->unexpected.erase(best);
+  deliver(uint32_t(from - links_.data()), e.header, e.payload.data(), r);
+  return true;
+}
+
+void Messenger::deliver(uint32_t src, const CellHeader& h, const char* payload, Request* r) {
+  if (h.bytes != r->args.data.bytes || h.dtype != r->args.dtype) {
+    if (h.kind == kRequest) send_control(src, kRefuse, h.message, r);
+    mismatch(r, src, h.bytes, h.dtype);
+    return;
+  }
+  if (h.kind == kRequest) {
+    links_[src].incoming[h.message] = r;
+    send_control(src, kGrant, h.message);
+    return;
+  }
+  if (h.bytes) memcpy(r->data(), payload, h.bytes);
+  r->ticket->source = int32_t(src);
+  finish(r, kOk, int32_t(src));
+}
+
+void Messenger::mismatch(Request* r, uint32_t src, uint64_t bytes, uint32_t dtype) {
+  Failure f{};
+  f.expected = r->args.data.bytes;
+  f.expected_dtype = r->args.dtype;
+  f.actual = bytes;
+  f.actual_dtype = dtype;
+  finish(r, kMismatch, int32_t(src), &f);
+}
+
+void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detail) {
+  Failure f = detail ? *detail : Failure{};
+  f.peer = peer;
+  f.by = -1;
+  if (st == kBroken) g_.poisoned(&f);
+  f.status = st;
+  f.elapsed_ns = now_ns() - r->ticket->started;
+  Ticket* t = r->ticket;
+  live_.erase(std::find(live_.begin(), live_.end(), r));
+  delete r;
+  t->finish(st, f, g_.queue().completed);
+  t->drop();
+  if (waiters_ > 1 || (waiters_ && !driving_)) changed_.notify_all();
+}
+
+// Takes a request out of wherever it stands. False: nothing of it is known to the peer.
+bool Messenger::forget(Request* r) {
+  posted_.remove(r);
+  bool announced = false;
+  for (uint32_t p = 0; p < g_.n; ++p) {
+    Link& link = links_[p];
+    bool unsent = false;
+    for (auto it = link.outbox.begin(); it != link.outbox.end();) {
+      const bool its = it->request == r || (it->header.kind == kRequest && it->header.message == r->id);
+      unsent |= its;
+      it = its ? link.outbox.erase(it) : std::next(it);
+    }
+    for (auto it = link.incoming.begin(); it != link.incoming.end();)
+      it = it->second == r ? link.incoming.erase(it) : std::next(it);
+    announced |= link.offered.erase(r->id) > 0 && !unsent;
+    auto s = std::find(link.streams.begin(), link.streams.end(), r);
+    if (s != link.streams.end()) link.streams.erase(s), announced = true;
+  }
+  return announced;
+}
+
+bool Messenger::lost(const Request& r, int32_t* who) {
+  auto gone = [&](uint32_t p) {
+    return p != g_.rank && (g_.left(p) || !g_.alive(p)) &&
+           g_.pair(p, g_.rank).tail.load(std::memory_order_acquire) ==
+               g_.pair(p, g_.rank).head.load(std::memory_order_relaxed);
+  };
+  if (r.args.peer >= 0) return gone(uint32_t(*who = r.args.peer));
+  // Any source: somebody may still send, unless the message under way came from the one that died.
+  for (uint32_t p = 0; p < g_.n; ++p) {
+    if (p == g_.rank) continue;
+    const bool from_here = std::any_of(links_[p].incoming.begin(), links_[p].incoming.end(),
+                                       [&](const auto& e) { return e.second == &r; });
+    if (from_here) return gone(uint32_t(*who = int32_t(p)));
+  }
+  for (uint32_t p = 0; p < g_.n; ++p)
+    if (p != g_.rank && !gone(p)) return false;
+  *who = -1;
+  return g_.n > 1;
+}
+
+void Messenger::check_faults() {
+  const int64_t now = last_check_ = now_ns();
+  if (const Status st = g_.health(); st != kOk) return fail_all(st);
+  const std::vector<Request*> live = live_;
+  for (Request* r : live) {
+    int32_t who = r->args.peer;
+    const Status st = now >= r->deadline ? kTimeout : lost(*r, &who) ? kPeerLost : kOk;
+    if (st == kOk) continue;
+    const uint64_t id = r->id;
+    const bool send = !r->args.is_recv;
+    if (forget(r) && send) send_control(uint32_t(r->args.peer), kCancel, id);
+    finish(r, st, who);
+  }
+  progress();
+}
+
+void Messenger::fail_all(Status st) {
+  const std::vector<Request*> live = live_;
+  for (Request* r : live) {
+    forget(r);
+    finish(r, st, -1);
+  }
+}
+
+}  // namespace c10d_custom

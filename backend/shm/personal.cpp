@@ -1,0 +1,88 @@
+// Operations in which a rank has different bytes for each rank: scatter, gather, all_to_all (also
+// with uneven splits), reduce_scatter (also uneven).
+//
+// A block of a ring is cut into lanes, one for each rank it may carry bytes for; block k holds the
+// k-th chunk of each of the writer's messages.
+#include "pipeline.h"
+
+namespace c10d_custom {
+
+bool ring_personal(Collective& c) {
+  Group& g = c.g;
+  const uint32_t n = c.n, me = c.me, op = c.args.op;
+  const bool reduces = op == kReduceScatter, to_root = op == kGather, from_root = op == kScatter;
+  const bool fills = !from_root || c.is_root(), drains = !to_root || c.is_root();
+  const uint32_t lanes = to_root ? 1 : n - 1;
+  const uint64_t chunk = g.geometry.block_bytes / lanes / 64 * 64;
+  auto lane = [&](uint32_t writer, uint32_t reader) {
+    return to_root ? 0 : reader - (reader > writer);  // nobody writes to itself
+  };
+  // Bytes that rank `to` gets from this rank, and this rank from `from`.
+  auto sent = [&](uint32_t to) {
+    return to_root ? (int32_t(to) == c.args.root ? c.in_bytes(0) : 0) : c.in_bytes(to);
+  };
+  auto got = [&](uint32_t from) {
+    return from_root ? (int32_t(from) == c.args.root ? c.out_bytes(0) : 0)
+                     : c.out_bytes(reduces ? 0 : from);
+  };
+
+  // All ranks must count the same blocks: from arguments that must agree, or for all_to_all from
+  // everyone's table, once announced.
+  uint64_t longest = 0;
+  const bool announced = op == kAllToAll;
+  if (announced) {
+    uint64_t most = 0;
+    if (c.input_bytes() <= g.geometry.small_bytes) c.stage_small();
+    c.announce();
+    if (!c.agree()) return false;
+    for (uint32_t r = 0; r < n; ++r) {
+      uint64_t sum = 0;
+      for (uint32_t i = 0; i < n; ++i) {
+        const uint64_t size = g.table(r, c.seq)[i];
+        sum += size;
+        if (i != r) longest = std::max(longest, size);
+      }
+      most = std::max(most, sum);
+    }
+    if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
+  } else {
+    if (fills) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
+    if (drains) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
+  }
+  const uint64_t blocks = (longest + chunk - 1) / chunk;
+  auto piece = [&](uint64_t size, uint64_t k) {
+    return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk);
+  };
+
+  // What a rank keeps for itself (reduce_scatter reads its own input where it lies).
+  if (!reduces && fills && drains) {
+    const uint64_t size = c.in_bytes(to_root ? 0 : me);
+    if (size) memmove(c.out(from_root ? 0 : me), c.in(to_root ? 0 : me), size);
+  }
+  const ReduceFn kernel = reduces ? c.kernel() : nullptr;
+  std::vector<const void*> src(n);
+  auto fill = [&](uint64_t k) {
+    char* mine = g.block(me, g.blocks_done + k);
+    for (uint32_t i = 0; i < n; ++i) {
+      if (i == me) continue;
+      if (const uint64_t size = piece(sent(i), k))
+        memcpy(mine + lane(me, i) * chunk, c.in(to_root ? 0 : i) + k * chunk, size);
+    }
+  };
+  auto drain = [&](uint64_t k) {
+    for (uint32_t r = 0; r < n; ++r) {
+      const uint64_t size = piece(got(r), k);
+      if (!size) continue;
+      const char* theirs = g.block(r, g.blocks_done + k) + (r == me ? 0 : lane(r, me) * chunk);
+      if (reduces) src[r] = r == me ? c.in(me) + k * chunk : theirs;
+      else if (r != me) memcpy(c.out(from_root ? 0 : r) + k * chunk, theirs, size);
+    }
+    if (!reduces) return;
+    if (const uint64_t size = piece(c.out_bytes(0), k))
+      kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes,
+             c.args.redop == kPremulSum ? c.factors() : nullptr);
+  };
+  return pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain, announced);
+}
+
+}  // namespace c10d_custom

@@ -1,0 +1,145 @@
+#include "queue.h"
+
+#include <chrono>
+
+namespace c10d_custom {
+
+Status Ticket::wait(int64_t timeout_ns) {
+  const int64_t until = deadline_after(now_ns(), timeout_ns);
+  for (int i = 0; i < 200; ++i) {
+    if (state() != kPending) return state();
+    cpu_relax();
+  }
+  while (state() == kPending) {
+    const int64_t left = until - now_ns();
+    if (left <= 0) return kPending;
+    futex_wait(&status_, kPending, left);
+  }
+  return state();
+}
+
+void Ticket::finish(Status st, const Failure& f, CompletionQueue& completed) {
+  failure = f;
+  status_.store(uint32_t(st), std::memory_order_seq_cst);
+  futex_wake_all(&status_);
+  if (const uint64_t token = token_.exchange(0, std::memory_order_seq_cst)) completed.push(token);
+}
+
+Status Ticket::watch(uint64_t token) {
+  token_.store(token, std::memory_order_seq_cst);
+  const Status st = Status(status_.load(std::memory_order_seq_cst));
+  if (st == kPending || token_.exchange(0, std::memory_order_seq_cst) == 0) return kPending;
+  return st;
+}
+
+void CompletionQueue::push(uint64_t token) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  done_.push_back(token);
+  changed_.notify_one();
+}
+
+Status CompletionQueue::pop(int64_t timeout_ns, uint64_t* token) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
+  while (done_.empty()) {
+    if (closed_) return kAborted;
+    if (changed_.wait_until(hold, until) == std::cv_status::timeout && done_.empty()) return kPending;
+  }
+  *token = done_.front();
+  done_.pop_front();
+  return kOk;
+}
+
+void CompletionQueue::close() {
+  std::lock_guard<std::mutex> hold(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+CollectiveQueue::~CollectiveQueue() {
+  {
+    std::lock_guard<std::mutex> hold(mutex_);
+    closing_ = true;
+    changed_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void CollectiveQueue::drain() {
+  std::unique_lock<std::mutex> hold(mutex_);
+  changed_.wait(hold, [&] { return !busy_ && jobs_.empty(); });
+  completed.close();
+}
+
+uint64_t CollectiveQueue::next_seq() {
+  std::lock_guard<std::mutex> hold(mutex_);
+  return seq_ + 1;
+}
+
+Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  if (busy_ || !jobs_.empty()) {
+    Ticket* t = enqueue(args, hold);
+    hold.unlock();
+    Status st;
+    bool interrupted = false;
+    while ((st = t->wait(interrupted ? INT64_MAX : kPollInterrupt)) == kPending)
+      if (args.interrupted && args.interrupted()) {
+        interrupted = true;
+        g_.abort();  // ends it: the caller's buffers must not be touched after we return
+      }
+    if (st != kOk) *failure = t->failure;
+    if (interrupted) failure->status = st = kInterrupted;
+    t->drop();
+    return st;
+  }
+  busy_ = true;
+  const uint64_t seq = ++seq_;
+  hold.unlock();
+  const Status st = execute(g_, seq, args, now_ns(), failure);
+  hold.lock();
+  busy_ = false;
+  if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
+  return st;
+}
+
+Ticket* CollectiveQueue::submit(const CallArgs& args) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  return enqueue(args, hold);
+}
+
+Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mutex>&) {
+  auto* t = new Ticket(now_ns());
+  t->seq = ++seq_;
+  Job job{args, {}, t};
+  job.args.interrupted = nullptr;
+  job.spans.assign(args.in, args.in + args.nin);
+  job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
+  jobs_.push_back(std::move(job));
+  if (!worker_.joinable()) worker_ = start_thread([this] { work(); });
+  changed_.notify_all();
+  return t;
+}
+
+void CollectiveQueue::work() {
+  std::unique_lock<std::mutex> hold(mutex_);
+  for (;;) {
+    changed_.wait(hold, [&] { return !busy_ && (closing_ || !jobs_.empty()); });
+    if (jobs_.empty()) return;  // closing
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+    hold.unlock();
+    job.args.in = job.spans.data();
+    job.args.out = job.spans.data() + job.args.nin;
+    Failure failure{};
+    const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure);
+    job.ticket->finish(st, failure, completed);
+    job.ticket->drop();
+    hold.lock();
+    busy_ = false;
+    if (g_.aborted()) changed_.notify_all();
+  }
+}
+
+}  // namespace c10d_custom

@@ -1,0 +1,87 @@
+// Tickets, and the order of a group's collectives.
+//
+// Collectives run in the order they were issued, one at a time: in the caller's thread when nothing
+// is under way (run), else in the group's worker thread, started with the first submit.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "group.h"
+
+namespace c10d_custom {
+
+// Tokens of watched tickets that are done, for the thread that completes futures.
+class CompletionQueue {
+ public:
+  void push(uint64_t token);
+  Status pop(int64_t timeout_ns, uint64_t* token);
+  void close();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<uint64_t> done_;
+  bool closed_ = false;
+};
+
+// One asynchronous operation, owned by whoever runs it and by the caller until release().
+class Ticket {
+ public:
+  explicit Ticket(int64_t started_) : started(started_) {}
+
+  // Status, or kPending.
+  Status state() const { return Status(status_.load(std::memory_order_acquire)); }
+  // kPending after timeout_ns.
+  Status wait(int64_t timeout_ns);
+  void finish(Status, const Failure&, CompletionQueue&);
+  Status watch(uint64_t token);
+  void drop() { if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this; }
+
+  const int64_t started;
+  const unsigned fork_generation = g_fork_generation;
+  std::shared_ptr<Messenger> messenger;  // whose engine a waiter drives; none for collectives
+  uint64_t seq = 0;
+  int32_t source = -1;   // valid once done
+  Failure failure{};     // valid once done and not kOk
+
+ private:
+  std::atomic<uint32_t> status_{kPending};
+  std::atomic<uint32_t> owners_{2};
+  std::atomic<uint64_t> token_{0};  // taken out by whoever hands it on: finish() or watch()
+};
+
+class CollectiveQueue {
+ public:
+  explicit CollectiveQueue(Group& g) : g_(g) {}
+  ~CollectiveQueue();
+
+  Status run(const CallArgs&, Failure*);
+  Ticket* submit(const CallArgs&);
+  uint64_t next_seq();
+  // Returns once everything issued has ended, as it soon does when the group has aborted or left.
+  void drain();
+  CompletionQueue completed;
+
+ private:
+  struct Job {
+    CallArgs args;
+    std::vector<Span> spans;
+    Ticket* ticket;
+  };
+  Ticket* enqueue(const CallArgs&, std::unique_lock<std::mutex>&);
+  void work();
+
+  Group& g_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  std::thread worker_;
+  uint64_t seq_ = 0;      // of the last collective issued
+  bool busy_ = false;     // some thread is inside execute()
+  bool closing_ = false;
+};
+
+}  // namespace c10d_custom

@@ -1,0 +1,81 @@
+// Messages that fit a small slot: the input travels with the announcement.
+//
+// A slot may be rewritten two calls later without any further signal, for the reason given at
+// RankCtl::fingerprint.
+#include "collective.h"
+
+namespace c10d_custom {
+
+// The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
+// announcements, from everyone's table (personal.cpp).
+bool Collective::fits_small() {
+  const uint64_t slot = g.geometry.small_bytes;
+  switch (args.op) {
+    case kBarrier: return true;
+    case kBroadcast: return (is_root() ? in_bytes(0) : out_bytes(0)) <= slot;
+    case kAllReduce: case kReduce: case kGather: case kReduceScatter: return input_bytes() <= slot;
+    case kScatter: return out_bytes(0) * n <= slot;
+    case kAllGather: {
+      for (uint32_t i = 0; i < n; ++i)
+        if (out_bytes(i) > slot) return false;
+      return true;
+    }
+    default: return false;
+  }
+}
+
+void Collective::stage_small() {
+  char* slot = g.small(me, seq);
+  for (uint32_t i = 0; i < args.nin; ++i) {
+    if (in_bytes(i)) memcpy(slot, in(i), in_bytes(i));
+    slot += in_bytes(i);
+  }
+}
+
+bool Collective::collect_small_all_to_all() {
+  for (uint32_t r = 0; r < n; ++r) {
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < me; ++i) offset += g.table(r, seq)[i];
+    if (offset + out_bytes(r) > g.geometry.small_bytes) return fail(kMismatch, int32_t(r)), false;
+    if (out_bytes(r)) memcpy(out(r), g.small(r, seq) + offset, out_bytes(r));
+  }
+  return true;
+}
+
+void Collective::run_small() {
+  const bool from_root = args.op == kBroadcast || args.op == kScatter;
+  if (args.op != kBarrier && (!from_root || is_root())) stage_small();
+  announce();
+  if (!agree()) return;
+  switch (args.op) {
+    case kBroadcast:
+      if (!is_root() && out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq), out_bytes(0));
+      break;
+    case kAllGather: case kGather:
+      if (args.op == kGather && !is_root()) break;
+      for (uint32_t r = 0; r < n; ++r)
+        if (out_bytes(r)) memcpy(out(r), g.small(r, seq), out_bytes(r));
+      break;
+    case kScatter:
+      if (out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq) + me * out_bytes(0), out_bytes(0));
+      break;
+    case kAllReduce: case kReduce: case kReduceScatter: {
+      if (args.op == kReduce && !is_root()) break;
+      if (!out_bytes(0)) break;
+      uint64_t offset = 0;
+      if (args.op == kReduceScatter)
+        for (uint32_t r = 0; r < me; ++r) offset += in_bytes(r);
+      const void* few[64];
+      std::unique_ptr<const void*[]> many;
+      const void** src = few;
+      if (n > 64) many = std::make_unique<const void*[]>(n), src = many.get();
+      for (uint32_t r = 0; r < n; ++r) src[r] = g.small(r, seq) + offset;
+      kernel()(out(0), src, n, out_bytes(0) / args.item_bytes,
+               args.redop == kPremulSum ? factors() : nullptr);
+      break;
+    }
+    default: break;
+  }
+}
+
+}  // namespace c10d_custom

@@ -1,0 +1,31 @@
+"""A torch.distributed backend named "custom": ``init_process_group("custom")``.
+
+Importing torch is enough: the entry point group ``torch.backends`` calls `autoload`.
+"""
+from ._version import __version__
+
+__all__ = ["__version__", "autoload", "register"]
+
+
+def autoload():
+    """Registers the backend while torch is imported. Never raises: that would break ``import torch``."""
+    try:
+        register()
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"c10d-custom could not register its backend: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def register():
+    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
+    import torch.distributed as dist
+
+    if dist.is_available() and not hasattr(dist.Backend, "CUSTOM"):
+        dist.Backend.register_backend("custom", _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options, _backend_options):
+    from .process_group import create
+
+    return create(options)

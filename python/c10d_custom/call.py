@@ -1,0 +1,94 @@
+"""What is being asked of a transport, and how two ranks' askings differ."""
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from . import dtypes
+
+ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pairwise
+
+
+class Op(IntEnum):
+    """Primitive operations; the values are those of backend/shm/api.h."""
+    barrier = 0
+    broadcast = 1
+    all_reduce = 2
+    reduce = 3
+    all_gather = 4
+    reduce_scatter = 5
+    all_to_all = 6
+    gather = 7
+    scatter = 8
+    rejected = 9
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
+    one of each, or one for each rank of the group (see api.h, CallArgs). ``copy_back`` holds
+    (destination, source) pairs to be copied when the call is done."""
+    op: Op
+    name: str
+    dtype: dtypes.DType
+    timeout: float
+    inputs: list = field(default_factory=list)
+    outputs: list = field(default_factory=list)
+    root: int = -1
+    count: int = 0
+    redop: int = 0
+    factor: float = 0.0
+    copy_back: list = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Message:
+    """One send or receive on one rank. ``peer`` is -1 for a receive from any source."""
+    name: str
+    tensor: object
+    dtype: dtypes.DType
+    peer: int
+    tag: int
+    timeout: float
+    is_recv: bool
+    copy_back: list = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a rank announced: the fields in which ranks may not differ."""
+    seq: int
+    op: int
+    redop: int
+    dtype: int
+    root: int
+    count: int
+    device: int
+
+    def __str__(self):
+        op = Op(self.op) if self.op in Op.__members__.values() else None
+        if op is Op.rejected:
+            return f"a call whose arguments were refused (#{self.seq})"
+        text = [f"{op.name if op is not None else f'operation {self.op}'} #{self.seq}"]
+        if op in (Op.all_reduce, Op.reduce, Op.reduce_scatter):
+            text.append(dtypes.REDUCE_OPS.get(self.redop, f"reduce op {self.redop}"))
+        if op is not Op.barrier:
+            dtype = dtypes.BY_CODE.get(self.dtype)
+            count = "uneven" if self.count == ANY_COUNT else self.count
+            text.append(f"{dtype.name if dtype else f'dtype {self.dtype}'}[{count}]")
+        if self.root >= 0:
+            text.append(f"root {self.root}")
+        return " ".join(text)
+
+    def differing_fields(self, other):
+        names = ("op", "redop", "dtype", "count", "root", "device")
+        return [n for n in names if getattr(self, n) != getattr(other, n)]
+
+
+def mismatch_table(fingerprints, members):
+    """The side-by-side table of an error message. ``fingerprints``: group rank -> Fingerprint, or
+    None where a rank has not called yet; ``members``: group rank -> global rank."""
+    known = [f for f in fingerprints.values() if f is not None]
+    fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
+    lines = [f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
+             f"{'has not called yet' if f is None else f}" for r, f in sorted(fingerprints.items())]
+    head = f"they differ in {', '.join(fields)}" if fields else "they differ in the sizes of their parts"
+    return f"{head}:\n" + "\n".join(lines)

@@ -1,0 +1,47 @@
+"""Every environment variable of this package, read once per process. README's table is checked
+against `TABLE`."""
+import os
+from dataclasses import dataclass, fields, field
+
+
+def _number(name, default, low, high, doc):
+    return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
+
+
+@dataclass(frozen=True)
+class Config:
+    block_bytes: int = _number("C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26,
+                               "bytes of one block of a rank's ring (a multiple of 4096)")
+    window: int = _number("C10D_CUSTOM_WINDOW", 8, 2, 4096, "blocks in a rank's ring")
+    small_bytes: int = _number("C10D_CUSTOM_SMALL_BYTES", 16 << 10, 64, 1 << 24,
+                               "largest input that travels with the announcement of its call")
+    cell_bytes: int = _number("C10D_CUSTOM_CELL_BYTES", 32 << 10, 64, 1 << 26,
+                              "payload of one cell of a point-to-point ring")
+    cells: int = _number("C10D_CUSTOM_CELLS", 32, 2, 65536,
+                         "cells in the ring between two ranks (fewer in groups above 8 ranks)")
+    spin_us: int = _number("C10D_CUSTOM_SPIN_US", -1, -1, 1_000_000,
+                           "microseconds a rank spins before it sleeps; -1: 50 where every rank has "
+                           "a core, else 0")
+
+    @classmethod
+    def from_env(cls):
+        values = {}
+        for f in fields(cls):
+            text = os.environ.get(f.metadata["env"])
+            if text is None:
+                continue
+            try:
+                value = int(text)
+            except ValueError:
+                value = None
+            if value is None or not f.metadata["low"] <= value <= f.metadata["high"]:
+                raise ValueError(f"{f.metadata['env']}={text!r}: must be an integer from "
+                                 f"{f.metadata['low']} to {f.metadata['high']}")
+            values[f.name] = value
+        config = cls(**values)
+        if config.block_bytes % 4096:
+            raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
+        return config
+
+
+TABLE = [(f.metadata["env"], f.default, f.metadata["doc"]) for f in fields(Config)]

@@ -1,0 +1,76 @@
+"""The one table of dtypes and reduce ops, shared with backend/shm/reduce.h."""
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ReduceOp
+
+from .errors import UsageError
+
+RedOp = ReduceOp.RedOpType
+_ARITHMETIC = ("SUM", "AVG", "PRODUCT")
+_ORDERED = _ARITHMETIC + ("MIN", "MAX")
+_INTEGER = _ORDERED + ("BAND", "BOR", "BXOR")
+_REAL = _ORDERED + ("PREMUL_SUM",)
+_COMPLEX = _ARITHMETIC + ("PREMUL_SUM",)
+_BOOL = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+# The native code of a dtype is its place in this list. Those with no reduce ops only move.
+_TABLE = [
+    ("uint8", _INTEGER), ("int8", _INTEGER), ("int16", _INTEGER), ("int32", _INTEGER),
+    ("int64", _INTEGER), ("uint16", _INTEGER), ("uint32", _INTEGER), ("uint64", _INTEGER),
+    ("bool", _BOOL), ("float16", _REAL), ("bfloat16", _REAL), ("float32", _REAL),
+    ("float64", _REAL), ("complex32", _COMPLEX), ("complex64", _COMPLEX),
+    ("complex128", _COMPLEX), ("float8_e4m3fn", _REAL), ("float8_e5m2", _REAL),
+    ("float8_e4m3fnuz", _REAL), ("float8_e5m2fnuz", _REAL),
+    ("float8_e8m0fnu", ()), ("float4_e2m1fn_x2", ()), ("bits8", ()), ("bits16", ()),
+    ("bits1x8", ()), ("bits2x4", ()), ("bits4x2", ()), ("qint8", ()), ("quint8", ()),
+    ("qint32", ()), ("quint4x2", ()), ("quint2x4", ()),
+]
+
+
+@dataclass(frozen=True)
+class DType:
+    """A torch dtype as the native core knows it."""
+    name: str
+    code: int
+    item_bytes: int
+    reduces: tuple
+
+
+BY_DTYPE = {
+    dtype: DType(name, code, dtype.itemsize, reduces)
+    for code, (name, reduces) in enumerate(_TABLE)
+    if (dtype := getattr(torch, name, None)) is not None
+}
+BY_CODE = {d.code: d for d in BY_DTYPE.values()}
+REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if name != "UNUSED"}
+_CODES = {member: int(member) for member in RedOp.__members__.values()}
+
+
+def lookup(dtype):
+    """The DType of a torch dtype; UsageError for one that this backend cannot carry."""
+    try:
+        return BY_DTYPE[dtype]
+    except KeyError:
+        raise UsageError(f"tensors of {dtype} cannot be communicated: torch gives them no storage "
+                         "of their own") from None
+
+
+def split_op(op):
+    """(code, factor) of a ReduceOp, a RedOpType or its C++ twin. The factor is that of PREMUL_SUM,
+    a number or a tensor, otherwise None."""
+    kind = getattr(op, "op", op)
+    code = _CODES.get(kind)
+    if code is None:
+        raise UsageError(f"reduce op {op!r} is not known")
+    return code, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
+
+
+def check_reduce(dtype, code):
+    """Raises UsageError where the reduce op has no meaning for the DType."""
+    name = REDUCE_OPS.get(code, str(code))
+    if name not in dtype.reduces:
+        raise UsageError(
+            f"reduce op {name} has no meaning for torch.{dtype.name}; "
+            + (f"it can be reduced with {', '.join(dtype.reduces)}" if dtype.reduces
+               else "tensors of this dtype can be moved but not reduced"))

@@ -1,0 +1,418 @@
+"""The face to torch.distributed: unpacks c10d's arguments, asks `Lowering` for a Call, issues it, and
+returns a Work. Only this file knows c10d's names.
+
+A Python override shadows every C++ overload of its name, so each method takes the forms that c10d's
+callers use: an options object by position or keyword, none, or the short forms
+(``pg.allreduce(tensor, op)``).
+"""
+import atexit
+import functools
+import weakref
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
+
+from . import sparse
+from .collectives import Lowering, only
+from .config import Config
+from .errors import UsageError
+from .monitored_barrier import monitored_barrier
+from .profiling import recorded
+from .topology import Exchange, places, require_one_host
+from .transport.segment import open_segment
+from .transport.shm import ShmTransport
+from .work import Completer, DoneWork, Work
+
+_live = weakref.WeakSet()
+
+
+@functools.cache
+def _config():
+    return Config.from_env()
+
+
+def create(options):
+    """Builds the group for torch's _DistributedBackendOptions. Collective over the group's ranks;
+    TransportError on all of them if any cannot take part."""
+    return _build(options.store, options.group_rank, options.group_size, options.timeout,
+                  options.group_id, list(options.global_ranks_in_group))
+
+
+def _build(store, rank, size, timeout, name, members):
+    # A store may see the same group name again after destroy_process_group: count the lives.
+    life = store.add(f"custom/lives/{rank}", 1)
+    exchange = Exchange(PrefixStore(f"custom/{life}", store), rank, size, timeout.total_seconds())
+    require_one_host(places(exchange))
+    handle = open_segment(exchange, _config())
+    transport = ShmTransport(handle, rank, size, name, members or list(range(size)))
+    return CustomProcessGroup(transport, store, rank, size, timeout, name)
+
+
+def _opaque(cls):
+    """Keeps Dynamo from looking into the methods (what torch.compiler.disable sets; importing that
+    costs a second)."""
+    for member in vars(cls).values():
+        if callable(member) and hasattr(member, "__code__"):
+            member._torchdynamo_disable = True
+    return cls
+
+
+class _DeviceBackend:
+    """What torch expects `ProcessGroup._get_backend(device)` to answer."""
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_tensor_alloc = False
+    supports_shrinking = False
+    options = None
+
+    def __init__(self, group):
+        self._group = group
+
+    def name(self):
+        return self._group.getBackendName()
+
+    def rank(self):
+        return self._group.rank()
+
+    def size(self):
+        return self._group.size()
+
+    def _set_default_timeout(self, timeout):
+        self._group.set_timeout(timeout)
+
+    set_timeout = _set_default_timeout
+
+    def __eq__(self, other):
+        return isinstance(other, _DeviceBackend) and other._group is self._group
+
+    def __hash__(self):
+        return id(self._group)
+
+
+@_opaque
+class CustomProcessGroup(ProcessGroup):
+    def __init__(self, transport, store, rank, size, timeout, name):
+        super().__init__(rank, size)
+        self._transport = transport
+        self._store = store
+        self._group_rank, self._group_size = rank, size
+        self._timeout = timeout
+        self._seconds = timeout.total_seconds()
+        self._name, self._desc = name, ""
+        self._lower = Lowering(rank, size)
+        self._completer = Completer(transport, name)
+        self._coalescing = None
+        self._monitored_barriers = 0
+        self._splits = 0
+        self._closed = False
+        _live.add(self)
+
+    # --- identity and settings
+
+    def getBackendName(self):
+        return "custom"
+
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = self._transport.name = name
+
+    def getGroupDesc(self):
+        return self._desc
+
+    def setGroupDesc(self, desc):
+        self._desc = desc
+
+    def getRank(self):
+        return self._group_rank
+
+    def getSize(self):
+        return self._group_size
+
+    def get_group_store(self):
+        return self._store
+
+    @property
+    def _device_types(self):
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device):
+        return _DeviceBackend(self)
+
+    def _get_backend_name(self):
+        return self.getBackendName()
+
+    def _has_hooks(self):
+        return False
+
+    def _wait_for_pending_works(self):
+        self._completer.wait_all(self._seconds)
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    def _get_sequence_number_for_group(self):
+        return self._transport.next_sequence() - 1
+
+    def set_timeout(self, timeout):
+        self._timeout = timeout
+        self._seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # --- collectives
+
+    def broadcast(self, tensors, opts=None, root=None, timeout=None):
+        if isinstance(opts, int):
+            opts, root = None, opts
+        tensor = only(tensors, "broadcast")
+        root = opts.rootRank if opts is not None else root or 0
+        return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
+
+    def allreduce(self, tensors, opts=None, op=None, timeout=None):
+        if opts is not None and not hasattr(opts, "asyncOp"):
+            opts, op = None, opts
+        tensor = only(tensors, "all_reduce")
+        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
+        if tensor.is_sparse:
+            return self._sparse_all_reduce(tensor, op, opts, timeout)
+        return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        op = opts.reduceOp if opts is not None else ReduceOp.SUM
+        return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
+
+    def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
+        if isinstance(opts, int):
+            opts, root, op = None, opts, root if root is not None else op
+        tensor = only(tensors, "reduce")
+        root = opts.rootRank if opts is not None else root or 0
+        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
+        return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
+
+    def allgather(self, output_lists, inputs, opts=None, timeout=None):
+        tensor = only(inputs, "all_gather")
+        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # c10d passes, for each rank, one output for each input.
+        per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
+        return self._coalesced("all_gather", opts, [t for outs in per_input for t in outs],
+                               self._lower.all_gather, list(zip(per_input, inputs)))
+
+    def all_gather_single(self, output, input, opts=None, timeout=None):
+        return self._collective("_all_gather_base", opts, timeout, [output], self._lower.all_gather_single,
+                                output, input)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        return self._coalesced("all_gather_into_tensor_coalesced", opts, list(outputs),
+                               self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)))
+
+    def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
+        if opts is not None and not hasattr(opts, "asyncOp"):
+            opts, op = None, opts
+        output = only(outputs, "reduce_scatter")
+        inputs = input_lists[0] if input_lists and not isinstance(input_lists[0], torch.Tensor) else input_lists
+        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
+        return self._collective("reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter,
+                                output, inputs, op)
+
+    def reduce_scatter_single(self, output, input, opts=None, timeout=None):
+        op = opts.reduceOp if opts is not None else ReduceOp.SUM
+        return self._collective("_reduce_scatter_base", opts, timeout, [output],
+                                self._lower.reduce_scatter_single, output, input, op)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        op = opts.reduceOp if opts is not None else ReduceOp.SUM
+        return self._coalesced("reduce_scatter_tensor_coalesced", opts, list(outputs),
+                               self._lower.reduce_scatter_single,
+                               [(o, i, op) for o, i in zip(outputs, inputs, strict=True)])
+
+    def alltoall(self, outputs, inputs, opts=None, timeout=None):
+        return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs)
+
+    def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
+        return self._collective("all_to_all", opts, timeout, [output], self._lower.all_to_all_single,
+                                output, input, list(output_splits), list(input_splits))
+
+    def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
+        if isinstance(opts, int):
+            opts, root = None, opts
+        tensor = only(inputs, "gather")
+        root = opts.rootRank if opts is not None else root or 0
+        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        return self._collective("gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root)
+
+    def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
+        if isinstance(opts, int):
+            opts, root = None, opts
+        output = only(outputs, "scatter")
+        root = opts.rootRank if opts is not None else root or 0
+        inputs = input_lists[0] if input_lists and not isinstance(input_lists[0], torch.Tensor) else input_lists
+        return self._collective("scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root)
+
+    def barrier(self, opts=None, timeout=None):
+        return self._collective("barrier", opts, timeout, [], self._lower.barrier)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self._monitored_barriers += 1
+        seconds = timeout.total_seconds() if timeout else self._seconds
+        monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)
+
+    # Older names of the same operations; torch before 2.13 calls these.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- point to point
+
+    def send(self, tensors, dst, tag=0):
+        return self._message("send", tensors, dst, tag, self._seconds, is_recv=False)
+
+    def recv(self, tensors, src, tag=0):
+        return self._message("recv", tensors, src, tag, self._seconds, is_recv=True)
+
+    def recv_anysource(self, tensors, tag=0):
+        return self._message("recv", tensors, -1, tag, self._seconds, is_recv=True)
+
+    # --- coalescing: operations go out as they come; the end gives one Work for all
+
+    def _start_coalescing(self, device=None):
+        self._coalescing = []
+
+    def _end_coalescing(self, device=None):
+        works, self._coalescing = self._coalescing or [], None
+        return self._together(works)
+
+    # --- life
+
+    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, devices=None):
+        """A group of ``ranks`` (of this group, in that order); None on the other ranks. Every rank of
+        this group calls it, with disjoint lists."""
+        self._splits += 1
+        if self._group_rank not in ranks:
+            return None
+        name = group_name or f"{self._name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
+        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
+        members = [self._transport.members[r] for r in ranks]
+        group = _build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members)
+        group.setGroupDesc(group_desc or f"{self._desc}:split")
+        return group
+
+    splitGroup = split_group
+
+    def abort(self):
+        self._transport.abort()
+
+    def shutdown(self):
+        if self._closed:
+            return
+        self._closed = True
+        self._transport.leave()
+        self._completer.close()
+        self._transport.close()
+
+    # --- how everything above is issued
+
+    def _sparse_all_reduce(self, tensor, op, opts, timeout):
+        asynchronous, seconds = self._options(opts, timeout)
+        with recorded(self, "all_reduce", []) as record:
+            sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)
+            self._transport.run(sizes)
+            calls, finish = sparse.exchange(self._lower, tensor, sizes, seconds)
+            work = self._adopt([self._transport.submit(c) for c in calls], [tensor], calls, record, finish)
+        if not asynchronous:
+            work.wait()
+        return work
+
+    def _options(self, opts, timeout):
+        """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
+        given = opts.timeout if opts is not None else timeout
+        seconds = self._seconds if given is None else given.total_seconds()
+        return opts is None or opts.asyncOp, seconds if seconds > 0 else self._seconds
+
+    def _lowered(self, lower, *arguments):
+        try:
+            return lower(*arguments)
+        except UsageError:
+            # The ranks whose arguments were fine must not wait for this one.
+            self._transport.run(self._lower.rejected(self._seconds))
+            raise
+
+    def _collective(self, name, opts, timeout, tensors, lower, *arguments):
+        asynchronous, seconds = self._options(opts, timeout)
+        with recorded(self, name, tensors) as record:
+            call = self._lowered(lower, *arguments, seconds)
+            if not asynchronous and self._coalescing is None:
+                self._transport.run(call)
+                _copy_back(call)
+                return DoneWork(tensors)
+            return self._adopt([self._transport.submit(call)], tensors, [call], record)
+
+    def _coalesced(self, name, opts, tensors, lower, argument_lists):
+        asynchronous, seconds = self._options(opts, None)
+        with recorded(self, name, tensors) as record:
+            # All are checked before any is issued.
+            calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            if not asynchronous and self._coalescing is None:
+                for call in calls:
+                    self._transport.run(call)
+                    _copy_back(call)
+                return DoneWork(tensors)
+            return self._adopt([self._transport.submit(c) for c in calls], tensors, calls, record)
+
+    def _message(self, name, tensors, peer, tag, seconds, is_recv):
+        tensor = only(tensors, name)
+        with recorded(self, name, [tensor]) as record:
+            message = self._lower.message(name, tensor, peer, tag, seconds, is_recv)
+            return self._adopt([self._transport.post(message)], [tensor], [message], record)
+
+    def _adopt(self, tickets, tensors, calls, record=None, then=None):
+        """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
+        copies = [c for c in calls if c.copy_back]
+
+        def finish():
+            for call in copies:
+                _copy_back(call)
+            if then is not None:
+                then()
+            if record is not None:
+                record.end()
+
+        ends = bool(copies) or record is not None or then is not None
+        if record is not None:
+            record.goes_on()
+        work = Work(self._completer, tickets, tensors, finish if ends else None, calls)
+        self._completer.adopt(work, eager=ends)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _together(self, works):
+        tickets = [t for w in works for t in w._tickets]
+        tensors = [t for w in works for t in w._tensors]
+
+        def finish():
+            for w in works:
+                w.settle()
+
+        work = Work(self._completer, tickets, tensors, finish, works)
+        self._completer.adopt(work, eager=False)
+        return work
+
+
+def _copy_back(call):
+    for destination, plain in call.copy_back:
+        destination.copy_(plain.view(destination.shape))
+
+
+@atexit.register
+def _close_all():
+    # A thread inside native code while the interpreter goes away would take the process with it.
+    for group in list(_live):
+        group.shutdown()

@@ -1,0 +1,93 @@
+"""Which ranks share a host, and the exchange through the Store that finds it out."""
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+
+from .errors import TransportError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal: host names repeat
+    and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+    boot_id: str
+    hostname: str
+    pid: int
+    uid: int
+
+    @classmethod
+    def here(cls):
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as f:
+                boot_id = f.read().strip()
+        except OSError as error:
+            raise TransportError(f"cannot read this host's boot id: {error}") from error
+        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid())
+
+
+class Exchange:
+    """One group's words through its Store, each said once, each wait with a deadline."""
+
+    def __init__(self, store, rank, size, seconds):
+        self.store, self.rank, self.size = store, rank, size
+        self.deadline = time.monotonic() + seconds
+        self.started = time.monotonic()
+
+    def left(self):
+        return max(0.001, self.deadline - time.monotonic())
+
+    def say(self, key, value):
+        self.store.set(key, json.dumps(value))
+
+    def hear(self, key, who):
+        from datetime import timedelta
+
+        try:
+            self.store.wait([key], timedelta(seconds=self.left()))
+        except RuntimeError as error:
+            raise TransportError(
+                f"group creation: rank {self.rank} heard nothing from {who} for "
+                f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
+                f"init_process_group (or new_group) with the same ranks? ({error})") from error
+        return json.loads(self.store.get(key))
+
+    def gather_and_decide(self, topic, value, decide):
+        """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its
+        TransportError, as one) is everyone's. An error anywhere reaches every rank."""
+        if self.rank:
+            self.say(f"{topic}/{self.rank}", value)
+            verdict = self.hear(f"{topic}/verdict", "rank 0")
+        else:
+            try:
+                values = [value] + [self.hear(f"{topic}/{r}", f"rank {r}") for r in range(1, self.size)]
+                verdict = {"ok": decide(values)}
+            except TransportError as error:
+                verdict = {"error": str(error)}
+            self.say(f"{topic}/verdict", verdict)
+        if "error" in verdict:
+            raise TransportError(verdict["error"])
+        return verdict["ok"]
+
+
+def places(exchange):
+    """The Place of every rank of the group, in rank order, on every rank."""
+    table = exchange.gather_and_decide("place", asdict(Place.here()), lambda values: values)
+    return [Place(**p) for p in table]
+
+
+def require_one_host(all_places):
+    """Raises TransportError, on every rank alike, unless all ranks share one host."""
+    hosts = {}
+    for rank, place in enumerate(all_places):
+        hosts.setdefault(place.boot_id, []).append((rank, place.hostname))
+    if len(hosts) > 1:
+        where = "; ".join(f"{ranks[0][1]}: ranks {', '.join(str(r) for r, _ in ranks)}" for ranks in hosts.values())
+        raise TransportError(
+            f"the ranks of this group run on {len(hosts)} hosts ({where}), and this version connects "
+            "the ranks of one host only. Use one host, or another backend between hosts.")
+    users = {p.uid for p in all_places}
+    if len(users) > 1:
+        raise TransportError(f"the ranks of this group run as different users (uids {sorted(users)}); "
+                             "the shared memory is private to one")

@@ -1,0 +1,89 @@
+"""ctypes binding of backend/shm/api.h. Names, layouts and order are those of that header."""
+import ctypes as c
+from pathlib import Path
+
+ABI_VERSION = 1
+OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED = range(10)
+JOINED, LEFT = 1, 2
+
+
+class Geometry(c.Structure):
+    _fields_ = [(n, c.c_uint32) for n in
+                ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")]
+
+
+class Span(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("bytes", c.c_uint64)]
+
+
+Interrupted = c.CFUNCTYPE(c.c_int)
+
+
+class CallArgs(c.Structure):
+    _fields_ = [("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32), ("root", c.c_int32),
+                ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
+                ("factor", c.c_double), ("timeout_ns", c.c_int64), ("nin", c.c_uint32),
+                ("nout", c.c_uint32), ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span)),
+                ("interrupted", Interrupted)]
+
+
+class MessageArgs(c.Structure):
+    _fields_ = [("is_recv", c.c_uint32), ("dtype", c.c_uint32), ("peer", c.c_int32),
+                ("reserved", c.c_uint32), ("tag", c.c_int64), ("data", Span), ("timeout_ns", c.c_int64)]
+
+
+class Failure(c.Structure):
+    _fields_ = [("status", c.c_int32), ("peer", c.c_int32), ("by", c.c_int32), ("cause", c.c_int32),
+                ("call", c.c_uint64), ("seq", c.c_uint64), ("elapsed_ns", c.c_int64), ("expected", c.c_uint64),
+                ("actual", c.c_uint64), ("expected_dtype", c.c_uint32), ("actual_dtype", c.c_uint32)]
+
+
+class PublishedFingerprint(c.Structure):
+    _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
+                ("reserved", c.c_uint32), ("factor", c.c_double), ("pad", c.c_uint64)]
+
+
+class PeerState(c.Structure):
+    _fields_ = [("arrived", c.c_uint64), ("blocks_in", c.c_uint64), ("blocks_reduced", c.c_uint64),
+                ("blocks_out", c.c_uint64), ("state", c.c_uint32), ("pid", c.c_uint32),
+                ("alive", c.c_int32), ("reserved", c.c_uint32), ("fingerprint", PublishedFingerprint)]
+
+
+def _load():
+    path = Path(__file__).resolve().parent.parent / "_shm.so"
+    library = c.CDLL(str(path))
+    handle, ticket, failure = c.c_void_p, c.c_void_p, c.POINTER(Failure)
+    signatures = {
+        "abi_version": (c.c_int,),
+        "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
+        "open": (handle, c.c_int, c.c_uint32, c.c_int64, c.POINTER(c.c_int)),
+        "leave": (None, handle),
+        "close": (None, handle),
+        "free": (None, handle),
+        "abort": (None, handle),
+        "next_seq": (c.c_uint64, handle),
+        "run": (c.c_int, handle, c.POINTER(CallArgs), failure),
+        "submit": (ticket, handle, c.POINTER(CallArgs)),
+        "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_uint32, c.c_uint32,
+                       c.c_int64, Interrupted, failure),
+        "post": (ticket, handle, c.POINTER(MessageArgs)),
+        "ticket_seq": (c.c_uint64, ticket),
+        "ticket_source": (c.c_int, ticket),
+        "test": (c.c_int, ticket),
+        "watch": (c.c_int, ticket, c.c_uint64),
+        "wait": (c.c_int, ticket, c.c_int64, failure),
+        "release": (None, ticket),
+        "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
+        "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
+        "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
+    }
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, f"c10d_{name}")
+        function.restype, function.argtypes = result, arguments
+    if (found := library.c10d_abi_version()) != ABI_VERSION:
+        raise ImportError(f"{path} has ABI version {found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
+    return library
+
+
+lib = _load()

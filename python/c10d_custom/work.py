@@ -1,0 +1,241 @@
+"""Work handles, their futures, and the threads that complete what must be completed in Python."""
+import itertools
+import threading
+import time
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work as _TorchWork
+
+from .errors import AbortedError, CollectiveTimeoutError
+
+# How long a wait sleeps before it lets Python's signal handlers run.
+_SLICE = 0.1
+
+
+class DoneWork(_TorchWork):
+    """A synchronous operation, over when the caller gets to see it."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout=None):
+        return True
+
+    def is_completed(self):
+        return True
+
+    def is_success(self):
+        return True
+
+    def exception(self):
+        return None
+
+    def synchronize(self):
+        pass
+
+    def result(self):
+        return self._tensors
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Work(_TorchWork):
+    """One or more operations under way. It ends when all have; then ``finish`` runs, once, in
+    whichever thread comes first (it copies results to where the caller wants them, say).
+
+    tickets: transport Tickets. tensors: what result() and the future give. keep: whatever must
+    stay alive until the end.
+    """
+
+    def __init__(self, completer, tickets, tensors, finish, keep):
+        super().__init__()
+        self._completer = completer
+        self._tickets = tickets
+        self._tensors = tensors
+        self._finish = finish
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._over = False
+        self._error = None
+        self._futures = []
+
+    # --- torch.distributed.Work
+
+    def wait(self, timeout=None):
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        self._await(seconds if seconds and seconds > 0 else None)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self):
+        if not self._over and all(t.done() for t in self._tickets):
+            self.settle()
+        return self._over
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error if self.is_completed() else None
+
+    def synchronize(self):
+        self.wait()
+
+    def result(self):
+        self.wait()
+        return self._tensors
+
+    def source_rank(self):
+        return self._tickets[0].source
+
+    _source_rank = source_rank
+
+    def get_future(self):
+        future = torch.futures.Future()
+        with self._lock:
+            pending = not self._over
+            if pending:
+                self._futures.append(future)
+        if pending:
+            self._completer.watch(self)
+        else:
+            self._resolve(future)
+        return future
+
+    # --- the end
+
+    def _await(self, seconds):
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for ticket in self._tickets:
+            while True:
+                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+                if ticket.wait(max(left, 0.0)):
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise CollectiveTimeoutError(
+                        f"Work.wait: not done after the {seconds:g} s given to wait(); the operation "
+                        "goes on until its own time-out")
+        self.settle()
+
+    def settle(self):
+        """All tickets are done: run `finish`, drop what was kept, resolve the futures."""
+        with self._lock:
+            if self._over:
+                return
+            self._error = next((e for e in map(lambda t: t.error(), self._tickets) if e), None)
+            if self._error is None and self._finish is not None:
+                try:
+                    self._finish()
+                except Exception as error:
+                    self._error = error
+            self._finish = self._keep = None
+            self._over = True
+            futures, self._futures = self._futures, []
+        self._completer.forget(self)
+        for future in futures:
+            self._resolve(future)
+
+    def _resolve(self, future):
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(self._tensors)
+
+
+class Completer:
+    """Ends Works that nobody waits for: those with a future, or with something to do at the end.
+
+    Callbacks of a future run in the thread that completes it and may wait for further operations of
+    the same group, so there is always one more thread than there are callbacks running.
+    """
+
+    def __init__(self, transport, name):
+        self._transport, self._name = transport, name
+        self._lock = threading.Lock()
+        self._tokens = itertools.count(1)
+        self._watched = {}      # token -> (work, index of the ticket it stands for)
+        self._in_flight = set()  # keeps Works, and so their tensors, alive until they end
+        self._idle = 0
+        self._threads = set()
+
+    def adopt(self, work, eager):
+        """Keeps ``work`` alive until it ends; ``eager``: sees to its end, too."""
+        with self._lock:
+            # Not watched and dropped by the caller: let go once the transport is done with it.
+            over = [w for w in self._in_flight if w._keep is not None and all(t.done() for t in w._tickets)
+                    ] if len(self._in_flight) >= 8 else ()
+            self._in_flight.add(work)
+        for w in over:
+            w.settle()
+        if eager:
+            self.watch(work)
+
+    def forget(self, work):
+        with self._lock:
+            self._in_flight.discard(work)
+
+    def watch(self, work, index=0):
+        """Settles ``work`` once its tickets, from ``index`` on, are done."""
+        while index < len(work._tickets):
+            ticket = work._tickets[index]
+            token = next(self._tokens)
+            with self._lock:
+                self._watched[token] = (work, index)
+                if not self._threads:
+                    self._start()
+            if ticket.watch(token):
+                return
+            with self._lock:
+                self._watched.pop(token, None)
+            index += 1
+        work.settle()
+
+    def wait_all(self, seconds):
+        """Waits for every Work under way, each for up to ``seconds``."""
+        for work in list(self._in_flight):
+            work.wait(seconds)
+
+    def close(self):
+        """Ends the threads; the transport has left, so nothing keeps them."""
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join()
+        for work in list(self._in_flight):
+            work.settle()
+
+    def _start(self):
+        thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)
+        self._threads.add(thread)
+        self._idle += 1
+        thread.start()
+
+    def _run(self):
+        me = threading.current_thread()
+        try:
+            while True:
+                token = self._transport.next_completed(3600.0)
+                if token is None:
+                    continue
+                with self._lock:
+                    work, index = self._watched.pop(token, (None, 0))
+                    self._idle -= 1
+                    if not self._idle:
+                        self._start()
+                if work is not None:
+                    self.watch(work, index + 1)
+                work = None
+                with self._lock:
+                    if self._idle >= 2:  # enough of us wait already
+                        return
+                    self._idle += 1
+        except AbortedError:
+            pass
+        finally:
+            with self._lock:
+                self._threads.discard(me)
