@@ -1,6 +1,7 @@
 """A torch.distributed backend named "custom": ``init_process_group("custom")``.
 
-Importing torch is enough: the entry point group ``torch.backends`` calls `autoload`.
+Importing torch is enough: the entry point group ``torch.backends`` calls `autoload`. So is importing
+this package, where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns entry points off.
 """
 from ._version import __version__
 
@@ -29,3 +30,6 @@ def _create(options, _backend_options):
     from .process_group import create
 
     return create(options)
+
+
+autoload()

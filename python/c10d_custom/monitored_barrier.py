@@ -39,6 +39,9 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
         return
     missing = []
     for peer in range(1, size):
+        if time.monotonic() >= deadline and not missing:
+            raise CollectiveTimeoutError(
+                f"Rank {rank} timed out in monitoredBarrier after {milliseconds} ms, before it heard from rank {peer}")
         try:
             exchange("recv", peer)
         except CustomBackendError as error:

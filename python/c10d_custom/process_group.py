@@ -259,7 +259,7 @@ class CustomProcessGroup(ProcessGroup):
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         self._monitored_barriers += 1
-        seconds = timeout.total_seconds() if timeout else self._seconds
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
         monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)
 
     # Older names of the same operations; torch before 2.13 calls these.

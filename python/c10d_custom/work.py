@@ -203,7 +203,9 @@ class Completer:
 
     def close(self):
         """Ends the threads; the transport has left, so nothing keeps them."""
-        for thread in list(self._threads):
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
         for work in list(self._in_flight):

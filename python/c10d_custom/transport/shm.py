@@ -145,7 +145,7 @@ class _ErrorText:
         peer = self.f.peer
         if status == native.TIMEOUT:
             return CollectiveTimeoutError(
-                f"{self.where}: timed out {self.after}{found_by}. {self._missing()}")
+                f"{self.where}: Timed out {self.after}{found_by}. {self._missing()}")
         if status == native.PEER_LOST:
             return PeerLostError(f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
                                  "Destroy the group; the ranks that remain can create a new one.")

@@ -1,0 +1,62 @@
+"""README's generated parts: the support matrix and the environment variables, from the package's own
+tables and the measurement of gloo in tests/gloo_support.json.
+
+    python scripts/readme_tables.py          rewrites README.md
+    python scripts/readme_tables.py --check  exits 1 if README.md is not what it would write
+"""
+import json
+import re
+import sys
+from pathlib import Path
+
+from c10d_custom import config, dtypes
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+MOVES = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
+         "all_to_all_single", "send_recv"]
+REDUCES = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+
+
+def table(head, rows):
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def mark(ours, gloo):
+    return {(True, True): "yes", (True, False): "**ours**", (False, True): "gloo", (False, False): "·"}[ours, gloo]
+
+
+def support():
+    gloo = json.loads((ROOT / "tests" / "gloo_support.json").read_text())
+    supports = gloo["supports"]
+    rows = []
+    for name in supports["broadcast"]:
+        ours = next(d for d in dtypes.BY_DTYPE.values() if d.name == name)
+        moves = [supports[m][name] for m in MOVES]
+        moved = "yes" if all(moves) else f"**ours** (gloo: {sum(moves)} of {len(MOVES)})"
+        rows.append([f"`{name}`", moved] + [mark(op in ours.reduces, supports[f"all_reduce {op}"][name]) for op in REDUCES])
+    return (f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the "
+            "dtype, and is a clear error here. *Moves* counts broadcast, all_gather (two forms), gather, scatter, "
+            "all_to_all (two forms) and send/recv.\n\n"
+            + table(["dtype", "moves"] + [f"`{op}`" for op in REDUCES], rows))
+
+
+def environment():
+    return table(["variable", "default", "meaning"], [[f"`{n}`", str(d), doc] for n, d, doc in config.TABLE])
+
+
+def filled(text):
+    for name, part in (("support", support()), ("environment", environment())):
+        pattern = rf"(<!-- begin {name} -->\n).*?(\n<!-- end {name} -->)"
+        text, count = re.subn(pattern, lambda m: m[1] + part + m[2], text, flags=re.S)
+        if count != 1:
+            sys.exit(f"README.md needs exactly one part between <!-- begin {name} --> and <!-- end {name} -->")
+    return text
+
+
+if __name__ == "__main__":
+    before = README.read_text()
+    after = filled(before)
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if before == after else "README.md is out of date: run scripts/readme_tables.py")
+    README.write_text(after)

@@ -1,0 +1,73 @@
+"""A group leaves nothing behind: no thread, descriptor, mapping, process or file."""
+import gc
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def belongings():
+    """What this process holds that a group could have left."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:c10d_custom" in line for line in maps)
+    return {"threads": len(os.listdir("/proc/self/task")), "python threads": threading.active_count(),
+            "descriptors": len(os.listdir("/proc/self/fd")), "segments mapped": mapped}
+
+
+def one_life():
+    """Create a group, use every engine of it, destroy it."""
+    group = dist.new_group()
+    rank, size = group.rank(), group.size()
+    dist.all_reduce(torch.ones(4), group=group)
+    work = dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True)
+    work.get_future().wait()
+    request = dist.isend(torch.ones(1 << 15), group=group, group_dst=(rank + 1) % size)
+    dist.recv(torch.ones(1 << 15), group=group, group_src=(rank - 1) % size)
+    request.wait()
+    strided = torch.ones(64)[::2]
+    dist.all_reduce(strided, group=group, async_op=True).wait()
+    dist.destroy_process_group(group)
+
+
+def cycles_case(cycles):
+    for _ in range(5):  # what the first group makes the process hold for good
+        one_life()
+    before = belongings()
+    for _ in range(cycles):
+        one_life()
+    dist.barrier()
+    after = belongings()
+    return None if before == after else (before, after)
+
+
+@pytest.mark.world_sizes(2)
+def test_a_hundred_groups_leave_nothing(ranks):
+    shm = sorted(os.listdir("/dev/shm"))
+    assert not any(found := ranks.run(cycles_case, 100, timeout=240)), found
+    assert sorted(os.listdir("/dev/shm")) == shm
+
+
+def dropped_tensors_case():
+    """Works nobody waits for do not keep their tensors for ever."""
+    import weakref
+
+    tensors = []
+    for _ in range(50):
+        t = torch.ones(1 << 12)
+        tensors.append(weakref.ref(t))
+        dist.all_reduce(t, async_op=True)
+        del t
+    dist.barrier()
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    gc.collect()
+    alive = sum(t() is not None for t in tensors)
+    return None if alive == 0 else alive
+
+
+@pytest.mark.world_sizes(2)
+def test_works_nobody_waits_for_let_go_of_their_tensors(ranks):
+    assert not any(found := ranks.run(dropped_tensors_case)), found

@@ -1,0 +1,175 @@
+"""The package as a whole: what importing it does and costs, which way its imports run, whether the
+tables it publishes agree with each other."""
+import ast
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import c10d_custom
+from c10d_custom import config, dtypes
+from c10d_custom.transport.native import lib
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "python" / "c10d_custom"
+
+# Lower layers first; a module may import those of lower layers, and of its own only where named.
+LAYERS = [
+    {"_version", "errors", "config", "transport.native"},
+    {"dtypes", "profiling"},
+    {"call", "topology", "monitored_barrier"},
+    {"transport.base", "transport.segment", "collectives", "sparse"},
+    {"transport.shm", "work"},
+    {"process_group"},
+    {"__init__"},
+]
+SAME_LAYER = {("sparse", "collectives")}
+
+
+def python(code, **env):
+    return subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], text=True,
+                          capture_output=True, timeout=120, env={**os.environ, **env})
+
+
+def test_importing_torch_registers_the_backend():
+    out = python("import sys, torch.distributed as dist; print(dist.is_backend_available('custom'), "
+                 "'c10d_custom.process_group' in sys.modules)")
+    assert out.stdout.split() == ["True", "False"], out.stderr  # registered, and nothing heavy loaded
+
+
+def test_importing_us_registers_where_autoload_is_off():
+    out = python("import torch.distributed as dist; assert not hasattr(dist.Backend, 'CUSTOM'); "
+                 "import c10d_custom; c10d_custom.register(); print(dist.Backend.CUSTOM)",
+                 TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert out.stdout.split() == ["custom"], out.stderr
+
+
+def test_a_broken_registration_does_not_break_import_torch():
+    out = python("import torch, warnings, c10d_custom; c10d_custom.register = lambda: 1 / 0\n"
+                 "with warnings.catch_warnings(record=True) as seen:\n"
+                 "    warnings.simplefilter('always'); c10d_custom.autoload()\n"
+                 "print(len(seen), 'ZeroDivisionError' in str(seen[0].message))")
+    assert out.stdout.split() == ["1", "True"], out.stderr
+
+
+def test_optional_packages_are_not_imported():
+    out = python("import sys, torch, c10d_custom.process_group; print([m for m in ('cupy', 'mpi4py', 'numpy.f2py') if m in sys.modules])")
+    assert out.stdout.strip() == "[]", out.stderr
+
+
+def modules():
+    for path in SOURCES.rglob("*.py"):
+        name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+        yield name, path
+
+
+def imported(name, path):
+    """Modules of ours that a module imports, anywhere in it."""
+    package = ("c10d_custom." + name).split(".")[:-1]
+    names = {n for n, _ in modules()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+        base = ".".join(base[1:])
+        for alias in node.names:
+            target = f"{base}.{alias.name}".strip(".")
+            yield target if target in names else base
+
+
+def test_imports_run_down():
+    layer = {m: i for i, names in enumerate(LAYERS) for m in names}
+    wrong = []
+    for name, path in modules():
+        if name == "transport.__init__":
+            continue
+        assert name in layer, f"{name} has no place in LAYERS"
+        for target in imported(name, path):
+            if layer[target] > layer[name] or (layer[target] == layer[name] and (name, target) not in SAME_LAYER):
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, wrong
+
+
+def test_only_process_group_knows_c10d_options():
+    for name, path in modules():
+        if name != "process_group":
+            assert "asyncOp" not in path.read_text(), name
+
+
+def test_python_and_native_agree_on_dtypes():
+    text = (ROOT / "backend" / "shm" / "reduce.h").read_text()
+    body = re.search(r"enum DType[^{]*{(.*?)kReducibleDTypes", text, re.S)[1]
+    native = [n.lower() for n in re.findall(r"\bk(\w+)", body)]
+    ours = [d.name.replace("_", "").lower() for d in sorted(dtypes.BY_DTYPE.values(), key=lambda d: d.code) if d.reduces]
+    assert native == ours
+
+
+@pytest.mark.parametrize("dtype", dtypes.BY_DTYPE.values(), ids=lambda d: d.name)
+def test_python_and_native_agree_on_what_reduces(dtype):
+    for code, name in dtypes.REDUCE_OPS.items():
+        assert bool(lib.c10d_can_reduce(dtype.code, code)) == (name in dtype.reduces), name
+
+
+def test_every_torch_dtype_with_storage_is_known():
+    every = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    missing = {str(d).removeprefix("torch.") for d in every - dtypes.BY_DTYPE.keys()}
+    # int1 to int7 and uint1 to uint7 are shells without arithmetic or copies.
+    assert {m for m in missing if not re.fullmatch(r"u?int[1-7]", m)} == set()
+
+
+def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
+    from c10d_custom.transport import native
+
+    pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
+             "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState}
+    source = tmp_path / "sizes.cpp"
+    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\nusing namespace c10d_custom;\nint main() {'
+                      + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", f"-I{ROOT / 'backend' / 'shm'}", str(source),
+                    "-o", str(tmp_path / "sizes")], check=True, timeout=120)
+    out = subprocess.run([str(tmp_path / "sizes")], capture_output=True, text=True, check=True).stdout
+    assert [int(x) for x in out.split()] == [ctypes.sizeof(p) for p in pairs.values()]
+
+
+def test_core_compiles_for_aarch64(tmp_path):
+    pytest.importorskip("ziglang", reason="the cross compiler comes from the package ziglang")
+    sources = sorted(str(p) for p in (ROOT / "backend" / "shm").glob("*.cpp"))
+    subprocess.run([sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", "-std=c++17", "-O1",
+                    "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *sources,
+                    "-o", str(tmp_path / "shm.so")], check=True, timeout=280, env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path)})
+
+
+def test_readme_is_what_the_tables_say():
+    out = subprocess.run([sys.executable, str(ROOT / "scripts" / "readme_tables.py"), "--check"],
+                         capture_output=True, text=True, timeout=60)
+    assert out.returncode == 0, out.stderr
+
+
+def test_gloo_supports_nothing_that_we_do_not():
+    supports = json.loads((ROOT / "tests" / "gloo_support.json").read_text())["supports"]
+    by_name = {d.name: d for d in dtypes.BY_DTYPE.values()}
+    for operation, answers in supports.items():
+        for name, works in answers.items():
+            if works and operation.startswith("all_reduce "):
+                assert operation.split()[1] in by_name[name].reduces, (operation, name)
+            elif works:
+                assert name in by_name
+
+
+@pytest.mark.parametrize("text", ["0", "12k", "-5", "99999999999"])
+def test_a_bad_environment_variable_is_refused_by_name(monkeypatch, text):
+    monkeypatch.setenv("C10D_CUSTOM_WINDOW", text)
+    with pytest.raises(ValueError, match="C10D_CUSTOM_WINDOW"):
+        config.Config.from_env()
+
+
+def test_version_is_the_distribution_s():
+    from importlib.metadata import version
+
+    assert version("c10d-custom") == c10d_custom.__version__
