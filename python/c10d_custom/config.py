@@ -19,9 +19,9 @@ class Config:
                               "payload of one cell of a point-to-point ring")
     cells: int = _number("C10D_CUSTOM_CELLS", 32, 2, 65536,
                          "cells in the ring between two ranks (fewer in groups above 8 ranks)")
-    spin_us: int = _number("C10D_CUSTOM_SPIN_US", -1, -1, 1_000_000,
-                           "microseconds a rank spins before it sleeps; -1: 50 where every rank has "
-                           "a core, else 0")
+    spin_us: int = _number("C10D_CUSTOM_SPIN_US", 50, 0, 1_000_000,
+                           "the longest a rank spins before it sleeps, in microseconds; it spins less "
+                           "by itself where cores are busy")
 
     @classmethod
     def from_env(cls):

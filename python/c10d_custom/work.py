@@ -2,12 +2,18 @@
 import itertools
 import threading
 import time
+from collections import deque
 from datetime import timedelta
 
 import torch
 from torch.distributed import Work as _TorchWork
 
 from .errors import AbortedError, CollectiveTimeoutError
+
+# A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
+# and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
+_REMEMBERED = 64
+_TINY = 256  # bytes
 
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
@@ -161,6 +167,7 @@ class Completer:
         self._tokens = itertools.count(1)
         self._watched = {}      # token -> (work, index of the ticket it stands for)
         self._in_flight = set()  # keeps Works, and so their tensors, alive until they end
+        self._remembered = deque(maxlen=_REMEMBERED)
         self._idle = 0
         self._threads = set()
 
@@ -171,6 +178,8 @@ class Completer:
             over = [w for w in self._in_flight if w._keep is not None and all(t.done() for t in w._tickets)
                     ] if len(self._in_flight) >= 8 else ()
             self._in_flight.add(work)
+            if sum(t.nbytes for t in work._tensors) <= _TINY:
+                self._remembered.append(work)
         for w in over:
             w.settle()
         if eager:
@@ -210,6 +219,7 @@ class Completer:
                 thread.join()
         for work in list(self._in_flight):
             work.settle()
+        self._remembered.clear()
 
     def _start(self):
         thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)

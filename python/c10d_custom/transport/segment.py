@@ -24,12 +24,6 @@ def geometry(config, ranks):
     return Geometry(ranks, config.window, config.block_bytes, config.small_bytes, config.cell_bytes, cells)
 
 
-def spin_ns(config, ranks):
-    if config.spin_us >= 0:
-        return config.spin_us * 1000
-    return 50_000 if ranks <= len(os.sched_getaffinity(0)) else 0
-
-
 def open_segment(exchange, config):
     """Returns the native group handle of this rank. Any rank's failure is raised by all."""
     rank, size = exchange.rank, exchange.size
@@ -60,7 +54,7 @@ def open_segment(exchange, config):
                     mine, fd = fd, -1
                 else:
                     mine = _fetch(offer, rank, exchange)
-                handle = _open(mine, rank, config, size)
+                handle = _open(mine, rank, config)
             except (OSError, TransportError) as error:
                 failure = f"rank {rank} cannot map the group's shared memory: {error}"
         try:
@@ -122,9 +116,9 @@ def _fetch(offer, rank, exchange):
     return fds[0]
 
 
-def _open(fd, rank, config, size):
+def _open(fd, rank, config):
     error = c_int()
-    handle = lib.c10d_open(fd, rank, spin_ns(config, size), byref(error))
+    handle = lib.c10d_open(fd, rank, config.spin_us * 1000, byref(error))
     if not handle:
         raise OSError(error.value, os.strerror(error.value))
     return handle

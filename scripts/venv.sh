@@ -1,0 +1,58 @@
+# shellcheck shell=bash
+# Sourced by scripts/demo and scripts/test: the virtual environment that they share.
+#
+#   venv_prepare REQUIREMENT...
+#       makes .venv-c10d in the checkout, or brings it up to date: torch, the requirements, and this
+#       checkout's package, installed as a user would install it. Sets venv_bin.
+#   root  the checkout
+#
+# PYTHON     the interpreter to build on (default: python3), 3.11 or newer
+# C10D_TORCH what pip is asked for (default: torch==2.13.0). Pinned, so that a machine whose pip is set up
+#            for a small CPU-only build of it gets that one and not the newest CUDA build.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+# One digest over all that pip builds the package from: any edit there reinstalls, nothing else does.
+package_digest() {
+    local path paths=()
+    for path in pyproject.toml setup.py setup.cfg MANIFEST.in backend python; do
+        [[ -e $path ]] && paths+=("$path")
+    done
+    find "${paths[@]}" \
+        \( -path backend/tests -o -name build -o -name __pycache__ -o -name '*.egg-info' \) -prune \
+        -o -type f ! -name '*.o' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+}
+
+venv_prepare() {
+    local venv=$root/.venv-c10d python=${PYTHON:-python3} torch=${C10D_TORCH:-torch==2.13.0}
+    local cxx=${CXX:-g++} stamp digest lock
+    venv_bin=$venv/bin
+    stamp=$venv/c10d-custom.digest
+
+    exec {lock}<"$root"   # a demo and a test run started together take turns here
+    flock "$lock"
+    if ! new_enough "$venv_bin/python"; then
+        command -v "$python" >/dev/null || die "there is no '$python'; install Python 3.11 or newer, or name one: PYTHON=/path/to/python3.11"
+        new_enough "$python" || die "'$python' is $("$python" --version 2>&1), but 3.11 or newer is needed; name another: PYTHON=/path/to/python3.11"
+        echo "Creating ${venv##*/} with $("$python" --version)"
+        "$python" -m venv --clear "$venv" || { rm -rf "$venv"; die "'$python' cannot make a virtual environment (Debian and Ubuntu: install python3-venv)"; }
+    fi
+
+    echo "Installing what is missing of: $torch $* (the first time this downloads torch)"
+    "$venv_bin/python" -m pip install --quiet --disable-pip-version-check "$torch" "$@"
+
+    digest=$(cd "$root" && package_digest)
+    if [[ ! -e $stamp || $(<"$stamp") != "$digest" ]]; then
+        command -v "${cxx%% *}" >/dev/null || die "the package's core is C++, and there is no '$cxx'; install g++, or name a compiler: CXX=..."
+        echo "Building and installing c10d-custom from this checkout"
+        # setuptools would pack what an earlier build left there, modules deleted since among it.
+        rm -rf "$root"/build/lib* "$root"/build/bdist*
+        "$venv_bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+        echo "$digest" > "$stamp"
+    fi
+    exec {lock}<&-
+}
