@@ -48,6 +48,8 @@ class Use {
   Handle* const handle_;
 };
 
+thread_local Failure t_failure;
+
 int refuse(Status st, Failure* f) {
   *f = Failure{};
   f->status = st;
@@ -58,8 +60,8 @@ int refuse(Status st, Failure* f) {
 }  // namespace
 }  // namespace c10d_custom
 
-c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int* error) {
-  Group* g = Group::open(fd, rank, spin_ns, error);
+c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error) {
+  Group* g = Group::open(fd, rank, spin_ns, interrupted, error);
   return g ? new Handle(g) : nullptr;
 }
 
@@ -91,10 +93,12 @@ uint64_t c10d_next_seq(c10d_handle* h) {
   return g.status ? 0 : g->queue().next_seq();
 }
 
-int c10d_run(c10d_handle* h, const CallArgs* a, Failure* f) {
+int c10d_run(c10d_handle* h, const CallArgs* a) {
   Use g(h);
-  return g.status ? refuse(g.status, f) : g->queue().run(*a, f);
+  return g.status ? refuse(g.status, &t_failure) : g->queue().run(*a, &t_failure);
 }
+
+void c10d_last_failure(Failure* f) { *f = t_failure; }
 
 c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
   Use g(h);
@@ -102,11 +106,10 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
 }
 
 int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t dtype, uint32_t redop,
-                    uint32_t item_bytes, int64_t timeout_ns, int (*interrupted)(), Failure* f) {
+                    uint32_t item_bytes, int64_t timeout_ns) {
   const Span s{data, count * item_bytes};
-  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, timeout_ns, 1, 1, &s, &s,
-                   interrupted};
-  return c10d_run(h, &a, f);
+  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, timeout_ns, 1, 1, &s, &s};
+  return c10d_run(h, &a);
 }
 
 c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {

@@ -20,7 +20,7 @@ enum Status : int32_t {
   kAborted = 5,    // abort() or close() on some rank
   kUsage = 6,      // the arguments make no sense (a bug above this layer)
   kBroken = 7,     // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
-  kInterrupted = 8,  // CallArgs::interrupted said so; the group is aborted
+  kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,     // this process is a fork of the one that opened the group
 };
 
@@ -50,7 +50,6 @@ struct CallArgs {
   uint32_t nin, nout;
   const Span* in;
   const Span* out;
-  int (*interrupted)();  // run(): asked now and then by a thread that sleeps; not 0 gives up
 };
 
 struct MessageArgs {
@@ -99,8 +98,9 @@ using c10d_ticket = c10d_custom::Ticket;
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
 
 // Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure.
-// Returns nullptr with *error = errno on failure.
-C10D_API c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int* error);
+// Returns nullptr with *error = errno on failure. `interrupted` (may be null) is asked now and then by
+// a thread that sleeps in c10d_run; if not 0 the call gives up.
+C10D_API c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error);
 // Tells the peers and fails what is in flight; when it returns, every ticket is done.
 C10D_API void c10d_leave(c10d_handle*);
 // Leaves, joins the threads, unmaps. Calls on a closed handle return kAborted; free comes when nobody can make any. In a forked child both do nothing.
@@ -109,11 +109,12 @@ C10D_API void c10d_free(c10d_handle*);
 C10D_API void c10d_abort(c10d_handle*);                 // fail everything, here and on the peers
 
 C10D_API uint64_t c10d_next_seq(c10d_handle*);           // of the next collective
-C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*, c10d_custom::Failure*);
+C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t dtype,
-                             uint32_t redop, uint32_t item_bytes, int64_t timeout_ns,
-                             int (*interrupted)(), c10d_custom::Failure*);
+                             uint32_t redop, uint32_t item_bytes, int64_t timeout_ns);
+// Why the last c10d_run or c10d_all_reduce of this thread failed.
+C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 
 C10D_API uint64_t c10d_ticket_seq(c10d_ticket*);

@@ -22,7 +22,7 @@ Status Collective::fail(Status st, int32_t peer) {
 }
 
 bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
-  const Status st = g.wait(s, need, worth, peer, deadline, args.interrupted);
+  const Status st = g.wait(s, need, worth, peer, deadline);
   return st == kOk || (fail(st, int32_t(peer)), false);
 }
 
@@ -90,7 +90,7 @@ Status Collective::mismatch(uint32_t peer) {
 bool Collective::agree() {
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
-    Status st = g.wait(g.ctl(r).arrive, seq, seq, r, deadline, args.interrupted);
+    Status st = g.wait(g.ctl(r).arrive, seq, seq, r, deadline);
     if (st == kBroken) {
       // If the reason is a disagreement over this very call, we have our own say in it.
       Failure why{};

@@ -30,6 +30,8 @@ uint64_t pid_namespace() {
   return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
 }
 
+constexpr int64_t kLeastSpin = 1000;  // ns: a peer that answers at once is not worth a system call
+
 bool sane(const Geometry& g) {
   return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
          g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
@@ -62,7 +64,7 @@ int create_segment(const Geometry& g, uint64_t* total) {
   return fd;
 }
 
-Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int* error) {
+Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error) {
   auto fail = [&](int e) { ::close(fd); *error = e; return nullptr; };
   struct stat st;
   if (fstat(fd, &st)) return fail(errno);
@@ -81,11 +83,12 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int* error) {
   void* base = mmap(nullptr, size_t(st.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail(errno);
   madvise(base, size_t(st.st_size), MADV_DONTDUMP);
-  return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns);
+  return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns, interrupted);
 }
 
-Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin)
-    : rank(rank_), n(g.ranks), geometry(g), layout(g), spin_ns(spin), fd_(fd), base_(base) {
+Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())
+    : rank(rank_), n(g.ranks), geometry(g), layout(g), interrupted(poll), spin_limit_(spin), spin_ns_(spin), fd_(fd),
+      base_(base) {
   RankCtl& me = ctl(rank);
   for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());
@@ -112,11 +115,11 @@ void Group::advance(Signal& mine, uint64_t value) {
   }
 }
 
-Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline,
-                   int (*interrupted)()) {
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
-  if (spin_ns > 0) {
-    const int64_t until = std::min(now_ns() + spin_ns, deadline);
+  const int64_t began = now_ns();
+  if (const int64_t spin = spin_ns(); spin > 0) {
+    const int64_t until = std::min(began + spin, deadline);
     do {
       for (int i = 0; i < 32; ++i) {
         if (s.value.load(std::memory_order_acquire) >= need) return kOk;
@@ -124,17 +127,17 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
       }
     } while (now_ns() < until);
   }
-  int64_t next_poll = interrupted ? now_ns() + kPollInterrupt : INT64_MAX;
+  int64_t next_poll = interrupted && !t_own_thread ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
     while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
     }
     const uint64_t seen = s.value.load(std::memory_order_seq_cst);
-    if (seen >= need) return kOk;
+    if (seen >= need) return slept(now_ns() - began), kOk;
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) return kTimeout;
     futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, kSlice));
-    if (s.value.load(std::memory_order_acquire) >= need) return kOk;
+    if (s.value.load(std::memory_order_acquire) >= need) return slept(now_ns() - began), kOk;
     if (Status st = health(); st != kOk) return st;
     if (now_ns() >= next_poll) {
       if (interrupted()) return kInterrupted;
@@ -145,6 +148,13 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
       return s.value.load(std::memory_order_acquire) >= need ? kOk : kPeerLost;
     }
   }
+}
+
+void Group::slept(int64_t waited_ns) {
+  const int64_t spin = spin_ns();
+  const int64_t next = waited_ns < spin_limit_ ? std::min(spin_limit_, 2 * std::max(spin, waited_ns))
+                                               : std::max(spin / 2, std::min<int64_t>(spin_limit_, kLeastSpin));
+  if (next != spin) spin_ns_.store(next, std::memory_order_relaxed);
 }
 
 Status Group::health() const {

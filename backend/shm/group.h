@@ -21,7 +21,7 @@ class Messenger;
 class Group {
  public:
   // Takes fd. On failure returns nullptr and *error = errno.
-  static Group* open(int fd, uint32_t rank, int64_t spin_ns, int* error);
+  static Group* open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error);
   ~Group();
 
   const uint32_t rank, n;
@@ -53,8 +53,7 @@ class Group {
   // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
   // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
   // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline,
-              int (*interrupted)());
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline);
 
   // What a sleeper looks at every kSlice: poison, this rank's own abort. kOk if none.
   Status health() const;
@@ -73,14 +72,24 @@ class Group {
   CollectiveQueue& queue() { return *queue_; }
   Ticket* post(const MessageArgs&);
 
+  // How long to spin before sleeping. Where peers have cores of their own they answer within the
+  // limit given to open(), and a sleep would only add the time of a wake-up; where cores are busy,
+  // every spin takes one from whoever would have answered. Each wait that had to sleep tells which.
+  int64_t spin_ns() const { return spin_ns_.load(std::memory_order_relaxed); }
+  void slept(int64_t waited_ns);
+
+  // Asked every kPollInterrupt by a caller's thread that sleeps, never by one of ours; may be null.
+  int (*const interrupted)();
+
   uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
-  const int64_t spin_ns;
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 
  private:
-  Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns);
+  Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
 
+  const int64_t spin_limit_;
+  std::atomic<int64_t> spin_ns_;
   const int fd_;
   char* const base_;
   uint32_t pid_ = 0;

@@ -49,13 +49,19 @@ inline const void* futex_word(const std::atomic<uint64_t>& value) {
   return &value;
 }
 
+// True in the threads of this library, false in the application's.
+inline thread_local bool t_own_thread = false;
+
 // A thread that takes no signals: they belong to the application's own threads.
 template <class F>
 std::thread start_thread(F f) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread t(f);
+  std::thread t([f] {
+    t_own_thread = true;
+    f();
+  });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return t;
 }

@@ -109,8 +109,8 @@ void Messenger::help() {
 
 void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   if (progress()) return;
-  const int64_t spin_until = now_ns() + g_.spin_ns;
-  for (int i = 0; now_ns() < spin_until; ++i) {
+  const int64_t began = now_ns(), spin_until = began + g_.spin_ns();
+  while (now_ns() < spin_until) {
     hold.unlock();
     for (int j = 0; j < 8; ++j) cpu_relax();
     hold.lock();
@@ -124,6 +124,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
     hold.unlock();
     if (ns > 0) futex_wait(&bell.rings, rings, ns);
     hold.lock();
+    g_.slept(now_ns() - began);
   }
   bell.sleeping.store(0, std::memory_order_relaxed);
   if (now_ns() - last_check_ >= kSlice) check_faults();

@@ -84,7 +84,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
     Status st;
     bool interrupted = false;
     while ((st = t->wait(interrupted ? INT64_MAX : kPollInterrupt)) == kPending)
-      if (args.interrupted && args.interrupted()) {
+      if (g_.interrupted && g_.interrupted()) {
         interrupted = true;
         g_.abort();  // ends it: the caller's buffers must not be touched after we return
       }
@@ -112,7 +112,6 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
   Job job{args, {}, t};
-  job.args.interrupted = nullptr;
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
   jobs_.push_back(std::move(job));

@@ -12,18 +12,19 @@ import weakref
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
 
-from . import sparse
-from .collectives import Lowering, only
+from . import dtypes, sparse
+from .collectives import Lowering, is_plain, only
 from .config import Config
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
 from .profiling import recorded
 from .topology import Exchange, places, require_one_host
-from .transport.segment import open_segment
 from .transport.shm import ShmTransport
 from .work import Completer, DoneWork, Work
 
 _live = weakref.WeakSet()
+_QUICK = {(torch_dtype, code): (dtype, code) for torch_dtype, dtype in dtypes.BY_DTYPE.items()
+          for code, name in dtypes.REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
 
 
 @functools.cache
@@ -43,8 +44,7 @@ def _build(store, rank, size, timeout, name, members):
     life = store.add(f"custom/lives/{rank}", 1)
     exchange = Exchange(PrefixStore(f"custom/{life}", store), rank, size, timeout.total_seconds())
     require_one_host(places(exchange))
-    handle = open_segment(exchange, _config())
-    transport = ShmTransport(handle, rank, size, name, members or list(range(size)))
+    transport = ShmTransport(exchange, _config(), name, members or list(range(size)))
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 
@@ -176,6 +176,11 @@ class CustomProcessGroup(ProcessGroup):
             opts, op = None, opts
         tensor = only(tensors, "all_reduce")
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
+        if opts is not None and not opts.asyncOp and (quick := self._quick(tensor, op)):
+            given = opts.timeout
+            self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), *quick,
+                                             self._seconds if given.days < 0 else given.total_seconds())
+            return DoneWork(tensors)
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, op, opts, timeout)
         return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op)
@@ -318,6 +323,14 @@ class CustomProcessGroup(ProcessGroup):
         self._transport.close()
 
     # --- how everything above is issued
+
+    def _quick(self, tensor, op):
+        """(DType, reduce op code) if all_reduce of this tensor needs nothing beyond its address."""
+        quick = _QUICK.get((tensor.dtype, int(getattr(op, "op", op))))
+        if quick and tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor) and (
+                self._coalescing is None and not torch.autograd._profiler_enabled()):
+            return quick
+        return None
 
     def _sparse_all_reduce(self, tensor, op, opts, timeout):
         asynchronous, seconds = self._options(opts, timeout)

@@ -23,8 +23,7 @@ class CallArgs(c.Structure):
     _fields_ = [("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32), ("root", c.c_int32),
                 ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
                 ("factor", c.c_double), ("timeout_ns", c.c_int64), ("nin", c.c_uint32),
-                ("nout", c.c_uint32), ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span)),
-                ("interrupted", Interrupted)]
+                ("nout", c.c_uint32), ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span))]
 
 
 class MessageArgs(c.Structure):
@@ -57,16 +56,17 @@ def _load():
     signatures = {
         "abi_version": (c.c_int,),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
-        "open": (handle, c.c_int, c.c_uint32, c.c_int64, c.POINTER(c.c_int)),
+        "open": (handle, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(c.c_int)),
         "leave": (None, handle),
         "close": (None, handle),
         "free": (None, handle),
         "abort": (None, handle),
         "next_seq": (c.c_uint64, handle),
-        "run": (c.c_int, handle, c.POINTER(CallArgs), failure),
+        "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit": (ticket, handle, c.POINTER(CallArgs)),
         "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_uint32, c.c_uint32,
-                       c.c_int64, Interrupted, failure),
+                       c.c_int64),
+        "last_failure": (None, failure),
         "post": (ticket, handle, c.POINTER(MessageArgs)),
         "ticket_seq": (c.c_uint64, ticket),
         "ticket_source": (c.c_int, ticket),

@@ -24,8 +24,9 @@ def geometry(config, ranks):
     return Geometry(ranks, config.window, config.block_bytes, config.small_bytes, config.cell_bytes, cells)
 
 
-def open_segment(exchange, config):
-    """Returns the native group handle of this rank. Any rank's failure is raised by all."""
+def open_segment(exchange, config, interrupted):
+    """Returns the native group handle of this rank. Any rank's failure is raised by all.
+    ``interrupted``: see c10d_open."""
     rank, size = exchange.rank, exchange.size
     fd = -1
     with contextlib.ExitStack() as cleanup:
@@ -54,7 +55,7 @@ def open_segment(exchange, config):
                     mine, fd = fd, -1
                 else:
                     mine = _fetch(offer, rank, exchange)
-                handle = _open(mine, rank, config)
+                handle = _open(mine, rank, config, interrupted)
             except (OSError, TransportError) as error:
                 failure = f"rank {rank} cannot map the group's shared memory: {error}"
         try:
@@ -116,9 +117,9 @@ def _fetch(offer, rank, exchange):
     return fds[0]
 
 
-def _open(fd, rank, config):
+def _open(fd, rank, config, interrupted):
     error = c_int()
-    handle = lib.c10d_open(fd, rank, config.spin_us * 1000, byref(error))
+    handle = lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, byref(error))
     if not handle:
         raise OSError(error.value, os.strerror(error.value))
     return handle

@@ -3,15 +3,15 @@ import threading
 from ctypes import byref, c_uint64
 
 from .. import dtypes
-from ..call import Fingerprint, mismatch_table
+from ..call import Call, Fingerprint, Op, mismatch_table
 from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError,
                       PeerLostError, TransportError, UsageError)
 from . import native
 from .base import Ticket, Transport
 from .native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
+from .segment import open_segment
 
 _FOREVER = 2**63 - 1
-_NOTHING = native.Interrupted()
 
 
 def _nanoseconds(seconds):
@@ -19,34 +19,36 @@ def _nanoseconds(seconds):
 
 
 class ShmTransport(Transport):
-    """``handle`` comes from segment.open_segment; ``members``: the global rank of each group rank."""
+    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
+    group rank."""
 
-    def __init__(self, handle, rank, size, group_name, members):
-        self.rank, self.size, self.name, self.members = rank, size, group_name, members
-        self._handle = handle
+    _handle = None
+
+    def __init__(self, exchange, config, group_name, members):
+        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self._interrupt = threading.local()
         self._poll = native.Interrupted(self._check_signals)
+        self._handle = open_segment(exchange, config, self._poll)
 
     # --- collectives
 
     def run(self, call):
-        failure = Failure()
-        if lib.c10d_run(self._handle, byref(self._args(call)), byref(failure)):
-            raise self.error(failure, call)
+        if lib.c10d_run(self._handle, byref(self._args(call))):
+            raise self._last_error(call)
 
-    def all_reduce(self, data, count, dtype, redop, seconds):
-        """An all_reduce in place of ``count`` items at address ``data``: the short way to the core.
-        Returns None, or the Failure to make an `error` of."""
+    def quick_all_reduce(self, address, count, dtype, redop, seconds):
+        """The short way to the core: an all_reduce in place of ``count`` items at ``address``."""
+        if lib.c10d_all_reduce(self._handle, address, count, dtype.code, redop, dtype.item_bytes,
+                               int(seconds * 1e9)):
+            raise self._last_error(Call(Op.all_reduce, "all_reduce", dtype, seconds))
+
+    def _last_error(self, call):
         failure = Failure()
-        if lib.c10d_all_reduce(self._handle, data, count, dtype.code, redop, dtype.item_bytes,
-                               _nanoseconds(seconds), self._poll, byref(failure)):
-            return failure
-        return None
+        lib.c10d_last_failure(byref(failure))
+        return self.error(failure, call)
 
     def submit(self, call):
-        args = self._args(call)
-        args.interrupted = _NOTHING
-        return self._ticket(lib.c10d_submit(self._handle, byref(args)), call)
+        return self._ticket(lib.c10d_submit(self._handle, byref(self._args(call))), call)
 
     def _args(self, call):
         def spans(tensors):
@@ -54,7 +56,7 @@ class ShmTransport(Transport):
 
         return CallArgs(call.op, call.redop, call.dtype.code, call.root, call.count, call.dtype.item_bytes,
                         0, call.factor, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
-                        spans(call.inputs), spans(call.outputs), self._poll)
+                        spans(call.inputs), spans(call.outputs))
 
     def _ticket(self, ticket, call):
         if not ticket:
@@ -92,7 +94,8 @@ class ShmTransport(Transport):
         lib.c10d_close(self._handle)
 
     def __del__(self):
-        lib.c10d_free(self._handle)
+        if self._handle is not None:
+            lib.c10d_free(self._handle)
 
     def _check_signals(self):
         # Called by the core every so often while the calling thread sleeps in it: running Python

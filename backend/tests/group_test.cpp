@@ -1,0 +1,206 @@
+// The engines under ranks that are threads of one process, so that the sanitizers see both sides of
+// every exchange: random programs of collectives and messages, against sums computed directly.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../shm/api.h"
+#include "../shm/layout.h"
+#include "../shm/reduce.h"
+
+using namespace c10d_custom;
+
+namespace {
+
+using Values = std::vector<int64_t>;
+constexpr int64_t kSecond = 1000 * 1000 * 1000;
+
+void require(bool ok, const char* what, uint32_t rank, uint64_t step) {
+  if (ok) return;
+  std::fprintf(stderr, "rank %u, step %lu: %s\n", rank, (unsigned long)step, what);
+  std::abort();
+}
+
+int64_t value(uint32_t rank, uint64_t step, uint64_t i) { return int64_t(rank * 1000003 + step * 101 + i * 7); }
+
+Values input(uint32_t rank, uint64_t step, uint64_t n, uint64_t from = 0) {
+  Values v(n);
+  for (uint64_t i = 0; i < n; ++i) v[i] = value(rank, step, from + i);
+  return v;
+}
+
+Span span(Values& v, uint64_t from, uint64_t n) { return {v.data() + from, n * sizeof(int64_t)}; }
+
+struct Rank {
+  c10d_handle* group;
+  uint32_t me, n;
+
+  void call(uint64_t step, Op op, uint64_t count, int32_t root, std::vector<Span> in, std::vector<Span> out, bool async) {
+    CallArgs a{};
+    a.op = op, a.redop = kSum, a.dtype = kInt64, a.root = root, a.count = count, a.item_bytes = 8;
+    a.timeout_ns = 60 * kSecond;
+    a.nin = uint32_t(in.size()), a.in = in.data(), a.nout = uint32_t(out.size()), a.out = out.data();
+    if (!async) return require(c10d_run(group, &a) == kOk, "run failed", me, step);
+    c10d_ticket* t = c10d_submit(group, &a);
+    Failure f;
+    require(c10d_wait(t, 60 * kSecond, &f) == kOk, "submitted call failed", me, step);
+    c10d_release(t);
+  }
+
+  void collective(uint64_t step, uint32_t kind, uint64_t count, int32_t root, bool async) {
+    Values mine = input(me, step, count * n), got(count * n, -1);
+    auto parts = [&](Values& v) {
+      std::vector<Span> s;
+      for (uint32_t r = 0; r < n; ++r) s.push_back(span(v, r * count, count));
+      return s;
+    };
+    auto sum = [&](uint64_t i) {
+      int64_t s = 0;
+      for (uint32_t r = 0; r < n; ++r) s += value(r, step, i);
+      return s;
+    };
+    const bool at_root = int32_t(me) == root;
+    switch (kind) {
+      case 0:
+        call(step, kBarrier, 0, -1, {}, {}, async);
+        break;
+      case 1:
+        call(step, kAllReduce, count, -1, {span(mine, 0, count)}, {span(mine, 0, count)}, async);
+        for (uint64_t i = 0; i < count; ++i) require(mine[i] == sum(i), "all_reduce", me, step);
+        break;
+      case 2:
+        if (at_root) call(step, kBroadcast, count, root, {span(mine, 0, count)}, {}, async);
+        else call(step, kBroadcast, count, root, {}, {span(mine, 0, count)}, async);
+        for (uint64_t i = 0; i < count; ++i) require(mine[i] == value(uint32_t(root), step, i), "broadcast", me, step);
+        break;
+      case 3:
+        call(step, kAllGather, count, -1, {span(mine, 0, count)}, parts(got), async);
+        for (uint64_t i = 0; i < got.size(); ++i) require(got[i] == value(uint32_t(i / count), step, i % count), "all_gather", me, step);
+        break;
+      case 4:
+        call(step, kReduceScatter, count, -1, parts(mine), {span(got, 0, count)}, async);
+        for (uint64_t i = 0; i < count; ++i) require(got[i] == sum(me * count + i), "reduce_scatter", me, step);
+        break;
+      case 5:
+        call(step, kAllToAll, kNever, -1, parts(mine), parts(got), async);
+        for (uint64_t i = 0; i < got.size(); ++i)
+          require(got[i] == value(uint32_t(i / count), step, me * count + i % count), "all_to_all", me, step);
+        break;
+      case 6:
+        call(step, kReduce, count, root, {span(mine, 0, count)}, at_root ? std::vector<Span>{span(got, 0, count)} : std::vector<Span>{}, async);
+        for (uint64_t i = 0; at_root && i < count; ++i) require(got[i] == sum(i), "reduce", me, step);
+        break;
+      case 7:
+        call(step, kGather, count, root, {span(mine, 0, count)}, at_root ? parts(got) : std::vector<Span>{}, async);
+        for (uint64_t i = 0; at_root && i < got.size(); ++i)
+          require(got[i] == value(uint32_t(i / count), step, i % count), "gather", me, step);
+        break;
+      default:
+        call(step, kScatter, count, root, at_root ? parts(mine) : std::vector<Span>{}, {span(got, 0, count)}, async);
+        for (uint64_t i = 0; i < count; ++i) require(got[i] == value(uint32_t(root), step, me * count + i), "scatter", me, step);
+    }
+  }
+
+  // Everyone sends to everyone, itself included, and receives in the opposite order of tags.
+  void messages(uint64_t step, uint64_t count) {
+    std::vector<Values> out, in;
+    std::vector<c10d_ticket*> tickets;
+    auto post = [&](bool recv, uint32_t peer, int64_t tag, Values& v) {
+      MessageArgs m{};
+      m.is_recv = recv, m.dtype = kInt64, m.peer = int32_t(peer), m.tag = tag;
+      m.data = span(v, 0, v.size());
+      m.timeout_ns = 60 * kSecond;
+      tickets.push_back(c10d_post(group, &m));
+    };
+    out.reserve(2 * n), in.reserve(2 * n);
+    for (int64_t tag = 0; tag < 2; ++tag)
+      for (uint32_t r = 0; r < n; ++r) {
+        out.push_back(input(me, step + uint64_t(tag), count));
+        post(false, r, tag, out.back());
+      }
+    for (int64_t tag = 1; tag >= 0; --tag)
+      for (uint32_t r = 0; r < n; ++r) {
+        in.emplace_back(count, -1);
+        post(true, r, tag, in.back());
+      }
+    Failure f;
+    for (c10d_ticket* t : tickets) {
+      require(c10d_wait(t, 60 * kSecond, &f) == kOk, "message failed", me, step);
+      c10d_release(t);
+    }
+    for (uint32_t k = 0; k < 2 * n; ++k)
+      require(in[k] == input(k % n, step + (k < n ? 1 : 0), count), "message contents", me, step);
+  }
+
+  void program(uint64_t seed, uint64_t steps) {
+    std::mt19937_64 random(seed);  // the same on every rank
+    const uint64_t counts[] = {0, 1, 3, 64, 500, 511, 513, 2048, 5000, 40000};
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t count = counts[random() % 10];
+      const uint32_t kind = uint32_t(random() % 10);
+      const int32_t root = int32_t(random() % n);
+      const bool async = (random() + me) % 2;
+      if (kind == 9) messages(step, count);
+      else collective(step, kind, count, root, async);
+    }
+  }
+};
+
+void world(uint32_t n, uint64_t seed, uint64_t steps) {
+  // Small rings, so that windows wrap and close.
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  uint64_t total;
+  const int fd = c10d_segment_create(&geometry, &total);
+  require(fd >= 0, "no segment", 0, 0);
+  std::vector<std::thread> ranks;
+  std::vector<c10d_handle*> groups(n);
+  for (uint32_t r = 0; r < n; ++r) {
+    int error = 0;
+    groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
+    require(groups[r], "cannot open", r, uint64_t(error));
+  }
+  close(fd);
+  for (uint32_t r = 0; r < n; ++r) ranks.emplace_back([&, r] { Rank{groups[r], r, n}.program(seed, steps); });
+  for (auto& t : ranks) t.join();
+  for (c10d_handle* g : groups) c10d_close(g);
+  for (c10d_handle* g : groups) c10d_free(g);
+}
+
+// A rank that disagrees, one that is late, one that leaves: everyone gets a status, nobody hangs.
+void faults() {
+  const Geometry geometry{2, 3, 4096, 4096, 1024, 4};
+  auto pair = [&](auto first, auto second) {
+    uint64_t total;
+    const int fd = c10d_segment_create(&geometry, &total);
+    int error;
+    c10d_handle* g[2] = {c10d_open(dup(fd), 0, 0, nullptr, &error), c10d_open(fd, 1, 0, nullptr, &error)};
+    std::thread a([&] { first(g[0]); }), b([&] { second(g[1]); });
+    a.join(), b.join();
+    c10d_free(g[0]), c10d_free(g[1]);
+  };
+  auto reduce = [](c10d_handle* g, uint64_t count, int64_t timeout, Status want) {
+    Values v(count, 1);
+    const Span s{v.data(), count * 8};
+    CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, 0, 0, timeout, 1, 1, &s, &s};
+    require(c10d_run(g, &a) == want, "unexpected status", 0, count);
+  };
+  pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },
+       [&](c10d_handle* g) { reduce(g, 10000, 10 * kSecond, kMismatch); });
+  pair([&](c10d_handle* g) { reduce(g, 10, kSecond / 20, kTimeout); },
+       [&](c10d_handle* g) { usleep(200000); reduce(g, 10, 10 * kSecond, kBroken); });
+  pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kPeerLost); }, [&](c10d_handle* g) { c10d_leave(g); });
+  pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kBroken); }, [&](c10d_handle* g) { c10d_abort(g); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
+  for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, 1000 + n, steps);
+  faults();
+  std::puts("group_test: ok");
+}
