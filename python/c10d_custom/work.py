@@ -15,6 +15,9 @@ from .errors import AbortedError, CollectiveTimeoutError
 _REMEMBERED = 64
 _TINY = 256  # bytes
 
+# How many unfinished Works are looked at with each new one.
+_SWEEP = 4
+
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
 
@@ -166,7 +169,7 @@ class Completer:
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
         self._watched = {}      # token -> (work, index of the ticket it stands for)
-        self._in_flight = set()  # keeps Works, and so their tensors, alive until they end
+        self._in_flight = {}     # an ordered set: keeps Works, and so their tensors, alive until they end
         self._remembered = deque(maxlen=_REMEMBERED)
         self._idle = 0
         self._threads = set()
@@ -174,20 +177,22 @@ class Completer:
     def adopt(self, work, eager):
         """Keeps ``work`` alive until it ends; ``eager``: sees to its end, too."""
         with self._lock:
-            # Not watched and dropped by the caller: let go once the transport is done with it.
-            over = [w for w in self._in_flight if w._keep is not None and all(t.done() for t in w._tickets)
-                    ] if len(self._in_flight) >= 8 else ()
-            self._in_flight.add(work)
+            # Works that nobody waits for are let go here, a few at each call.
+            oldest = list(itertools.islice(self._in_flight, _SWEEP))
+            for w in oldest:
+                del self._in_flight[w]
+                self._in_flight[w] = None
+            self._in_flight[work] = None
             if sum(t.nbytes for t in work._tensors) <= _TINY:
                 self._remembered.append(work)
-        for w in over:
-            w.settle()
+        for w in oldest:
+            w.is_completed()
         if eager:
             self.watch(work)
 
     def forget(self, work):
         with self._lock:
-            self._in_flight.discard(work)
+            self._in_flight.pop(work, None)
 
     def watch(self, work, index=0):
         """Settles ``work`` once its tickets, from ``index`` on, are done."""

@@ -40,7 +40,7 @@ class Failure(c.Structure):
 class PublishedFingerprint(c.Structure):
     _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
                 ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
-                ("reserved", c.c_uint32), ("factor", c.c_double), ("pad", c.c_uint64)]
+                ("reserved", c.c_uint32), ("factor", c.c_double), ("pad", c.c_uint64 * 2)]
 
 
 class PeerState(c.Structure):
