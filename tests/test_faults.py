@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from c10d_custom.errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError,
-                                CustomBackendError, PeerLostError, UsageError)
+                                CustomBackendError, PeerLostError, TransportError, UsageError)
 from harness import RankFailure, RankPool
 
 
@@ -240,6 +240,29 @@ def interrupt_case(kind):
 @pytest.mark.parametrize("kind", ["all_reduce", "recv"])
 def test_ctrl_c_ends_a_blocking_call(ranks, kind):
     assert not any(found := ranks.run(interrupt_case, kind)), found
+
+
+def elsewhere_case(change):
+    from dataclasses import replace
+
+    from c10d_custom import topology
+
+    here = topology.Place.here()
+    kept, topology.Place.here = topology.Place.here, lambda: replace(here, **(change if dist.get_rank() == 1 else {}))
+    try:
+        return str(raised(dist.new_group, TransportError))
+    finally:
+        topology.Place.here = kept
+
+
+@pytest.mark.world_sizes(3)
+@pytest.mark.parametrize("change, said", [
+    ({"boot_id": "another", "hostname": "far"}, "far: ranks 1"),
+    ({"uid": 12345}, "different users"),
+])
+def test_ranks_that_cannot_share_memory_are_told_so_everywhere(ranks, change, said):
+    texts = ranks.run(elsewhere_case, change)
+    assert all(said in t for t in texts), texts
 
 
 def fork_case():

@@ -163,7 +163,7 @@ Status Group::health() const {
 }
 
 bool Group::alive(uint32_t peer) const {
-  auto& c = const_cast<Group*>(this)->ctl(peer);
+  const RankCtl& c = ctl(peer);
   if (c.state.load(std::memory_order_acquire) == kAbsent) return true;  // not here yet
   if (c.pid == pid_ && c.pid_namespace == pid_namespace_) return true;     // our own process
   struct flock l = byte_lock(peer);

@@ -28,21 +28,21 @@ class Group {
   const Geometry geometry;
   const Layout layout;
 
-  RankCtl& ctl(uint32_t r) { return *reinterpret_cast<RankCtl*>(base_ + layout.ctl + r * sizeof(RankCtl)); }
+  RankCtl& ctl(uint32_t r) const { return *reinterpret_cast<RankCtl*>(base_ + layout.ctl + r * sizeof(RankCtl)); }
   // The table of call `seq`: n byte counts sent, then n byte counts expected.
-  uint64_t* table(uint32_t r, uint64_t seq) {
+  uint64_t* table(uint32_t r, uint64_t seq) const {
     return reinterpret_cast<uint64_t*>(base_ + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
   }
-  char* small(uint32_t r, uint64_t seq) {
+  char* small(uint32_t r, uint64_t seq) const {
     return base_ + layout.small + (2 * r + (seq & 1)) * layout.small_bytes;
   }
-  char* block(uint32_t r, uint64_t k) {
+  char* block(uint32_t r, uint64_t k) const {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
-  PairCtl& pair(uint32_t src, uint32_t dst) {
+  PairCtl& pair(uint32_t src, uint32_t dst) const {
     return *reinterpret_cast<PairCtl*>(base_ + layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes);
   }
-  CellHeader* cell(uint32_t src, uint32_t dst, uint64_t index) {
+  CellHeader* cell(uint32_t src, uint32_t dst, uint64_t index) const {
     char* p = reinterpret_cast<char*>(&pair(src, dst)) + sizeof(PairCtl);
     return reinterpret_cast<CellHeader*>(p + (index % geometry.cells) * layout.cell_stride);
   }
@@ -59,7 +59,7 @@ class Group {
   Status health() const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
-  bool left(uint32_t peer) { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
+  bool left(uint32_t peer) const { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
 
   // The first failure of the group, told to all. Later ones are not recorded.
   void poison(Status kind, int32_t peer, uint64_t seq);

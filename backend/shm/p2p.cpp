@@ -24,7 +24,7 @@ void Messenger::shutdown() {
   closing_ = true;
   helper_cv_.notify_all();
   changed_.notify_all();
-  changed_.wait(hold, [&] { return threads_inside_ == 0; });
+  changed_.wait(hold, [&] { return waiters_ == 0; });
   std::thread helper = std::move(helper_);
   hold.unlock();
   if (helper.joinable()) helper.join();
@@ -68,7 +68,6 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
   if (t->state() != kPending) return t->state();
   const int64_t until = deadline_after(now_ns(), timeout_ns);
   std::unique_lock<std::mutex> hold(mutex_);
-  ++threads_inside_;
   ++waiters_;
   while (t->state() == kPending && !closing_) {
     const int64_t now = now_ns();
@@ -84,7 +83,6 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
     driving_ = false;
   }
   --waiters_;
-  --threads_inside_;
   changed_.notify_all();
   return t->state();
 }

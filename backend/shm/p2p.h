@@ -104,7 +104,7 @@ class Messenger {
   std::thread helper_;
   uint64_t next_id_ = 1, arrivals_ = 0;
   int64_t last_post_ = 0, last_check_ = 0;
-  unsigned waiters_ = 0, threads_inside_ = 0;
+  unsigned waiters_ = 0;
   bool driving_ = false, helper_idle_ = false, closing_ = false;
 };
 

@@ -58,6 +58,10 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   uint32_t who_in = 0, who_red = 0, who_out = 0;
   auto may_fill = [&] {
     if (filled >= blocks) return false;
+    // Our own stages must be through with the slot, too: when only the root drains, the others'
+    // `out` says nothing of our part.
+    const uint64_t done = Red::present ? std::min(reduced, drained) : drained;
+    if (filled >= done + window) return false;
     if (base + filled < window) return true;
     const uint64_t need = base + filled + 1 - window;
     if (all_out < need) all_out = slowest(&RankCtl::out, need, &who_out);

@@ -200,7 +200,8 @@ void faults() {
 
 int main(int argc, char** argv) {
   const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
-  for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, 1000 + n, steps);
+  for (uint64_t seed = 1; seed <= 5; ++seed)
+    for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, seed * 100 + n, steps);
   faults();
   std::puts("group_test: ok");
 }
