@@ -114,7 +114,7 @@ int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t dtype, 
 
 c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
   Use g(h);
-  return g.status ? nullptr : g->post(*a);
+  return g.status ? nullptr : g->messenger().post(*a);
 }
 
 uint64_t c10d_ticket_seq(c10d_ticket* t) { return t->seq; }
@@ -122,9 +122,12 @@ int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t-
 int c10d_test(c10d_ticket* t) { return t->state(); }
 int c10d_watch(c10d_ticket* t, uint64_t token) { return t->watch(token); }
 
-int c10d_wait(c10d_ticket* t, int64_t timeout_ns, Failure* f) {
-  if (t->fork_generation != g_fork_generation) return refuse(kForked, f);
-  const Status st = t->messenger ? t->messenger->wait(t, timeout_ns) : t->wait(timeout_ns);
+int c10d_wait(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run, Failure* f) {
+  Use g(h);
+  if (g.status == kForked) return refuse(kForked, f);
+  Status st = t->state();
+  if (st == kPending && !g.status)
+    st = t->message ? g->messenger().wait(t, timeout_ns) : g->queue().wait(t, timeout_ns, may_run);
   if (st != kOk && st != kPending) *f = t->failure;
   return st;
 }

@@ -120,9 +120,11 @@ C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 C10D_API uint64_t c10d_ticket_seq(c10d_ticket*);
 C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
 C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending while under way
-C10D_API int c10d_wait(c10d_ticket*, int64_t timeout_ns, c10d_custom::Failure*);
+// kPending after timeout_ns. may_run: the calling thread may run queued collectives itself, and then
+// returns once they are over.
+C10D_API int c10d_wait(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run, c10d_custom::Failure*);
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
-// status: it is done already, and the token will not.
+// status: it is done already, and the token will not come.
 C10D_API int c10d_watch(c10d_ticket*, uint64_t token);
 C10D_API void c10d_release(c10d_ticket*);               // the caller's reference; any time
 // Blocks until a watched ticket is done; kAborted once the group closes.

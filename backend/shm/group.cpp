@@ -95,12 +95,12 @@ Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin
   me.pid_namespace = pid_namespace_ = pid_namespace();
   me.state.store(kJoined, std::memory_order_release);
   queue_ = std::make_unique<CollectiveQueue>(*this);
-  messenger_ = std::make_shared<Messenger>(*this);
+  messenger_ = std::make_unique<Messenger>(*this);
 }
 
 Group::~Group() {
   leave();
-  messenger_->shutdown();
+  messenger_.reset();
   queue_.reset();
   munmap(base_, layout.total);
   ::close(fd_);  // drops the liveness lock
@@ -194,8 +194,6 @@ bool Group::poisoned(Failure* why) const {
   why->seq = valid ? p.seq : 0;
   return true;
 }
-
-Ticket* Group::post(const MessageArgs& a) { return messenger_->post(a, messenger_); }
 
 void Group::leave() {
   aborted_.store(true, std::memory_order_release);

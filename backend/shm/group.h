@@ -70,7 +70,7 @@ class Group {
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   CollectiveQueue& queue() { return *queue_; }
-  Ticket* post(const MessageArgs&);
+  Messenger& messenger() { return *messenger_; }
 
   // How long to spin before sleeping. Where peers have cores of their own they answer within the
   // limit given to open(), and a sleep would only add the time of a wake-up; where cores are busy,
@@ -96,7 +96,7 @@ class Group {
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
   std::unique_ptr<CollectiveQueue> queue_;
-  std::shared_ptr<Messenger> messenger_;
+  std::unique_ptr<Messenger> messenger_;
 };
 
 constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`

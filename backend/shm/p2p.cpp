@@ -16,9 +16,8 @@ constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before
 }  // namespace
 
 Messenger::Messenger(Group& g) : g_(g), links_(g.n) {}
-Messenger::~Messenger() { shutdown(); }
 
-void Messenger::shutdown() {
+Messenger::~Messenger() {
   std::unique_lock<std::mutex> hold(mutex_);
   if (!closing_) fail_all(kAborted);
   closing_ = true;
@@ -35,11 +34,11 @@ void Messenger::interrupt() {
   fail_all(kAborted);
 }
 
-Ticket* Messenger::post(const MessageArgs& a, const std::shared_ptr<Messenger>& self) {
+Ticket* Messenger::post(const MessageArgs& a) {
   std::unique_lock<std::mutex> hold(mutex_);
   const int64_t now = now_ns();
   auto* t = new Ticket(now);
-  t->messenger = self;
+  t->message = true;
   auto* r = new Request{t, a, next_id_++, deadline_after(now, a.timeout_ns)};
   live_.push_back(r);
   last_post_ = now;

@@ -36,14 +36,11 @@ class Messenger {
   explicit Messenger(Group& g);
   ~Messenger();
 
-  Ticket* post(const MessageArgs&, const std::shared_ptr<Messenger>& self);
+  Ticket* post(const MessageArgs&);
   // kPending after timeout_ns.
   Status wait(Ticket*, int64_t timeout_ns);
   // The group aborts or leaves: everything outstanding fails.
   void interrupt();
-  // Ends the helper and everyone's wait. The group may go away afterwards, this object need not.
-  void shutdown();
-
  private:
   enum CellKind : uint32_t { kEager = 1, kRequest, kGrant, kRefuse, kData, kCancel };
 

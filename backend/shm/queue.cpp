@@ -83,7 +83,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
     hold.unlock();
     Status st;
     bool interrupted = false;
-    while ((st = t->wait(interrupted ? INT64_MAX : kPollInterrupt)) == kPending)
+    while ((st = wait(t, interrupted ? INT64_MAX : kPollInterrupt, true)) == kPending)
       if (g_.interrupted && g_.interrupted()) {
         interrupted = true;
         g_.abort();  // ends it: the caller's buffers must not be touched after we return
@@ -120,24 +120,36 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
   return t;
 }
 
+Status CollectiveQueue::wait(Ticket* t, int64_t timeout_ns, bool may_run) {
+  if (may_run && t->state() == kPending) {
+    std::unique_lock<std::mutex> hold(mutex_);
+    while (t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);
+  }
+  return t->wait(timeout_ns);
+}
+
+void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
+  Job job = std::move(jobs_.front());
+  jobs_.pop_front();
+  busy_ = true;
+  hold.unlock();
+  job.args.in = job.spans.data();
+  job.args.out = job.spans.data() + job.args.nin;
+  Failure failure{};
+  const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure);
+  job.ticket->finish(st, failure, completed);
+  job.ticket->drop();
+  hold.lock();
+  busy_ = false;
+  if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
+}
+
 void CollectiveQueue::work() {
   std::unique_lock<std::mutex> hold(mutex_);
   for (;;) {
     changed_.wait(hold, [&] { return !busy_ && (closing_ || !jobs_.empty()); });
     if (jobs_.empty()) return;  // closing
-    Job job = std::move(jobs_.front());
-    jobs_.pop_front();
-    busy_ = true;
-    hold.unlock();
-    job.args.in = job.spans.data();
-    job.args.out = job.spans.data() + job.args.nin;
-    Failure failure{};
-    const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure);
-    job.ticket->finish(st, failure, completed);
-    job.ticket->drop();
-    hold.lock();
-    busy_ = false;
-    if (g_.aborted()) changed_.notify_all();
+    run_next(hold);
   }
 }
 

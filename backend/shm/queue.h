@@ -1,7 +1,9 @@
 // Tickets, and the order of a group's collectives.
 //
 // Collectives run in the order they were issued, one at a time: in the caller's thread when nothing
-// is under way (run), else in the group's worker thread, started with the first submit.
+// is under way (run), else in the group's worker thread, started with the first submit, or in a
+// thread that waits for one before the worker has come to it (waking the worker takes longer than
+// many a collective).
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -41,8 +43,7 @@ class Ticket {
   void drop() { if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this; }
 
   const int64_t started;
-  const unsigned fork_generation = g_fork_generation;
-  std::shared_ptr<Messenger> messenger;  // whose engine a waiter drives; none for collectives
+  bool message = false;  // of the Messenger, else of the CollectiveQueue
   uint64_t seq = 0;
   int32_t source = -1;   // valid once done
   Failure failure{};     // valid once done and not kOk
@@ -60,6 +61,9 @@ class CollectiveQueue {
 
   Status run(const CallArgs&, Failure*);
   Ticket* submit(const CallArgs&);
+  // kPending after timeout_ns. may_run: the calling thread may run what is queued meanwhile, and then
+  // returns when that is over, however long it takes.
+  Status wait(Ticket*, int64_t timeout_ns, bool may_run);
   uint64_t next_seq();
   // Returns once everything issued has ended, as it soon does when the group has aborted or left.
   void drain();
@@ -72,6 +76,7 @@ class CollectiveQueue {
     Ticket* ticket;
   };
   Ticket* enqueue(const CallArgs&, std::unique_lock<std::mutex>&);
+  void run_next(std::unique_lock<std::mutex>&);
   void work();
 
   Group& g_;

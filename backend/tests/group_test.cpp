@@ -47,7 +47,7 @@ struct Rank {
     if (!async) return require(c10d_run(group, &a) == kOk, "run failed", me, step);
     c10d_ticket* t = c10d_submit(group, &a);
     Failure f;
-    require(c10d_wait(t, 60 * kSecond, &f) == kOk, "submitted call failed", me, step);
+    require(c10d_wait(group, t, 60 * kSecond, step % 2, &f) == kOk, "submitted call failed", me, step);
     c10d_release(t);
   }
 
@@ -129,7 +129,7 @@ struct Rank {
       }
     Failure f;
     for (c10d_ticket* t : tickets) {
-      require(c10d_wait(t, 60 * kSecond, &f) == kOk, "message failed", me, step);
+      require(c10d_wait(group, t, 60 * kSecond, step % 2, &f) == kOk, "message failed", me, step);
       c10d_release(t);
     }
     for (uint32_t k = 0; k < 2 * n; ++k)

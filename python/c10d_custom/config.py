@@ -44,4 +44,9 @@ class Config:
         return config
 
 
+def restart_attempt():
+    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 TABLE = [(f.metadata["env"], f.default, f.metadata["doc"]) for f in fields(Config)]

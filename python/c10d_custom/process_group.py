@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
 
 from . import dtypes, sparse
 from .collectives import Lowering, is_plain, only
-from .config import Config
+from .config import Config, restart_attempt
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
 from .profiling import recorded
@@ -40,20 +40,29 @@ def create(options):
 
 
 def _build(store, rank, size, timeout, name, members):
-    # A store may see the same group name again after destroy_process_group: count the lives.
-    life = store.add(f"custom/lives/{rank}", 1)
-    exchange = Exchange(PrefixStore(f"custom/{life}", store), rank, size, timeout.total_seconds())
+    # A store may see the same group name again after destroy_process_group: count the lives. So may it
+    # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
+    # has not counted that life, hence the attempt.
+    store = PrefixStore(f"custom/{restart_attempt()}", store)
+    life = store.add(f"lives/{rank}", 1)
+    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
     require_one_host(places(exchange))
     transport = ShmTransport(exchange, _config(), name, members or list(range(size)))
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 
 def _opaque(cls):
-    """Keeps Dynamo from looking into the methods (what torch.compiler.disable sets; importing that
-    costs a second)."""
+    """Keeps Dynamo out of the methods: when it traces a caller (the attribute is what
+    torch.compiler.disable sets; importing that costs a second) and when C++, DDP's reducer say, calls
+    one while compiled code runs."""
+    from torch._C._dynamo.eval_frame import (_FrameAction, _FrameExecStrategy,
+                                             set_code_exec_strategy)
+
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for member in vars(cls).values():
         if callable(member) and hasattr(member, "__code__"):
             member._torchdynamo_disable = True
+            set_code_exec_strategy(member.__code__, skip)
     return cls
 
 

@@ -124,7 +124,7 @@ class Work(_TorchWork):
         for ticket in self._tickets:
             while True:
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                if ticket.wait(max(left, 0.0)):
+                if ticket.wait(max(left, 0.0), may_run=deadline is None):
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise CollectiveTimeoutError(

@@ -16,8 +16,9 @@ class Ticket(ABC):
         """True once it has ended, well or not."""
 
     @abstractmethod
-    def wait(self, seconds):
-        """Waits up to ``seconds`` (None: until it ends). Returns done()."""
+    def wait(self, seconds, may_run=False):
+        """Waits up to ``seconds``. Returns done(). ``may_run``: this thread may do the work itself, and
+        then stays until it is done."""
 
     @abstractmethod
     def error(self):

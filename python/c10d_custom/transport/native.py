@@ -72,7 +72,7 @@ def _load():
         "ticket_source": (c.c_int, ticket),
         "test": (c.c_int, ticket),
         "watch": (c.c_int, ticket, c.c_uint64),
-        "wait": (c.c_int, ticket, c.c_int64, failure),
+        "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
         "release": (None, ticket),
         "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),

@@ -233,10 +233,9 @@ class ShmTicket(Ticket):
     def done(self):
         return lib.c10d_test(self._ticket) != native.PENDING
 
-    def wait(self, seconds):
+    def wait(self, seconds, may_run=False):
         failure = Failure()
-        limit = _FOREVER if seconds is None else _nanoseconds(seconds)
-        status = lib.c10d_wait(self._ticket, limit, byref(failure))
+        status = lib.c10d_wait(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run, byref(failure))
         if status > native.PENDING:
             self._failure = failure
         return status != native.PENDING

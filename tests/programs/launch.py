@@ -1,0 +1,156 @@
+"""Run a command with a deadline, keep its output, leave none of its processes behind.
+
+A command's processes are recognised by a mark in their environment. Process
+groups alone do not do: torchrun puts each worker in a session of its own, and
+a worker whose launcher was killed is nobody's child.
+"""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+SCRIPTS = pathlib.Path(__file__).resolve().parent / "scripts"
+MARK = "C10D_TEST_COMMAND"
+
+# Set by the launchers and read by init_process_group: what is left from an outer
+# launcher must not reach a program that is to find its own way.
+LAUNCHER_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Result:
+    def __init__(self, command, code, output, errors, seconds, stragglers):
+        self.command = command
+        self.code = code
+        self.output = output
+        self.errors = errors
+        self.seconds = seconds
+        self.stragglers = stragglers
+
+    def __str__(self):
+        return (f"{' '.join(self.command)}\nexit code {self.code} after {self.seconds:.1f} s; "
+                f"processes left over: {self.stragglers or 'none'}\n"
+                f"--- stdout\n{self.output}\n--- stderr\n{self.errors}")
+
+    def json_by_rank(self):
+        """The JSON lines of the output that carry a rank, rank -> object."""
+        found = {}
+        for line in self.output.splitlines():
+            if line.startswith("{"):
+                value = json.loads(line)
+                if "rank" in value:
+                    assert value["rank"] not in found, f"two JSON lines from rank {value['rank']}\n{self}"
+                    found[value["rank"]] = value
+        return found
+
+
+def backend():
+    """Read at each call: the suite's --backend may set it after this module was imported."""
+    return os.environ.get("C10D_TEST_BACKEND", "custom")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def marked(mark):
+    """Processes, zombies excepted, whose environment at exec carried the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as f:
+                if wanted in f.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def kill_marked(mark):
+    for _ in range(20):
+        left = marked(mark)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.05)
+
+
+def start(arguments, *, deadline=60, env=None):
+    """Run python with these arguments; a Result, whatever the exit code.
+
+    Raises AssertionError, with all output so far, when the deadline passes.
+    """
+    mark = uuid.uuid4().hex
+    command = [sys.executable, *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items()
+                   if k not in LAUNCHER_VARIABLES and not k.startswith("TORCHELASTIC")}
+    # Unbuffered, print writes a line in pieces, and those of two ranks mix.
+    environment.pop("PYTHONUNBUFFERED", None)
+    environment.update({
+        MARK: mark,
+        "C10D_TEST_BACKEND": backend(),
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        # A fatal signal or SIGABRT (sent at the deadline) prints Python stacks.
+        "PYTHONFAULTHANDLER": "1",
+    })
+    environment.update(env or {})
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
+                                   start_new_session=True)
+        late = False
+        stragglers = []
+        try:
+            process.wait(deadline)
+            # A launcher may return a moment before its last child is gone.
+            grace = time.monotonic() + 2
+            while (stragglers := marked(mark)) and time.monotonic() < grace:
+                time.sleep(0.02)
+        except subprocess.TimeoutExpired:
+            late = True
+            for pid in marked(mark):
+                try:
+                    os.kill(pid, signal.SIGABRT)
+                except ProcessLookupError:
+                    pass
+            time.sleep(1)
+        finally:
+            kill_marked(mark)
+            process.wait()
+        seconds = time.monotonic() - began
+        out.seek(0)
+        err.seek(0)
+        result = Result(command, process.returncode, out.read(), err.read(), seconds, stragglers)
+    assert not late, f"no end after {deadline} s\n{result}"
+    return result
+
+
+def finish(arguments, **options):
+    """As start, and the command must exit with 0 and leave no process behind."""
+    result = start(arguments, **options)
+    assert result.code == 0 and not result.stragglers, str(result)
+    return result
+
+
+def script(name, *arguments, **options):
+    return finish([SCRIPTS / f"{name}.py", *arguments], **options)
+
+
+def torchrun(launcher_arguments, name, *arguments, **options):
+    return finish(["-m", "torch.distributed.run", *launcher_arguments, SCRIPTS / f"{name}.py", *arguments], **options)
