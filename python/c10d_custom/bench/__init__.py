@@ -1,0 +1,1 @@
+"""Collectives timed side by side on several backends, in one run."""
