@@ -13,7 +13,7 @@ from .errors import AbortedError, CollectiveTimeoutError
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
 _REMEMBERED = 64
-_TINY = 256  # bytes
+_TINY = 64  # bytes, of each tensor
 
 # How many unfinished Works are looked at with each new one.
 _SWEEP = 4
@@ -183,7 +183,7 @@ class Completer:
                 del self._in_flight[w]
                 self._in_flight[w] = None
             self._in_flight[work] = None
-            if sum(t.nbytes for t in work._tensors) <= _TINY:
+            if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
                 self._remembered.append(work)
         for w in oldest:
             w.is_completed()
