@@ -1,0 +1,28 @@
+import pytest
+
+from . import gloo
+from .cases import check, members_of, run_cases
+from .selection import cases_of, time_for
+
+
+@pytest.fixture
+def conform(ranks, backend, full):
+    """conform(perform, section, reducing): run a section of the selection (see selection.py) on all ranks."""
+    def run(perform, section, reducing=False):
+        cases = cases_of(perform.__name__, section, reducing, full, ranks.world_size)
+        if backend == "gloo":
+            size = {name: len(members_of(name, ranks.world_size)) for name in ("world", "unsorted")}
+            cases = [case for case in cases if not gloo.lacks(perform.__name__, case, size[case.members])]
+            if not cases:
+                pytest.skip("gloo can do none of these cases")
+        check(ranks, run_cases, perform, cases, timeout=time_for(cases))
+    return run
+
+
+@pytest.fixture
+def beyond_gloo(backend):
+    """beyond_gloo(reason): skip the rest of a test where gloo cannot do it."""
+    def skip(reason):
+        if backend == "gloo":
+            pytest.skip(f"gloo: {reason}")
+    return skip

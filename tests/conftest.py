@@ -1,0 +1,59 @@
+"""Options of the suite, and the rank pools that its tests share. See conformance/README.md."""
+import os
+
+import pytest
+
+from harness import RankPool
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("c10d-custom")
+    group.addoption("--backend", default=os.environ.get("C10D_TEST_BACKEND", "custom"),
+                    help="name given to init_process_group (default: custom)")
+    group.addoption("--full", action="store_true",
+                    help="the whole cross product instead of the covering selection")
+    group.addoption("--world-sizes", default="2,3,4,8",
+                    help="world sizes to run, comma-separated (default: 2,3,4,8)")
+
+
+def pytest_generate_tests(metafunc):
+    """`ranks` runs at every world size, or at those that @pytest.mark.world_sizes(...) names."""
+    if "ranks" not in metafunc.fixturenames:
+        return
+    chosen = [int(n) for n in metafunc.config.getoption("world_sizes").split(",")]
+    marker = metafunc.definition.get_closest_marker("world_sizes")
+    if marker:
+        chosen = [n for n in chosen if n in marker.args]
+    metafunc.parametrize("ranks", chosen, indirect=True, ids=[f"{n}ranks" for n in chosen])
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "world_sizes(*sizes): the world sizes at which this test makes sense")
+
+
+@pytest.fixture(scope="session")
+def backend(request):
+    return request.config.getoption("backend")
+
+
+@pytest.fixture(scope="session")
+def full(request):
+    return request.config.getoption("full")
+
+
+@pytest.fixture(scope="session")
+def _pools(backend):
+    pools = {}
+    yield pools
+    for pool in pools.values():
+        pool.ask_to_end()
+    wrong = [problem for problem in [pool.close() for pool in pools.values()] if problem]
+    assert not wrong, "ranks that did not end well:\n" + "\n".join(wrong)
+
+
+@pytest.fixture
+def ranks(request, _pools, backend):
+    """The RankPool of this test's world size."""
+    if request.param not in _pools:
+        _pools[request.param] = RankPool(request.param, backend)
+    return _pools[request.param]
