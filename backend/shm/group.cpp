@@ -30,8 +30,6 @@ uint64_t pid_namespace() {
   return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
 }
 
-constexpr int64_t kLeastSpin = 1000;  // ns: a peer that answers at once is not worth a system call
-
 bool sane(const Geometry& g) {
   return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
          g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
@@ -87,8 +85,7 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
 }
 
 Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())
-    : rank(rank_), n(g.ranks), geometry(g), layout(g), interrupted(poll), spin_limit_(spin), spin_ns_(spin), fd_(fd),
-      base_(base) {
+    : rank(rank_), n(g.ranks), geometry(g), layout(g), spinner(spin), interrupted(poll), fd_(fd), base_(base) {
   RankCtl& me = ctl(rank);
   for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());
@@ -118,26 +115,25 @@ void Group::advance(Signal& mine, uint64_t value) {
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
-  if (const int64_t spin = spin_ns(); spin > 0) {
-    const int64_t until = std::min(began + spin, deadline);
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (s.value.load(std::memory_order_acquire) >= need) return kOk;
-        cpu_relax();
-      }
-    } while (now_ns() < until);
-  }
+  const int64_t budget = spinner.budget(began), until = std::min(deadline, began + budget);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (s.value.load(std::memory_order_acquire) >= need) return spinner.spun(budget, true), kOk;
+      cpu_relax();
+    }
+  } while (now_ns() < until);
+  spinner.spun(budget, false);
   int64_t next_poll = interrupted && !t_own_thread ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
     while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
     }
     const uint64_t seen = s.value.load(std::memory_order_seq_cst);
-    if (seen >= need) return slept(now_ns() - began), kOk;
+    if (seen >= need) return kOk;
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) return kTimeout;
     futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, kSlice));
-    if (s.value.load(std::memory_order_acquire) >= need) return slept(now_ns() - began), kOk;
+    if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     if (Status st = health(); st != kOk) return st;
     if (now_ns() >= next_poll) {
       if (interrupted()) return kInterrupted;
@@ -148,13 +144,6 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
       return s.value.load(std::memory_order_acquire) >= need ? kOk : kPeerLost;
     }
   }
-}
-
-void Group::slept(int64_t waited_ns) {
-  const int64_t spin = spin_ns();
-  const int64_t next = waited_ns < spin_limit_ ? std::min(spin_limit_, 2 * std::max(spin, waited_ns))
-                                               : std::max(spin / 2, std::min<int64_t>(spin_limit_, kLeastSpin));
-  if (next != spin) spin_ns_.store(next, std::memory_order_relaxed);
 }
 
 Status Group::health() const {

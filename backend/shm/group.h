@@ -8,6 +8,7 @@
 
 #include "api.h"
 #include "os.h"
+#include "spinner.h"
 #include "layout.h"
 
 namespace c10d_custom {
@@ -72,11 +73,7 @@ class Group {
   CollectiveQueue& queue() { return *queue_; }
   Messenger& messenger() { return *messenger_; }
 
-  // How long to spin before sleeping. Where peers have cores of their own they answer within the
-  // limit given to open(), and a sleep would only add the time of a wake-up; where cores are busy,
-  // every spin takes one from whoever would have answered. Each wait that had to sleep tells which.
-  int64_t spin_ns() const { return spin_ns_.load(std::memory_order_relaxed); }
-  void slept(int64_t waited_ns);
+  Spinner spinner;
 
   // Asked every kPollInterrupt by a caller's thread that sleeps, never by one of ours; may be null.
   int (*const interrupted)();
@@ -88,8 +85,6 @@ class Group {
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
 
-  const int64_t spin_limit_;
-  std::atomic<int64_t> spin_ns_;
   const int fd_;
   char* const base_;
   uint32_t pid_ = 0;

@@ -106,13 +106,14 @@ void Messenger::help() {
 
 void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   if (progress()) return;
-  const int64_t began = now_ns(), spin_until = began + g_.spin_ns();
-  while (now_ns() < spin_until) {
+  const int64_t began = now_ns(), budget = g_.spinner.budget(began);
+  while (now_ns() < began + budget) {
     hold.unlock();
     for (int j = 0; j < 8; ++j) cpu_relax();
     hold.lock();
-    if (progress()) return;
+    if (progress()) return g_.spinner.spun(budget, true);
   }
+  g_.spinner.spun(budget, false);
   Bell& bell = g_.ctl(g_.rank).bell;
   bell.sleeping.store(1, std::memory_order_seq_cst);
   const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
@@ -121,7 +122,6 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
     hold.unlock();
     if (ns > 0) futex_wait(&bell.rings, rings, ns);
     hold.lock();
-    g_.slept(now_ns() - began);
   }
   bell.sleeping.store(0, std::memory_order_relaxed);
   if (now_ns() - last_check_ >= kSlice) check_faults();
