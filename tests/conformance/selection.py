@@ -8,7 +8,7 @@ The quick selection covers, at every world size and for every collective:
 Collectives that handle a chunk for each rank get smaller large chunks at 4 and 8 ranks.
 Where an axis is not crossed (sync/async, root, multi-block size), its values rotate from case to case.
 --full crosses them:
-    pairs     dtype (x op) x every size x kind x sync/async x group (so do small and sizes)
+    pairs     dtype (x op) x every size x kind x sync/async x group (small: the small ones of these)
     layouts   dtype (x op) x layout x four sizes x sync/async x group
 """
 import itertools
@@ -120,7 +120,7 @@ ONE_CHUNK = ("all_reduce", "reduce", "broadcast", "send_recv")
 
 def cases_of(collective, section, reducing, full, world_size):
     shrink = 1 if full or collective in ONE_CHUNK else max(1, world_size // 2)
-    if full and section in ("pairs", "sizes", "small") or section == "pairs":
+    if section == "pairs":
         cases = pair_cases(reducing, full, shrink)
     elif section == "small":
         cases = [case for case in pair_cases(reducing, full) if case.count <= SMALL_SPECIAL]
