@@ -22,7 +22,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
     {"_version", "errors", "config", "transport.native"},
-    {"dtypes", "profiling"},
+    {"dtypes", "profiling", "dynamo", "device_backend"},
     {"call", "topology", "monitored_barrier"},
     {"transport.base", "transport.segment", "collectives", "sparse"},
     {"transport.shm", "work"},

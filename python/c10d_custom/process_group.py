@@ -15,6 +15,8 @@ from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
 from . import dtypes, sparse
 from .collectives import Lowering, is_plain, only
 from .config import Config, restart_attempt
+from .device_backend import DeviceBackend
+from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
 from .profiling import recorded
@@ -51,55 +53,7 @@ def _build(store, rank, size, timeout, name, members):
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 
-def _opaque(cls):
-    """Keeps Dynamo out of the methods: when it traces a caller (the attribute is what
-    torch.compiler.disable sets; importing that costs a second) and when C++, DDP's reducer say, calls
-    one while compiled code runs."""
-    from torch._C._dynamo.eval_frame import (_FrameAction, _FrameExecStrategy,
-                                             set_code_exec_strategy)
-
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    for member in vars(cls).values():
-        if callable(member) and hasattr(member, "__code__"):
-            member._torchdynamo_disable = True
-            set_code_exec_strategy(member.__code__, skip)
-    return cls
-
-
-class _DeviceBackend:
-    """What torch expects `ProcessGroup._get_backend(device)` to answer."""
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-    supports_tensor_alloc = False
-    supports_shrinking = False
-    options = None
-
-    def __init__(self, group):
-        self._group = group
-
-    def name(self):
-        return self._group.getBackendName()
-
-    def rank(self):
-        return self._group.rank()
-
-    def size(self):
-        return self._group.size()
-
-    def _set_default_timeout(self, timeout):
-        self._group.set_timeout(timeout)
-
-    set_timeout = _set_default_timeout
-
-    def __eq__(self, other):
-        return isinstance(other, _DeviceBackend) and other._group is self._group
-
-    def __hash__(self):
-        return id(self._group)
-
-
-@_opaque
+@opaque_to_dynamo
 class CustomProcessGroup(ProcessGroup):
     def __init__(self, transport, store, rank, size, timeout, name):
         super().__init__(rank, size)
@@ -148,7 +102,7 @@ class CustomProcessGroup(ProcessGroup):
         return [torch.device("cpu")]
 
     def _get_backend(self, device):
-        return _DeviceBackend(self)
+        return DeviceBackend(self)
 
     def _get_backend_name(self):
         return self.getBackendName()

@@ -4,7 +4,6 @@ import functools
 import itertools
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from .cases import Case, Group, check

@@ -31,7 +31,6 @@ def test_waits_for_all(ranks, members, async_op):
 
 
 def _many(count):
-    g = make_group()
     for i in range(count):
         dist.barrier()
     works = [dist.barrier(async_op=True) for _ in range(count)]

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from .cases import Case, check, finish, group as make_group
-from . import reference, values
+from . import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
 

@@ -1,7 +1,6 @@
 """torch.distributed._functional_collectives, which reach the group from C++."""
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from .cases import Case, check, group as make_group

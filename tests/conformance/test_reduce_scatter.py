@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from .cases import Case, check, finish, group as make_group
 from .selection import SECTIONS
-from . import reference, values
+from . import reference
 
 
 def reduce_scatter(case, group):

@@ -14,11 +14,9 @@ from .spawn import run
 
 
 def everything(rank, size):
-    """Every rank's x and weight of its outputs; the gradient of the sum of all weighted outputs."""
+    """Every rank has an x; the gradient is that of the sum of all weighted outputs."""
     xs = [integers(2 * size, 3, seed=10 + r).requires_grad_() for r in range(size)]
-    ws = [integers(2 * size, 3, seed=40 + r) for r in range(size)]
     x = xs[rank].detach().clone().requires_grad_()
-    w = ws[rank]
 
     def compare(output, expected, weight=None):
         """expected: every rank's output, as a function of xs."""

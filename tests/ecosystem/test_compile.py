@@ -36,7 +36,6 @@ def compiled(rank, size, compiler):
     for _ in range(2):
         assert_same([one(x)], [size * total + 3])
 
-    first = 2 * integers(4, 3, seed=10)[:2]
     expected = in_place(x)
     assert_same([expected[0]], [total + 1])
     two = torch.compile(in_place, backend=compiler, fullgraph=True)

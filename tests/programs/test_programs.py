@@ -74,7 +74,7 @@ def test_group_all_reduce():
 
 
 def expected_six(rank, ranks):
-    n, root, place = len(ranks), ranks[0], ranks.index(rank)
+    root, place = ranks[0], ranks.index(rank)
     product = 1.0
     for r in ranks:
         product *= 1.0 + r
