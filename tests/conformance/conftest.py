@@ -5,6 +5,13 @@ from .cases import check, members_of, run_cases
 from .selection import cases_of, time_for
 
 
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("full"):
+        for item in items:
+            if "conform" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(0))  # the pool's own deadline grows with the cases
+
+
 @pytest.fixture
 def conform(ranks, backend, full):
     """conform(perform, section, reducing): run a section of the selection (see selection.py) on all ranks."""

@@ -108,7 +108,7 @@ def layout_cases(layout, reducing, full, shrink=1):
 
 def time_for(cases):
     """Seconds: generous, for many ranks on few busy cores."""
-    return 60 + 0.5 * len(cases)
+    return 60 + 0.25 * len(cases)
 
 
 SECTIONS = ("pairs", "sizes", *LAYOUTS)
