@@ -242,6 +242,47 @@ def test_ctrl_c_ends_a_blocking_call(ranks, kind):
     assert not any(found := ranks.run(interrupt_case, kind)), found
 
 
+class FromHandler(Exception):
+    pass
+
+
+def handler_raises_case():
+    def handler(*_):
+        raise FromHandler
+
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        before = signal.signal(signal.SIGUSR2, handler)
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR2)).start()
+        error = raised(lambda: dist.all_reduce(torch.ones(4), group=group), FromHandler)
+        signal.signal(signal.SIGUSR2, before)
+        return None if error.seconds < 1 else error.seconds
+    time.sleep(1)
+
+
+@pytest.mark.world_sizes(2)
+def test_what_a_signal_handler_raises_comes_out_of_the_blocking_call(ranks):
+    assert not any(found := ranks.run(handler_raises_case, timeout=20)), found
+
+
+def destroyed_by_handler_case():
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        before = signal.signal(signal.SIGUSR2, lambda *_: dist.destroy_process_group(group))
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR2)).start()
+        opts = dist.AllreduceOptions()
+        opts.asyncOp = False
+        error = raised(lambda: group.allreduce([torch.ones(4)], opts), AbortedError)
+        signal.signal(signal.SIGUSR2, before)
+        return None if error.seconds < 1 else error.seconds
+    time.sleep(1)
+
+
+@pytest.mark.world_sizes(2)
+def test_a_signal_handler_may_destroy_the_group_it_interrupts(ranks):
+    assert not any(found := ranks.run(destroyed_by_handler_case, timeout=20)), found
+
+
 def elsewhere_case(change):
     from dataclasses import replace
 

@@ -30,7 +30,8 @@ namespace {
 
 class Use {
  public:
-  explicit Use(Handle* h) : handle_(h) {
+  explicit Use(Handle* h) : handle_(h), outer_(t_innermost) {
+    t_innermost = this;
     if (h->fork_generation != g_fork_generation) {
       status = kForked;
       return;
@@ -39,14 +40,25 @@ class Use {
     if (h->closed.load(std::memory_order_seq_cst)) status = kAborted;
   }
   ~Use() {
+    t_innermost = outer_;
     if (status != kForked) handle_->users.fetch_sub(1, std::memory_order_seq_cst);
   }
   Group* operator->() const { return handle_->group; }
   Status status = kOk;
 
+  // Whether this thread is inside a call of `h`, which has called back.
+  static bool inside(const Handle* h) {
+    for (const Use* u = t_innermost; u; u = u->outer_)
+      if (u->handle_ == h) return true;
+    return false;
+  }
+
  private:
+  static thread_local const Use* t_innermost;
   Handle* const handle_;
+  const Use* const outer_;
 };
+thread_local const Use* Use::t_innermost = nullptr;
 
 thread_local Failure t_failure;
 
@@ -83,6 +95,8 @@ void c10d_free(c10d_handle* h) {
   delete h;
 }
 
+int c10d_inside(c10d_handle* h) { return Use::inside(h); }
+
 void c10d_abort(c10d_handle* h) {
   Use g(h);
   if (!g.status) g->abort();
@@ -117,7 +131,6 @@ c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
   return g.status ? nullptr : g->messenger().post(*a);
 }
 
-uint64_t c10d_ticket_seq(c10d_ticket* t) { return t->seq; }
 int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t->source; }
 int c10d_test(c10d_ticket* t) { return t->state(); }
 int c10d_watch(c10d_ticket* t, uint64_t token) { return t->watch(token); }

@@ -98,11 +98,14 @@ using c10d_ticket = c10d_custom::Ticket;
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
 
 // Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure.
-// Returns nullptr with *error = errno on failure. `interrupted` (may be null) is asked now and then by
-// a thread that sleeps in c10d_run; if not 0 the call gives up.
+// Returns nullptr with *error = errno on failure. `interrupted` (may be null) is asked now and then
+// by the process's main thread while it sleeps in a collective; if not 0 the call gives up.
 C10D_API c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error);
 // Tells the peers and fails what is in flight; when it returns, every ticket is done.
 C10D_API void c10d_leave(c10d_handle*);
+// 1 if the calling thread is inside a call of this handle, that is, in `interrupted`. Such a thread
+// must not leave or close: it would wait for itself.
+C10D_API int c10d_inside(c10d_handle*);
 // Leaves, joins the threads, unmaps. Calls on a closed handle return kAborted; free comes when nobody can make any. In a forked child both do nothing.
 C10D_API void c10d_close(c10d_handle*);
 C10D_API void c10d_free(c10d_handle*);
@@ -117,7 +120,6 @@ C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t 
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 
-C10D_API uint64_t c10d_ticket_seq(c10d_ticket*);
 C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
 C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending while under way
 // kPending after timeout_ns. may_run: the calling thread may run queued collectives itself, and then

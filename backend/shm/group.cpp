@@ -123,7 +123,7 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
     }
   } while (now_ns() < until);
   spinner.spun(budget, false);
-  int64_t next_poll = interrupted && !t_own_thread ? began + kPollInterrupt : INT64_MAX;
+  int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
     while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {

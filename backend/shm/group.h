@@ -75,7 +75,7 @@ class Group {
 
   Spinner spinner;
 
-  // Asked every kPollInterrupt by a caller's thread that sleeps, never by one of ours; may be null.
+  // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();
 
   uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks

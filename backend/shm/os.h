@@ -49,8 +49,8 @@ inline const void* futex_word(const std::atomic<uint64_t>& value) {
   return &value;
 }
 
-// True in the threads of this library, false in the application's.
-inline thread_local bool t_own_thread = false;
+// The application's first thread: the one that takes its signals.
+inline bool main_thread() { return syscall(SYS_gettid) == getpid(); }
 
 // A thread that takes no signals: they belong to the application's own threads.
 template <class F>
@@ -58,10 +58,7 @@ std::thread start_thread(F f) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread t([f] {
-    t_own_thread = true;
-    f();
-  });
+  std::thread t(f);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return t;
 }

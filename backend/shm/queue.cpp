@@ -84,7 +84,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
     Status st;
     bool interrupted = false;
     while ((st = wait(t, interrupted ? INT64_MAX : kPollInterrupt, true)) == kPending)
-      if (g_.interrupted && g_.interrupted()) {
+      if (g_.interrupted && main_thread() && g_.interrupted()) {
         interrupted = true;
         g_.abort();  // ends it: the caller's buffers must not be touched after we return
       }

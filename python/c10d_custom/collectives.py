@@ -35,6 +35,11 @@ def only(tensors, name):
     return tensors[0]
 
 
+def own_list(lists):
+    """This rank's list of tensors, given plain or as the only list of a list."""
+    return lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists
+
+
 def check_tensor(name, t, what="tensor"):
     if not isinstance(t, torch.Tensor):
         raise UsageError(f"{name}: {what} is {type(t).__name__}, not a torch.Tensor")

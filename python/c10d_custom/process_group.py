@@ -13,7 +13,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
 
 from . import dtypes, sparse
-from .collectives import Lowering, is_plain, only
+from .collectives import Lowering, is_plain, only, own_list
 from .config import Config, restart_attempt
 from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
@@ -130,14 +130,14 @@ class CustomProcessGroup(ProcessGroup):
     def broadcast(self, tensors, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
             opts, root = None, opts
-        tensor = only(tensors, "broadcast")
+        tensor = self._lowered(only, tensors, "broadcast")
         root = opts.rootRank if opts is not None else root or 0
         return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
 
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op = None, opts
-        tensor = only(tensors, "all_reduce")
+        tensor = self._lowered(only, tensors, "all_reduce")
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         if opts is not None and not opts.asyncOp and (quick := self._quick(tensor, op)):
             given = opts.timeout
@@ -155,14 +155,14 @@ class CustomProcessGroup(ProcessGroup):
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
         if isinstance(opts, int):
             opts, root, op = None, opts, root if root is not None else op
-        tensor = only(tensors, "reduce")
+        tensor = self._lowered(only, tensors, "reduce")
         root = opts.rootRank if opts is not None else root or 0
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
-        tensor = only(inputs, "all_gather")
-        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        tensor = self._lowered(only, inputs, "all_gather")
+        outputs = own_list(output_lists)
         return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
@@ -182,8 +182,8 @@ class CustomProcessGroup(ProcessGroup):
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op = None, opts
-        output = only(outputs, "reduce_scatter")
-        inputs = input_lists[0] if input_lists and not isinstance(input_lists[0], torch.Tensor) else input_lists
+        output = self._lowered(only, outputs, "reduce_scatter")
+        inputs = own_list(input_lists)
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective("reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter,
                                 output, inputs, op)
@@ -209,17 +209,17 @@ class CustomProcessGroup(ProcessGroup):
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
             opts, root = None, opts
-        tensor = only(inputs, "gather")
+        tensor = self._lowered(only, inputs, "gather")
         root = opts.rootRank if opts is not None else root or 0
-        outputs = output_lists[0] if output_lists and not isinstance(output_lists[0], torch.Tensor) else output_lists
+        outputs = own_list(output_lists)
         return self._collective("gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root)
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
             opts, root = None, opts
-        output = only(outputs, "scatter")
+        output = self._lowered(only, outputs, "scatter")
         root = opts.rootRank if opts is not None else root or 0
-        inputs = input_lists[0] if input_lists and not isinstance(input_lists[0], torch.Tensor) else input_lists
+        inputs = own_list(input_lists)
         return self._collective("scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root)
 
     def barrier(self, opts=None, timeout=None):
@@ -279,6 +279,11 @@ class CustomProcessGroup(ProcessGroup):
 
     def shutdown(self):
         if self._closed:
+            return
+        if self._transport.interrupted_here():
+            # A signal handler, on top of a call of this very group: that call must end before the
+            # group can. It fails now; what is left is closed at exit, or when asked again.
+            self._transport.abort()
             return
         self._closed = True
         self._transport.leave()
@@ -343,7 +348,7 @@ class CustomProcessGroup(ProcessGroup):
             return self._adopt([self._transport.submit(c) for c in calls], tensors, calls, record)
 
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
-        tensor = only(tensors, name)
+        tensor = self._lowered(only, tensors, name)
         with recorded(self, name, [tensor]) as record:
             message = self._lower.message(name, tensor, peer, tag, seconds, is_recv)
             return self._adopt([self._transport.post(message)], [tensor], [message], record)

@@ -18,6 +18,9 @@ _TINY = 64  # bytes, of each tensor
 # How many unfinished Works are looked at with each new one.
 _SWEEP = 4
 
+# How long to wait for a callback of a future that does not return (the thread is a daemon).
+_JOIN = 5.0
+
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
 
@@ -221,7 +224,7 @@ class Completer:
             threads = list(self._threads)
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(_JOIN)
         for work in list(self._in_flight):
             work.settle()
         self._remembered.clear()

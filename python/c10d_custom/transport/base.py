@@ -58,6 +58,10 @@ class Transport(ABC):
         """Number of the next collective."""
 
     @abstractmethod
+    def interrupted_here(self):
+        """True in a signal handler that interrupted a call of this transport, in the same thread."""
+
+    @abstractmethod
     def abort(self):
         """Fails everything under way, here and on the other ranks. The group is of no more use."""
 

@@ -1,5 +1,4 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
-import threading
 from ctypes import byref, c_uint64
 
 from .. import dtypes
@@ -26,8 +25,10 @@ class ShmTransport(Transport):
 
     def __init__(self, exchange, config, group_name, members):
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
-        self._interrupt = threading.local()
-        self._poll = native.Interrupted(self._check_signals)
+        self._raised = None  # by a signal handler, in the main thread
+        signals = self._signals()
+        next(signals)
+        self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll)
 
     # --- collectives
@@ -97,16 +98,23 @@ class ShmTransport(Transport):
         if self._handle is not None:
             lib.c10d_free(self._handle)
 
-    def _check_signals(self):
-        # Called by the core every so often while the calling thread sleeps in it: running Python
-        # code is what lets Python's signal handlers run, Ctrl-C's among them.
-        try:
-            for _ in range(2):
-                pass
-        except BaseException as error:
-            self._interrupt.error = error
-            return 1
-        return 0
+    def _signals(self):
+        # The core asks this generator's next value every so often while the main thread sleeps in it:
+        # running Python code is what lets Python's signal handlers run, Ctrl-C's among them. A
+        # generator, because they run wherever a frame is entered: here, that is inside the try.
+        answer = 0
+        while True:
+            try:
+                yield answer
+                answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._raised, answer = error, 1
+
+    def interrupted_here(self):
+        """True in a signal handler that interrupted a call of this transport, in the same thread."""
+        return bool(lib.c10d_inside(self._handle))
 
     # --- errors
 
@@ -125,7 +133,8 @@ class ShmTransport(Transport):
     def error(self, failure, call):
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
         if failure.status == native.INTERRUPTED:
-            return self._interrupt.__dict__.pop("error", None) or KeyboardInterrupt()
+            raised, self._raised = self._raised, None
+            return raised or KeyboardInterrupt()
         return _ErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 
@@ -228,7 +237,6 @@ class ShmTicket(Ticket):
     def __init__(self, transport, ticket, call):
         self._transport, self._ticket, self._call = transport, ticket, call
         self._failure = None
-        self.sequence = lib.c10d_ticket_seq(ticket)
 
     def done(self):
         return lib.c10d_test(self._ticket) != native.PENDING
