@@ -1,9 +1,11 @@
 """Which ranks share a host, and the exchange through the Store that finds it out."""
+import contextlib
 import json
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 from .errors import TransportError
 
@@ -42,8 +44,6 @@ class Exchange:
         self.store.set(key, json.dumps(value))
 
     def hear(self, key, who):
-        from datetime import timedelta
-
         try:
             self.store.wait([key], timedelta(seconds=self.left()))
         except RuntimeError as error:
@@ -55,10 +55,12 @@ class Exchange:
 
     def gather_and_decide(self, topic, value, decide):
         """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its
-        TransportError, as one) is everyone's. An error anywhere reaches every rank."""
+        TransportError, as one) is everyone's. An error anywhere reaches every rank: rank 0, whose
+        process often serves the store, returns (and may exit) only when all have heard."""
         if self.rank:
             self.say(f"{topic}/{self.rank}", value)
             verdict = self.hear(f"{topic}/verdict", "rank 0")
+            self.say(f"{topic}/heard/{self.rank}", True)
         else:
             try:
                 values = [value] + [self.hear(f"{topic}/{r}", f"rank {r}") for r in range(1, self.size)]
@@ -66,9 +68,16 @@ class Exchange:
             except TransportError as error:
                 verdict = {"error": str(error)}
             self.say(f"{topic}/verdict", verdict)
+            self._all_heard(topic)
         if "error" in verdict:
             raise TransportError(verdict["error"])
         return verdict["ok"]
+
+    def _all_heard(self, topic):
+        # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
+        with contextlib.suppress(RuntimeError):
+            self.store.wait([f"{topic}/heard/{r}" for r in range(1, self.size)],
+                            timedelta(seconds=min(10.0, self.left())))
 
 
 def places(exchange):
