@@ -115,14 +115,7 @@ void Group::advance(Signal& mine, uint64_t value) {
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
-  const int64_t budget = spinner.budget(began), until = std::min(deadline, began + budget);
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (s.value.load(std::memory_order_acquire) >= need) return spinner.spun(budget, true), kOk;
-      cpu_relax();
-    }
-  } while (now_ns() < until);
-  spinner.spun(budget, false);
+  if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; })) return kOk;
   int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);

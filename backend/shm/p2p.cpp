@@ -106,14 +106,13 @@ void Messenger::help() {
 
 void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   if (progress()) return;
-  const int64_t began = now_ns(), budget = g_.spinner.budget(began);
-  while (now_ns() < began + budget) {
-    hold.unlock();
-    for (int j = 0; j < 8; ++j) cpu_relax();
-    hold.lock();
-    if (progress()) return g_.spinner.spun(budget, true);
-  }
-  g_.spinner.spun(budget, false);
+  hold.unlock();
+  const bool moved = g_.spinner.spin(now_ns(), until, [&] {
+    std::lock_guard<std::mutex> look(mutex_);
+    return progress();
+  });
+  hold.lock();
+  if (moved) return;
   Bell& bell = g_.ctl(g_.rank).bell;
   bell.sleeping.store(1, std::memory_order_seq_cst);
   const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);

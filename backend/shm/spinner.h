@@ -1,14 +1,18 @@
-// How long to spin before sleeping.
+// How long to stay awake in a wait before sleeping.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
-// wake-up of ten times that. Where cores are busy, a spin takes one from whoever would have answered.
-// Which of the two holds changes while a program runs, and two ranks that both sleep look as slow to
-// each other as busy ones do. So: spin while most spins succeed; otherwise sleep, but try again for
-// kTrial in every kPeriod, all ranks at once, by the clock that the processes of a host share.
+// wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between
+// looks, and it goes to the very rank we wait for. Where cores are busy with other work, a yield gives
+// that work a whole time slice, and only a sleeper, woken, comes before it: so a yield that took
+// longer than ranks hold a core for is the last for a while.
 #pragma once
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+
+#include "os.h"
 
 namespace c10d_custom {
 
@@ -16,25 +20,36 @@ class Spinner {
  public:
   explicit Spinner(int64_t limit_ns) : limit_(limit_ns) {}
 
-  // For a wait that begins now.
-  int64_t budget(int64_t now) const {
-    const bool spins = score_.load(std::memory_order_relaxed) > kEven || now % kPeriod < kTrial;
-    return spins ? limit_ : std::min(limit_, kLeast);
-  }
-  // How a spin of that budget ended. Threads may lose each other's counts: it is a tendency.
-  void spun(int64_t budget, bool success) {
-    if (budget < limit_) return;
-    const int score = score_.load(std::memory_order_relaxed);
-    score_.store(score + ((success ? kFull : 0) - score) / 16, std::memory_order_relaxed);
+  // Looks until `done` or the limit. Returns whether it is done.
+  template <class Done>
+  bool spin(int64_t began, int64_t deadline, Done done) {
+    int64_t now = began;
+    for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
+      for (int i = 0; i < 32; ++i) {
+        if (done()) return true;
+        cpu_relax();
+      }
+    if (now < sleep_until_.load(std::memory_order_relaxed)) return false;
+    for (const int64_t until = std::min(deadline, began + limit_); now < until;) {
+      sched_yield();
+      if (done()) return true;
+      const int64_t before = now;
+      now = now_ns();
+      if (now - before > kSlice) {
+        sleep_until_.store(now + kAvoid, std::memory_order_relaxed);
+        return false;
+      }
+    }
+    return false;
   }
 
  private:
-  static constexpr int64_t kLeast = 1000;  // ns: an answer that is under way already
-  static constexpr int64_t kPeriod = 100 * 1000 * 1000, kTrial = 4 * 1000 * 1000;
-  static constexpr int kFull = 1 << 16, kEven = kFull / 2;
+  static constexpr int64_t kSpin = 1000;             // ns: an answer that is under way already
+  static constexpr int64_t kSlice = 2 * 1000 * 1000;    // longer than that, a yield went to other work
+  static constexpr int64_t kAvoid = 2000 * 1000 * 1000;
 
   const int64_t limit_;
-  std::atomic<int> score_{kFull};
+  std::atomic<int64_t> sleep_until_{0};
 };
 
 }  // namespace c10d_custom

@@ -19,9 +19,9 @@ class Config:
                               "payload of one cell of a point-to-point ring")
     cells: int = _number("C10D_CUSTOM_CELLS", 32, 2, 65536,
                          "cells in the ring between two ranks (fewer in groups above 8 ranks)")
-    spin_us: int = _number("C10D_CUSTOM_SPIN_US", 50, 0, 1_000_000,
-                           "the longest a rank spins before it sleeps, in microseconds; it spins less "
-                           "by itself where cores are busy")
+    spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,
+                           "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
+                           "microseconds; where cores are busy with other work it sleeps at once")
 
     @classmethod
     def from_env(cls):
