@@ -16,7 +16,6 @@ bool ring_all_reduce(Collective& c) {
   const uint64_t blocks = (total + g.geometry.block_bytes - 1) / g.geometry.block_bytes;
   const bool keeps = c.args.op == kAllReduce || c.is_root();
   const ReduceFn kernel = c.kernel();
-  const bool premul = c.args.redop == kPremulSum;
   std::vector<const void*> src(n);
 
   // Equal blocks, so that the last one is not a sliver that synchronises for nothing.
@@ -37,7 +36,7 @@ bool ring_all_reduce(Collective& c) {
         [&](uint64_t k) {
           for (uint32_t r = 0; r < 2; ++r)
             src[r] = r == me ? c.in(0) + begin(k) : g.block(r, g.blocks_done + k);
-          kernel(c.out(0) + begin(k), src.data(), 2, bytes(k) / item, premul ? c.factors() : nullptr);
+          kernel(c.out(0) + begin(k), src.data(), 2, bytes(k) / item, c.factors());
         });
   }
   auto stage = [&](uint64_t k) {
@@ -53,7 +52,7 @@ bool ring_all_reduce(Collective& c) {
     for (uint32_t r = 0; r < n; ++r)
       src[r] = r == me ? c.in(0) + begin(k) + lo : g.block(r, g.blocks_done + k) + lo;
     char* mine = g.block(me, g.blocks_done + k) + lo;
-    kernel(mine, src.data(), n, (hi - lo) / item, premul ? c.factors() : nullptr);
+    kernel(mine, src.data(), n, (hi - lo) / item, c.factors());
     if (keeps) memcpy(c.out(0) + begin(k) + lo, mine, hi - lo);
   };
   auto collect = [&](uint64_t k) {

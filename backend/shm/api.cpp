@@ -9,7 +9,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 1; }
+int c10d_abi_version() { return 2; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -122,7 +122,7 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
 int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t dtype, uint32_t redop,
                     uint32_t item_bytes, int64_t timeout_ns) {
   const Span s{data, count * item_bytes};
-  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, timeout_ns, 1, 1, &s, &s};
+  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s};
   return c10d_run(h, &a);
 }
 
@@ -165,6 +165,39 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   out->pid = c.pid;
   out->alive = g->alive(rank);
   if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
+  return kOk;
+}
+
+void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {
+  Use g(h);
+  if (!g.status) g->poison(Status(cause), peer, number);
+}
+
+int c10d_health(c10d_handle* h, Failure* f) {
+  Use g(h);
+  if (g.status) return refuse(g.status, f);
+  refuse(g->health(), f);
+  if (f->status == kBroken) g->poisoned(f);
+  for (uint32_t r = 0; f->status == kOk && r < g->n; ++r)
+    if (!g->alive(r)) f->status = kPeerLost, f->peer = int32_t(r);
+  return f->status;
+}
+
+void c10d_complete(c10d_handle* h, uint64_t token) {
+  Use g(h);
+  if (!g.status) g->queue().completed.push(token);
+}
+
+int c10d_probe(c10d_handle* h, int64_t tag) {
+  Use g(h);
+  return g.status ? -1 : g->messenger().probe(tag);
+}
+
+int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
+                uint64_t count, const double* factor) {
+  const ReduceFn f = reduce_kernel(dtype, redop);
+  if (!f || !nsrc) return kUsage;
+  f(dst, src, nsrc, count, factor);
   return kOk;
 }
 

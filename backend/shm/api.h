@@ -45,7 +45,9 @@ struct CallArgs {
   uint64_t count;       // goes into the fingerprint; kNever where ranks may differ
   uint32_t item_bytes;
   uint32_t device;
-  double factor;
+  double factor;        // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
+  uint64_t number;      // what failures call this collective by; 0: its sequence number
+  uint64_t outer;       // compared between the ranks, and nothing else
   int64_t timeout_ns;   // from now
   uint32_t nin, nout;
   const Span* in;
@@ -133,5 +135,16 @@ C10D_API void c10d_release(c10d_ticket*);               // the caller's referenc
 C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);
 
 C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_custom::PeerState*);
+// For a caller whose collectives go beyond this group. poison: the group is of no more use, and why;
+// health: kOk, kBroken (and why), or kPeerLost (the first rank found gone).
+C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, uint64_t number);
+C10D_API int c10d_health(c10d_handle*, c10d_custom::Failure*);
+// Lets `token` come out of next_completed.
+C10D_API void c10d_complete(c10d_handle*, uint64_t token);
+// The rank whose message with this tag has been here longest without a receive; -1 if there is none.
+C10D_API int c10d_probe(c10d_handle*, int64_t tag);
+// reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.
+C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src,
+                         uint32_t nsrc, uint64_t count, const double* factor);
 C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
 C10D_API int c10d_abi_version();

@@ -5,17 +5,17 @@
 namespace c10d_custom {
 
 Collective::Collective(Group& group, uint64_t s, const CallArgs& a, int64_t started, Failure* f)
-    : g(group), me(group.rank), n(group.n), seq(s), args(a),
+    : g(group), me(group.rank), n(group.n), seq(s), args(a), number(a.number ? a.number : s),
       deadline(deadline_after(started, a.timeout_ns)), started_(started), failure_(f) {}
 
 Status Collective::fail(Status st, int32_t peer) {
   *failure_ = Failure{};
   failure_->peer = peer;
   failure_->by = -1;
-  failure_->call = failure_->seq = seq;
+  failure_->call = failure_->seq = number;
   if (st == kBroken) g.poisoned(failure_);
-  else if (st == kInterrupted) g.poison(kAborted, int32_t(me), seq);
-  else if (st != kAborted && st != kUsage) g.poison(st, peer, seq);
+  else if (st == kInterrupted) g.poison(kAborted, int32_t(me), number);
+  else if (st != kAborted && st != kUsage) g.poison(st, peer, number);
   failure_->status = st;
   failure_->elapsed_ns = now_ns() - started_;
   return status_ = st;
@@ -27,6 +27,8 @@ bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
 }
 
 const double* Collective::factors() {
+  if (args.redop == kAvg) return args.factor ? &args.factor : nullptr;
+  if (args.redop != kPremulSum) return nullptr;
   double* f = factors_;
   if (n > 64) {
     many_factors_ = std::make_unique<double[]>(n);
@@ -54,6 +56,7 @@ void Collective::announce() {
   f.count = args.count;
   f.device = args.device;
   f.factor = args.factor;
+  f.outer = args.outer;
   if (uses_table()) {
     uint64_t* t = g.table(me, seq);
     for (uint32_t i = 0; i < n; ++i) {
@@ -67,7 +70,7 @@ void Collective::announce() {
 bool Collective::differs(uint32_t peer) {
   const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
   if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype ||
-      a.root != b.root || a.count != b.count || a.device != b.device)
+      a.root != b.root || a.count != b.count || a.device != b.device || a.outer != b.outer)
     return true;
   if (!uses_table()) return false;
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
@@ -77,7 +80,7 @@ bool Collective::differs(uint32_t peer) {
 }
 
 Status Collective::mismatch(uint32_t peer) {
-  g.poison(kMismatch, int32_t(peer), seq);
+  g.poison(kMismatch, int32_t(peer), number);
   // The others' fingerprints belong into everyone's error message: give stragglers a moment.
   const int64_t until = std::min(deadline, deadline_after(now_ns(), 900 * 1000 * 1000));
   for (uint32_t r = 0; r < n; ++r)
@@ -94,7 +97,7 @@ bool Collective::agree() {
     if (st == kBroken) {
       // If the reason is a disagreement over this very call, we have our own say in it.
       Failure why{};
-      if (g.poisoned(&why) && why.cause == kMismatch && why.seq == seq && why.by >= 0 &&
+      if (g.poisoned(&why) && why.cause == kMismatch && why.seq == number && why.by >= 0 &&
           uint32_t(why.by) < n && uint32_t(why.by) != me)
         return mismatch(uint32_t(why.by)), false;
     }
@@ -130,7 +133,7 @@ bool Collective::shape_ok() const {
 Status Collective::run() {
   Failure why{};
   if (Status st = g.health(); st != kOk) {
-    const bool about_us = st == kBroken && g.poisoned(&why) && why.cause == kMismatch && why.seq == seq;
+    const bool about_us = st == kBroken && g.poisoned(&why) && why.cause == kMismatch && why.seq == number;
     if (!about_us) return fail(st, -1);
   }
   // After a call that waited for nobody, a slower rank may still read the slots we are to write.
@@ -155,7 +158,7 @@ void Collective::run_alone() {
   if (args.op == kBarrier || args.nin == 0 || args.nout == 0) return;
   if (args.op == kAllReduce || args.op == kReduce || args.op == kReduceScatter) {
     const void* src = in(0);
-    kernel()(out(0), &src, 1, in_bytes(0) / args.item_bytes, &args.factor);
+    kernel()(out(0), &src, 1, in_bytes(0) / args.item_bytes, factors());
   } else if (in(0) != out(0)) {
     memmove(out(0), in(0), in_bytes(0));
   }

@@ -25,6 +25,7 @@ class Collective {
   const uint32_t me, n;
   const uint64_t seq;
   const CallArgs& args;
+  const uint64_t number;  // what failures call it by
   const int64_t deadline;
 
   // Waits for a peer's signal; on failure records it, tells the group, and returns false.
@@ -44,7 +45,7 @@ class Collective {
   void stage_small();
   bool collect_small_all_to_all();
   uint64_t input_bytes() const;
-  // The ranks' PREMUL_SUM factors, in rank order.
+  // What the kernel takes beside its sources.
   const double* factors();
   ReduceFn kernel() const { return reduce_kernel(args.dtype, args.redop); }
 

@@ -50,6 +50,7 @@ struct alignas(64) Fingerprint {
   uint32_t device;
   uint32_t reserved;
   double factor;   // PREMUL_SUM: this rank's; not compared
+  uint64_t outer;  // what larger call this one is part of, 0 if none
 };
 static_assert(sizeof(Fingerprint) == 64, "one cache line");
 

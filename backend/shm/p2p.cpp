@@ -29,6 +29,18 @@ Messenger::~Messenger() {
   if (helper.joinable()) helper.join();
 }
 
+int Messenger::probe(int64_t tag) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  if (closing_) return -1;
+  progress();
+  int found = -1;
+  uint64_t first = kNever;
+  for (uint32_t src = 0; src < g_.n; ++src)
+    for (const Envelope& e : links_[src].unexpected)
+      if (e.header.tag == tag && e.arrival < first) first = e.arrival, found = int(src);
+  return found;
+}
+
 void Messenger::interrupt() {
   std::lock_guard<std::mutex> hold(mutex_);
   fail_all(kAborted);

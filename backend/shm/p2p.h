@@ -39,6 +39,8 @@ class Messenger {
   Ticket* post(const MessageArgs&);
   // kPending after timeout_ns.
   Status wait(Ticket*, int64_t timeout_ns);
+  // The source of the oldest message with this tag that no receive has asked for; -1 if none.
+  int probe(int64_t tag);
   // The group aborts or leaves: everything outstanding fails.
   void interrupt();
  private:

@@ -80,7 +80,7 @@ bool ring_personal(Collective& c) {
     if (!reduces) return;
     if (const uint64_t size = piece(c.out_bytes(0), k))
       kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes,
-             c.args.redop == kPremulSum ? c.factors() : nullptr);
+             c.factors());
   };
   return pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain, announced);
 }

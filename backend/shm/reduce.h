@@ -24,7 +24,7 @@ enum ReduceOp : uint32_t {
 };
 
 // dst may be exactly one of the sources; otherwise dst must not overlap any of them.
-// nsrc >= 1. factor has nsrc entries and is read only for PREMUL_SUM.
+// nsrc >= 1. factor, where not null: the nsrc factors of PREMUL_SUM; what AVG divides by, if not nsrc.
 using ReduceFn = void (*)(void* dst, const void* const* src, unsigned nsrc, size_t count,
                           const double* factor);
 

@@ -71,7 +71,7 @@ void Collective::run_small() {
       if (n > 64) many = std::make_unique<const void*[]>(n), src = many.get();
       for (uint32_t r = 0; r < n; ++r) src[r] = g.small(r, seq) + offset;
       kernel()(out(0), src, n, out_bytes(0) / args.item_bytes,
-               args.redop == kPremulSum ? factors() : nullptr);
+               factors());
       break;
     }
     default: break;

@@ -185,7 +185,7 @@ void faults() {
   auto reduce = [](c10d_handle* g, uint64_t count, int64_t timeout, Status want) {
     Values v(count, 1);
     const Span s{v.data(), count * 8};
-    CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, 0, 0, timeout, 1, 1, &s, &s};
+    CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, 0, 0, 0, 0, timeout, 1, 1, &s, &s};
     require(c10d_run(g, &a) == want, "unexpected status", 0, count);
   };
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },

@@ -384,7 +384,7 @@ Bytes run(const Case& c, const Inputs& in, size_t count, int in_place) {
   for (size_t j = 0; j < in.src.size(); ++j) src.push_back(held[j].data() + shift);
   Bytes& dst = in_place < 0 ? held.back() : held[in_place];
   c.variant.kernel(c.type.dtype, c.op)(dst.data() + shift, src.data(), c.nsrc, count,
-                                       in.factor.data());
+                                       c.op == kPremulSum ? in.factor.data() : nullptr);
   for (size_t j = 0; j < in.src.size(); ++j) {
     if ((int)j != in_place &&
         std::memcmp(held[j].data() + shift, in.src[j].data(), count * c.type.size) != 0) {

@@ -2,7 +2,7 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED = range(10)
 JOINED, LEFT = 1, 2
 
@@ -22,8 +22,9 @@ Interrupted = c.CFUNCTYPE(c.c_int)
 class CallArgs(c.Structure):
     _fields_ = [("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32), ("root", c.c_int32),
                 ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
-                ("factor", c.c_double), ("timeout_ns", c.c_int64), ("nin", c.c_uint32),
-                ("nout", c.c_uint32), ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span))]
+                ("factor", c.c_double), ("number", c.c_uint64), ("outer", c.c_uint64),
+                ("timeout_ns", c.c_int64), ("nin", c.c_uint32), ("nout", c.c_uint32),
+                ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span))]
 
 
 class MessageArgs(c.Structure):
@@ -40,7 +41,7 @@ class Failure(c.Structure):
 class PublishedFingerprint(c.Structure):
     _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
                 ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
-                ("reserved", c.c_uint32), ("factor", c.c_double), ("pad", c.c_uint64 * 2)]
+                ("reserved", c.c_uint32), ("factor", c.c_double), ("outer", c.c_uint64), ("pad", c.c_uint64)]
 
 
 class PeerState(c.Structure):
@@ -76,6 +77,12 @@ def _load():
         "release": (None, ticket),
         "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
+        "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
+        "health": (c.c_int, handle, failure),
+        "complete": (None, handle, c.c_uint64),
+        "probe": (c.c_int, handle, c.c_int64),
+        "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
+                   c.POINTER(c.c_double)),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
     }
     for name, (result, *arguments) in signatures.items():

@@ -1,16 +1,20 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
+import functools
 from ctypes import byref, c_uint64
 
-from .. import dtypes
 from ..call import Call, Fingerprint, Op, mismatch_table
-from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError,
-                      PeerLostError, TransportError, UsageError)
+from ..errors import AbortedError
 from . import native
 from .base import Ticket, Transport
+from .failure import ErrorText
 from .native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from .segment import open_segment
 
 _FOREVER = 2**63 - 1
+
+
+def rank_name(members, rank):
+    return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
 
 
 def _nanoseconds(seconds):
@@ -19,12 +23,13 @@ def _nanoseconds(seconds):
 
 class ShmTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
-    group rank."""
+    group rank. ``who``: names a rank in error messages."""
 
     _handle = None
 
-    def __init__(self, exchange, config, group_name, members):
+    def __init__(self, exchange, config, group_name, members, who=None):
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+        self.who = who or functools.partial(rank_name, members)
         self._raised = None  # by a signal handler, in the main thread
         signals = self._signals()
         next(signals)
@@ -48,6 +53,14 @@ class ShmTransport(Transport):
         lib.c10d_last_failure(byref(failure))
         return self.error(failure, call)
 
+    def attempt(self, args):
+        """Runs the collective of a native.CallArgs. Returns None, or the native Failure."""
+        if lib.c10d_run(self._handle, byref(args)):
+            failure = Failure()
+            lib.c10d_last_failure(byref(failure))
+            return failure
+        return None
+
     def submit(self, call):
         return self._ticket(lib.c10d_submit(self._handle, byref(self._args(call))), call)
 
@@ -56,7 +69,7 @@ class ShmTransport(Transport):
             return (Span * len(tensors))(*[(t.data_ptr(), t.nbytes) for t in tensors])
 
         return CallArgs(call.op, call.redop, call.dtype.code, call.root, call.count, call.dtype.item_bytes,
-                        0, call.factor, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
+                        0, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
                         spans(call.inputs), spans(call.outputs))
 
     def _ticket(self, ticket, call):
@@ -127,9 +140,6 @@ class ShmTransport(Transport):
                 return None
         return out
 
-    def who(self, rank):
-        return f"rank {rank}" if self.members[rank] == rank else f"rank {rank} (global rank {self.members[rank]})"
-
     def error(self, failure, call):
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
         if failure.status == native.INTERRUPTED:
@@ -138,92 +148,36 @@ class ShmTransport(Transport):
         return _ErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 
-class _ErrorText:
-    """Makes the sentence of an error: operation, sequence number, group, rank, peer, time, advice."""
-
+class _ErrorText(ErrorText):
     def __init__(self, transport, failure, call, states):
-        self.t, self.f, self.call, self.states = transport, failure, call, states
-        number = f" #{failure.call}" if failure.call else ""
-        self.where = f"{call.name}{number} of group {transport.name or '(unnamed)'}, rank {transport.rank}"
-        self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
+        self.states = states
+        super().__init__(transport, failure, call)
 
-    def exception(self):
-        f = self.f
-        if f.status == native.BROKEN:
-            return self._broken()
-        return self._of(f.status, "")
+    def who(self, rank):
+        return self.t.who(rank)
 
-    def _of(self, status, found_by):
-        peer = self.f.peer
-        if status == native.TIMEOUT:
-            return CollectiveTimeoutError(
-                f"{self.where}: Timed out {self.after}{found_by}. {self._missing()}")
-        if status == native.PEER_LOST:
-            return PeerLostError(f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
-                                 "Destroy the group; the ranks that remain can create a new one.")
-        if status == native.MISMATCH:
-            return self._mismatch(found_by)
-        if status == native.ABORTED:
-            return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
-        if status == native.FORKED:
-            return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")
-        if status == native.USAGE:
-            return UsageError(f"{self.where}: the native core refused these arguments (sizes of the parts do not fit).")
-        return TransportError(f"{self.where}: failed with status {status} {self.after}{found_by}.")
-
-    def _broken(self):
-        f = self.f
-        by = f" (found by {self.t.who(f.by)})" if f.by >= 0 else ""
-        if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
-            return self._of(f.cause, by)
-        reason = {native.TIMEOUT: "timed out", native.PEER_LOST: "lost a rank",
-                  native.MISMATCH: "was not called alike on all ranks",
-                  native.ABORTED: "was aborted"}.get(f.cause, "failed")
-        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError}.get(f.cause, CustomBackendError)
-        about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
-        what = f"its collective #{f.seq} {reason}" if f.seq else reason
-        return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. "
-                    "Destroy it and create a new one.")
-
-    def _fate(self, peer):
-        if peer < 0:
-            return "a rank is gone"
-        who = self.t.who(peer)
-        if self.states is None:
+    def fate(self, rank):
+        who = self.who(rank)
+        if self.states is None or rank >= len(self.states):
             return f"{who} is gone"
-        state = self.states[peer]
+        state = self.states[rank]
         if state.state == native.LEFT:
             return f"{who} has left the group (destroy_process_group, or its process ended)"
         return f"{who} (pid {state.pid}) has died"
 
-    def _missing(self):
-        if hasattr(self.call, "tag"):
-            what = "send it" if self.call.is_recv else "receive it"
-            peer = self.t.who(self.call.peer) if self.call.peer >= 0 else "any rank"
-            return f"Did {peer} {what}, with tag {self.call.tag}?"
+    def missing(self):
         if self.states is None:
             return ""
         late = [r for r, s in enumerate(self.states) if s.arrived < self.f.seq]
         if late:
-            doing = "; ".join(f"{self.t.who(r)} has entered {self.states[r].arrived} collectives"
+            doing = "; ".join(f"{self.who(r)} has entered {self.states[r].arrived} collectives"
                               for r in late[:8])
-            return f"Missing: {', '.join(self.t.who(r) for r in late)}. ({doing}; this is #{self.f.seq}.)"
-        return f"All ranks have entered it; waiting for {self.t.who(self.f.peer)}, which has stalled."
+            return f"Missing: {', '.join(self.who(r) for r in late)}. ({doing}; this is #{self.f.seq}.)"
+        return f"All ranks have entered it; waiting for {self.who(self.f.peer)}, which has stalled."
 
-    def _mismatch(self, found_by):
-        f = self.f
-        if hasattr(self.call, "tag"):
-            names = [dtypes.BY_CODE[c].name if c in dtypes.BY_CODE else f"dtype {c}"
-                     for c in (f.expected_dtype, f.actual_dtype)]
-            here, there = ("receives", "sends") if self.call.is_recv else ("sends", "receives")
-            return CollectiveMismatchError(
-                f"{self.where}: this rank {here} {f.expected} bytes of {names[0]}, {self.t.who(f.peer)} "
-                f"{there} {f.actual} bytes of {names[1]} (tag {self.call.tag}).")
+    def table(self):
         prints = {r: _fingerprint(s) for r, s in enumerate(self.states)} if self.states else {}
-        return CollectiveMismatchError(
-            f"{self.where}: the ranks of the group called different things{found_by}; "
-            f"{mismatch_table(prints, self.t.members)}\nNothing was moved. The group is of no more use: "
-            "destroy it and create a new one.")
+        return mismatch_table(prints, self.t.members)
 
 
 def _fingerprint(state):

@@ -1,0 +1,110 @@
+"""What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice."""
+from dataclasses import dataclass
+
+from .. import dtypes
+from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError,
+                      PeerLostError, TransportError, UsageError)
+from . import native
+
+
+@dataclass
+class Trouble(Exception):
+    """A failure in numbers: the fields of the native Failure, ranks being those of the group."""
+    status: int
+    peer: int = -1
+    by: int = -1
+    cause: int = 0
+    call: int = 0
+    seq: int = 0
+    elapsed_ns: int = 0
+    expected: int = 0
+    actual: int = 0
+    expected_dtype: int = 0
+    actual_dtype: int = 0
+
+
+class ErrorText:
+    """For a failure (a native Failure or a Trouble) of ``call`` (a Call or a Message). A transport
+    says how it names its ranks and what it knows of them by overriding the methods at the end."""
+
+    def __init__(self, transport, failure, call):
+        self.t, self.f, self.call = transport, failure, call
+        number = f" #{failure.call}" if failure.call else ""
+        self.where = f"{call.name}{number} of group {transport.name or '(unnamed)'}, {self.who(transport.rank)}"
+        self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
+
+    def exception(self):
+        if self.f.status == native.BROKEN:
+            return self._broken()
+        return self._of(self.f.status, "")
+
+    def _of(self, status, found_by):
+        peer = self.f.peer
+        if status == native.TIMEOUT:
+            return CollectiveTimeoutError(
+                f"{self.where}: Timed out {self.after}{found_by}. {self._missing()}")
+        if status == native.PEER_LOST:
+            return PeerLostError(f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
+                                 "Destroy the group; the ranks that remain can create a new one.")
+        if status == native.MISMATCH:
+            return self._mismatch(found_by)
+        if status == native.ABORTED:
+            return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
+        if status == native.FORKED:
+            return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")
+        if status == native.USAGE:
+            return UsageError(f"{self.where}: the native core refused these arguments (sizes of the parts do not fit).")
+        return TransportError(f"{self.where}: failed with status {status} {self.after}{found_by}.")
+
+    def _broken(self):
+        f = self.f
+        by = f" (found by {self.who(f.by)})" if f.by >= 0 else ""
+        if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
+            return self._of(f.cause, by)
+        reason = {native.TIMEOUT: "timed out", native.PEER_LOST: "lost a rank",
+                  native.MISMATCH: "was not called alike on all ranks",
+                  native.ABORTED: "was aborted"}.get(f.cause, "failed")
+        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError}.get(f.cause, CustomBackendError)
+        about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
+        what = f"its collective #{f.seq} {reason}" if f.seq else reason
+        return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. "
+                    "Destroy it and create a new one.")
+
+    def _fate(self, peer):
+        return "a rank is gone" if peer < 0 else self.fate(peer)
+
+    def _missing(self):
+        if hasattr(self.call, "tag"):
+            what = "send it" if self.call.is_recv else "receive it"
+            peer = self.who(self.call.peer) if self.call.peer >= 0 else "any rank"
+            return f"Did {peer} {what}, with tag {self.call.tag}?"
+        return self.missing()
+
+    def _mismatch(self, found_by):
+        f = self.f
+        if hasattr(self.call, "tag"):
+            names = [dtypes.BY_CODE[c].name if c in dtypes.BY_CODE else f"dtype {c}"
+                     for c in (f.expected_dtype, f.actual_dtype)]
+            here, there = ("receives", "sends") if self.call.is_recv else ("sends", "receives")
+            return CollectiveMismatchError(
+                f"{self.where}: this rank {here} {f.expected} bytes of {names[0]}, {self.who(f.peer)} "
+                f"{there} {f.actual} bytes of {names[1]} (tag {self.call.tag}).")
+        return CollectiveMismatchError(
+            f"{self.where}: the ranks of the group called different things{found_by}; "
+            f"{self.table()}\nNothing was moved. The group is of no more use: destroy it and create a new one.")
+
+    # --- what the transport knows
+
+    def who(self, rank):
+        raise NotImplementedError
+
+    def fate(self, rank):
+        raise NotImplementedError
+
+    def missing(self):
+        """Who has not come to a collective that timed out."""
+        raise NotImplementedError
+
+    def table(self):
+        """The ranks' fingerprints, side by side."""
+        raise NotImplementedError
