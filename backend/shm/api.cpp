@@ -179,7 +179,7 @@ int c10d_health(c10d_handle* h, Failure* f) {
   refuse(g->health(), f);
   if (f->status == kBroken) g->poisoned(f);
   for (uint32_t r = 0; f->status == kOk && r < g->n; ++r)
-    if (!g->alive(r)) f->status = kPeerLost, f->peer = int32_t(r);
+    if (!g->left(r) && !g->alive(r)) f->status = kPeerLost, f->peer = int32_t(r);
   return f->status;
 }
 

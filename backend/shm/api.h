@@ -136,7 +136,8 @@ C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* tok
 
 C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_custom::PeerState*);
 // For a caller whose collectives go beyond this group. poison: the group is of no more use, and why;
-// health: kOk, kBroken (and why), or kPeerLost (the first rank found gone).
+// health: kOk, kBroken (and why), or kPeerLost (the first rank found dead; one that
+// has left is not).
 C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, uint64_t number);
 C10D_API int c10d_health(c10d_handle*, c10d_custom::Failure*);
 // Lets `token` come out of next_completed.

@@ -20,7 +20,7 @@ from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
 from .profiling import recorded
-from .topology import Exchange, places, require_one_host
+from .topology import Exchange, by_host, places, require_mpi, require_one_user
 from .transport.shm import ShmTransport
 from .work import Completer, DoneWork, Work
 
@@ -48,9 +48,20 @@ def _build(store, rank, size, timeout, name, members):
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
     exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
-    require_one_host(places(exchange))
-    transport = ShmTransport(exchange, _config(), name, members or list(range(size)))
+    transport = _transport(exchange, name, members or list(range(size)))
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
+
+
+def _transport(exchange, name, members):
+    everywhere = places(exchange)
+    require_one_user(everywhere)
+    if len(by_host(everywhere)) == 1:
+        return ShmTransport(exchange, _config(), name, members)
+    from .mpi_job import job
+    from .transport.hierarchical import HierarchicalTransport
+
+    require_mpi(exchange, everywhere)
+    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job())
 
 
 @opaque_to_dynamo

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from .errors import TransportError
+from .launcher import detect
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,32 @@ def places(exchange):
     return [Place(**p) for p in table]
 
 
-def require_one_host(all_places):
-    """Raises TransportError, on every rank alike, unless all ranks share one host."""
+def by_host(all_places):
+    """{boot id: its ranks}"""
     hosts = {}
     for rank, place in enumerate(all_places):
-        hosts.setdefault(place.boot_id, []).append((rank, place.hostname))
-    if len(hosts) > 1:
-        where = "; ".join(f"{ranks[0][1]}: ranks {', '.join(str(r) for r, _ in ranks)}" for ranks in hosts.values())
-        raise TransportError(
-            f"the ranks of this group run on {len(hosts)} hosts ({where}), and this version connects "
-            "the ranks of one host only. Use one host, or another backend between hosts.")
-    users = {p.uid for p in all_places}
-    if len(users) > 1:
-        raise TransportError(f"the ranks of this group run as different users (uids {sorted(users)}); "
-                             "the shared memory is private to one")
+        hosts.setdefault(place.boot_id, []).append(rank)
+    return hosts
+
+
+def require_one_user(all_places):
+    """Raises TransportError, on every rank alike, if the ranks of a host run as different users."""
+    for ranks in by_host(all_places).values():
+        users = {all_places[r].uid for r in ranks}
+        if len(users) > 1:
+            raise TransportError(f"ranks {ranks} run as different users (uids {sorted(users)}) of host "
+                                 f"{all_places[ranks[0]].hostname}; the shared memory is private to one")
+
+
+def require_mpi(exchange, all_places):
+    """Raises TransportError, on every rank alike, unless an MPI launcher has started every rank."""
+    def decide(found):
+        if not all(found):
+            where = "; ".join(f"{all_places[ranks[0]].hostname}: ranks {', '.join(map(str, ranks))}"
+                              for ranks in by_host(all_places).values())
+            raise TransportError(
+                f"the ranks of this group run on several hosts ({where}), and not all were started by an MPI "
+                "launcher. Between hosts this backend uses MPI, which only works among processes that mpirun "
+                "(mpiexec, srun --mpi=...) has started: start the job with it, as in `mpirun -n 8 -hosts a,b "
+                "python train.py`, instead of torchrun.")
+    exchange.gather_and_decide("launcher", detect() is not None, decide)

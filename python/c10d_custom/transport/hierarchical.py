@@ -1,0 +1,322 @@
+"""A group over several hosts: shared memory inside each, MPI between.
+
+Collectives of groups of a few ranks with little to move go directly between all ranks (direct.py), the
+others host by host (composed.py); messages go by shared memory or by MPI (messages.py), whichever leads
+to the peer. Bad news travels by itself (watch.py).
+"""
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+
+from torch.distributed import PrefixStore
+
+from ..call import Call, Fingerprint, Op, mismatch_table
+from ..errors import AbortedError, TransportError
+from ..topology import Exchange
+from . import native
+from .base import Transport
+from .composed import Composed
+from .direct import MOST_RANKS, Direct, fingerprint, parse
+from .failure import ErrorText, Trouble
+from .hosts import Hosts
+from .messages import Messages
+from .mpi import MpiLink
+from .native import lib
+from .shm import ShmTicket, ShmTransport, rank_name
+from .tickets import Queue
+from .watch import Fault, Watch
+
+# Ranks of other hosts, in a local group's poison record.
+_REMOTE = 1 << 20
+# How long what a rank sent before it left may still be on its way.
+_GRACE = 1.0
+# Bytes a host may send for one direct collective.
+_DIRECT_BYTES = 128 << 10
+_DIRECT_MOST = 16 << 10
+
+
+class _Region:
+    """The part of a tensor that transports use."""
+    __slots__ = ("address", "nbytes", "count")
+
+    def __init__(self, address, nbytes, count):
+        self.address, self.nbytes, self.count = address, nbytes, count
+
+    def data_ptr(self):
+        return self.address
+
+    def numel(self):
+        return self.count
+
+
+class _LocalTicket(ShmTicket):
+    """Of a message inside the host."""
+
+    def __init__(self, ticket, here):
+        self._inner, self._here = ticket, here
+
+    def done(self):
+        return self._inner.done()
+
+    def wait(self, seconds, may_run=False):
+        return self._inner.wait(seconds, may_run)
+
+    def error(self):
+        return self._inner.error()
+
+    def watch(self, token):
+        return self._inner.watch(token)
+
+    @property
+    def source(self):
+        source = self._inner.source
+        return self._here[source] if source >= 0 else -1
+
+    def __del__(self):
+        pass
+
+
+class HierarchicalTransport(Transport):
+    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
+    group rank; ``places``: the Place of each; ``job``: the process's use of MPI."""
+
+    def __init__(self, exchange, config, group_name, members, places, job):
+        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+        self.places, self._store = places, exchange.store
+        self.hosts = hosts = Hosts.of(places, self.rank)
+        # Shares of a chunk go to every host: they should not shrink to nothing.
+        self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
+        self._here = threading.local()
+        self._over = False
+        self._left_at = {}
+        self.slots = []
+        self.told = []
+        self.watch = None
+        with ExitStack() as cleanup:
+            failure = None
+            try:
+                inside = Exchange(PrefixStore(f"host{hosts.mine}", exchange.store), hosts.local, len(hosts.here),
+                                  exchange.left())
+                self.local = ShmTransport(inside, config, group_name, [members[r] for r in hosts.here], self._who_local)
+                cleanup.callback(self.local.close)
+                self.watch = Watch(exchange, hosts.ranks, self._on_fault)
+                cleanup.callback(self.watch.close)
+            except (TransportError, OSError) as error:
+                failure = f"rank {self.rank} ({places[self.rank].hostname}): {error}"
+            table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
+            self.link = MpiLink(job, exchange, table, group_name, self.check)
+            cleanup.pop_all()
+        widest = max(map(len, hosts.ranks))
+        each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
+        self.direct = Direct(self.link, hosts, each) if self.size <= MOST_RANKS else None
+        self._queue = Queue(self._execute, self._complete, group_name)
+        self._messages = Messages(self.link, self._complete, self._message_error, self.check, self._probe_local,
+                                  self._post_local_from)
+
+    # --- the Transport's face
+
+    def run(self, call):
+        error = self._queue.run(call)
+        if error is not None:
+            raise error
+
+    def quick_all_reduce(self, address, count, dtype, redop, seconds):
+        """As ShmTransport's."""
+        if self.direct is not None and count * dtype.item_bytes <= self.direct.limit and self._queue.take():
+            self._quick(address, count, dtype, redop, seconds)
+            return
+        region = [_Region(address, count * dtype.item_bytes, count)]
+        self.run(Call(Op.all_reduce, "all_reduce", dtype, seconds, region, region, count=count, redop=redop))
+
+    def _quick(self, address, count, dtype, redop, seconds):
+        number, started = self._queue.number, time.monotonic()
+        error = None
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+        try:
+            self._check_quickly()
+            self.direct.quick_all_reduce(number, address, count, dtype, redop, started + seconds)
+        except (Trouble, TransportError) as failure:
+            call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
+            error = self._error(failure, call, started, number)
+        except BaseException:
+            self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
+            raise
+        finally:
+            self._here.depth -= 1
+            self._queue.free()
+        if error is not None:
+            raise error
+
+    def submit(self, call):
+        return self._queue.submit(call)
+
+    def post(self, message):
+        host, index = self.hosts.of_rank(message.peer) if message.peer >= 0 else (None, -1)
+        if host == self.hosts.mine:
+            return self._post_local(message, index)
+        return self._messages.post(message)
+
+    def next_completed(self, seconds):
+        return self.local.next_completed(seconds)
+
+    def next_sequence(self):
+        return self._queue.number + 1
+
+    def interrupted_here(self):
+        return getattr(self._here, "depth", 0) > 0 or self.local.interrupted_here()
+
+    def abort(self):
+        self._spread(Fault(native.ABORTED, self.rank, self.rank, 0))
+        self.local.abort()
+
+    def leave(self):
+        self._over = True
+        self.watch.leave()
+        self._queue.close()
+        self._messages.close()
+        self.local.leave()
+
+    def close(self):
+        if not self._over:
+            self.leave()
+        self.watch.close()
+        healthy = self.watch.fault is None
+        self.local.close()
+        self.link.close(healthy)
+
+    # --- messages inside the host
+
+    def _post_local(self, message, index):
+        return _LocalTicket(self.local.post(replace(message, peer=index)), self.hosts.here)
+
+    def _post_local_from(self, message, source):
+        return self._post_local(message, self.hosts.here.index(source))
+
+    def _probe_local(self, tag):
+        source = lib.c10d_probe(self.local._handle, tag)
+        return self.hosts.here[source] if source >= 0 else -1
+
+    def _complete(self, token):
+        lib.c10d_complete(self.local._handle, token)
+
+    # --- one collective
+
+    def _execute(self, number, call):
+        started = time.monotonic()
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+        try:
+            self._check_quickly()
+            Composed(self, number, call, started + call.timeout).run()
+            return None
+        except (Trouble, TransportError) as failure:
+            return self._error(failure, call, started, number)
+        except BaseException:
+            # A signal handler raised. The others must not wait for what will not come.
+            self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
+            raise
+        finally:
+            self._here.depth -= 1
+
+    def _error(self, trouble, call, started, number):
+        if isinstance(trouble, TransportError):
+            self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
+            return trouble
+        if trouble.status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH):
+            self._spread(Fault(trouble.status, trouble.peer, self.rank, number))
+        trouble.call = number
+        trouble.seq = trouble.seq or number
+        trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
+        return _ErrorText(self, trouble, call).exception()
+
+    def _message_error(self, trouble, message, began):
+        trouble.elapsed_ns = int((time.monotonic() - began) * 1e9)
+        return _ErrorText(self, trouble, message).exception()
+
+    # --- who is gone
+
+    def check(self, peers):
+        """Raises Trouble if the group is of no more use, or a rank of ``peers`` has left it."""
+        self._check_quickly()
+        failure = native.Failure()
+        if lib.c10d_health(self.local._handle, failure):
+            raise self.trouble(failure)
+        for peer in peers:
+            if peer in self.watch.left:
+                first = self._left_at.setdefault(peer, time.monotonic())
+                if time.monotonic() - first > _GRACE:
+                    raise Trouble(native.PEER_LOST, peer)
+
+    def _check_quickly(self):
+        if self._over:
+            raise Trouble(native.ABORTED)
+        fault = self.watch.fault
+        if fault is not None:
+            if fault.status == native.ABORTED and fault.by == self.rank:
+                raise Trouble(native.ABORTED)
+            raise Trouble(native.BROKEN, fault.peer, fault.by, fault.status, seq=fault.number)
+
+    def trouble(self, failure):
+        """The Trouble for a native Failure of the local group."""
+        def group(rank):
+            return rank - _REMOTE if rank >= _REMOTE else self.hosts.here[rank] if rank >= 0 else -1
+
+        return Trouble(failure.status, group(failure.peer), group(failure.by), failure.cause, seq=failure.seq)
+
+    def _spread(self, fault):
+        lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
+        self.watch.report(fault)
+
+    def _on_fault(self, fault):
+        lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
+
+    # --- names, for errors
+
+    def who(self, rank):
+        return f"{rank_name(self.members, rank)} on {self.places[rank].hostname}"
+
+    def _who_local(self, rank):
+        return self.who(rank - _REMOTE if rank >= _REMOTE else self.hosts.here[rank])
+
+
+def _all_well(said):
+    errors = [s["error"] for s in said if s["error"]]
+    if errors:
+        raise TransportError("; ".join(dict.fromkeys(errors)))
+    return [s["rank"] for s in said]
+
+
+class _ErrorText(ErrorText):
+    def who(self, rank):
+        return self.t.who(rank)
+
+    def fate(self, rank):
+        if rank in self.t.watch.left:
+            return f"{self.who(rank)} has left the group (destroy_process_group, or its process ended)"
+        return f"{self.who(rank)} (pid {self.t.places[rank].pid}) has died, or its host is gone"
+
+    def missing(self):
+        late = getattr(self.f, "missing", None) or ([self.f.peer] if self.f.peer >= 0 else [])
+        return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
+
+    def table(self):
+        return mismatch_table(_published(self.t, self.f.seq, self.call), self.t.members)
+
+
+def _published(transport, number, call):
+    """Every rank's fingerprint of a collective that failed, as far as they say so within a second."""
+    store = PrefixStore(f"mismatch/{number}", transport._store)
+    exchange = Exchange(store, transport.rank, transport.size, 1.0)
+    prints = dict.fromkeys(range(transport.size))
+    mine = parse(fingerprint(number, call))
+    try:
+        exchange.say(str(transport.rank), mine)
+        for rank in range(transport.size):
+            try:
+                prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"), 0)
+            except TransportError:
+                pass  # it has not called, or its process is gone
+    except RuntimeError:
+        pass  # the store is gone with the process that served it
+    prints[transport.rank] = Fingerprint(*mine, 0)
+    return prints

@@ -1,0 +1,157 @@
+"""Tickets of operations that Python carries out, and the queue that runs collectives in order."""
+import threading
+from collections import deque
+
+from .base import Ticket
+
+
+class PyTicket(Ticket):
+    """``complete``: called with the token that was asked for, once done."""
+
+    def __init__(self, complete):
+        self._complete = complete
+        self._changed = threading.Condition(threading.Lock())
+        self._done = False
+        self._error = None
+        self._token = None
+        self._source = -1
+
+    def finish(self, error=None, source=-1):
+        with self._changed:
+            if self._done:
+                return
+            self._error, self._source, self._done = error, source, True
+            token, self._token = self._token, None
+            self._changed.notify_all()
+        if token is not None:
+            self._complete(token)
+
+    def done(self):
+        return self._done
+
+    def wait(self, seconds, may_run=False):
+        if not self._done:
+            with self._changed:
+                self._changed.wait_for(lambda: self._done, seconds)
+        return self._done
+
+    def error(self):
+        return self._error
+
+    def watch(self, token):
+        with self._changed:
+            if self._done:
+                return False
+            self._token = token
+            return True
+
+    @property
+    def source(self):
+        return self._source
+
+
+class QueuedTicket(PyTicket):
+    """A collective in a Queue; whoever waits for it may run what the queue holds."""
+
+    def __init__(self, complete, queue):
+        super().__init__(complete)
+        self._queue = queue
+
+    def wait(self, seconds, may_run=False):
+        while may_run and not self._done and self._queue.run_next():
+            pass
+        return super().wait(seconds)
+
+
+class Queue:
+    """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if
+    nothing is under way, else in one of the queue's own. ``execute(number, call)`` returns an error or
+    None; it does not raise."""
+
+    def __init__(self, execute, complete, name):
+        self._execute, self._complete, self._name = execute, complete, name
+        self._changed = threading.Condition(threading.Lock())
+        self._jobs = deque()
+        self._busy = False
+        self._closing = False
+        self._thread = None
+        self.number = 0     # of the last collective issued
+
+    def run(self, call):
+        with self._changed:
+            self.number += 1
+            number = self.number
+            if self._busy or self._jobs:
+                ticket = self._enqueue(number, call)
+            else:
+                self._busy, ticket = True, None
+        if ticket is None:
+            try:
+                return self._execute(number, call)
+            finally:
+                self.free()
+        while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
+            pass
+        return ticket.error()
+
+    def submit(self, call):
+        with self._changed:
+            self.number += 1
+            return self._enqueue(self.number, call)
+
+    def run_next(self):
+        """Runs the oldest job here. False: another thread is at it, or there is none."""
+        with self._changed:
+            if self._busy or not self._jobs:
+                return False
+            self._busy = True
+            number, call, ticket = self._jobs.popleft()
+        error = None
+        try:
+            error = self._execute(number, call)
+        finally:
+            self.free()
+            ticket.finish(error)
+        return True
+
+    def close(self):
+        """Runs what is left (it fails at once, the group being over), and ends the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy and not self._jobs, 5.0)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        while self.run_next():
+            pass
+
+    def _enqueue(self, number, call):
+        ticket = QueuedTicket(self._complete, self)
+        self._jobs.append((number, call, ticket))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"c10d_custom:{self._name}", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+        return ticket
+
+    def take(self):
+        """True if nothing is under way: the caller then does collective `number` itself, and calls `free`."""
+        with self._changed:
+            if self._busy or self._jobs:
+                return False
+            self.number += 1
+            self._busy = True
+            return True
+
+    def free(self):
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+
+    def _work(self):
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._busy and (self._jobs or self._closing))
+                if self._closing and not self._jobs:
+                    return
+            self.run_next()

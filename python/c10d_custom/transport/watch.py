@@ -1,0 +1,229 @@
+"""Who is gone, told between hosts.
+
+MPI does not say that a rank has died (its launcher kills the job, or the survivors hang), so the ranks
+of a group also hold TCP connections that carry nothing but bad news. They form a tree: the first rank
+of each host, its leader, is connected to the first host's leader; the other ranks of a host to theirs.
+A process that dies, however it dies, closes its connections, and its kernel says so within
+milliseconds; a rank that is only slow or stopped does not. News spreads through the whole tree.
+
+A rank that leaves in good order says so first. What hung below it in the tree is then no longer
+watched from beyond it; waits there have their deadlines.
+"""
+import contextlib
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from ..addresses import local_addresses
+from ..errors import TransportError
+from . import native
+
+_HELLO = struct.Struct("<16sI")
+_NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
+_LEFT, _FAILED = 1, 2
+_CONNECT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why the group is of no more use: a native status and what belongs to it, in group ranks."""
+    status: int
+    peer: int
+    by: int
+    number: int
+
+
+class Watch:
+    """Opening it is collective over the group. ``hosts``: the group ranks of each host.
+    ``on_fault``: called once, in the watch's thread, with the Fault that another rank reports."""
+
+    def __init__(self, exchange, hosts, on_fault):
+        self.rank = exchange.rank
+        self.left = set()
+        self.fault = None
+        self._on_fault = on_fault
+        self._links = {}     # socket -> rank at its other end
+        self._pending = b""  # news to send, made by other threads
+        self._lock = threading.Lock()
+        self._closing = False
+        self._connect(exchange, hosts)
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="c10d_custom:watch", daemon=True)
+        self._thread.start()
+
+    def report(self, fault):
+        """This rank found out; the others will know. Later faults are not news."""
+        with self._lock:
+            if self.fault is not None:
+                return
+            self.fault = fault
+        self._send(_FAILED, fault.status, fault.peer, fault.by, fault.number)
+
+    def leave(self):
+        """This rank wants nothing more of the group."""
+        self._send(_LEFT, 0, self.rank, self.rank, 0)
+
+    def close(self):
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        os.write(self._waker, b"x")
+        self._thread.join(5.0)
+        for link in self._links:
+            link.close()
+        os.close(self._wake)
+        os.close(self._waker)
+
+    # --- connecting
+
+    def _connect(self, exchange, hosts):
+        mine = next(h for h in hosts if self.rank in h)
+        leader, hub = mine[0], hosts[0][0]
+        parent = None if self.rank == hub else hub if self.rank == leader else leader
+        children = mine[1:] if self.rank == leader else []
+        if self.rank == hub:
+            children = children + [h[0] for h in hosts[1:]]
+        with contextlib.ExitStack() as cleanup:
+            if children:
+                server, token = socket.create_server(("", 0), backlog=len(children)), secrets.token_bytes(16)
+                cleanup.callback(server.close)
+                exchange.say(f"watch/{self.rank}", {"port": server.getsockname()[1], "token": token.hex(),
+                                                    "addresses": [*local_addresses(), "127.0.0.1"]})
+            if parent is not None:
+                offer = exchange.hear(f"watch/{parent}", f"rank {parent}")
+                self._links[self._call(offer, parent, parent in mine, exchange)] = parent
+            waiting = set(children)
+            while waiting:
+                server.settimeout(exchange.left())
+                try:
+                    link, _ = server.accept()
+                except TimeoutError:
+                    raise TransportError(f"group creation: ranks {sorted(waiting)} did not connect to rank "
+                                         f"{self.rank} in time") from None
+                rank = self._welcome(link, token, waiting)
+                if rank is None:
+                    link.close()
+                else:
+                    waiting.discard(rank)
+                    self._links[link] = rank
+        for link in self._links:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setblocking(False)
+
+    def _welcome(self, link, token, waiting):
+        try:
+            link.settimeout(5.0)
+            hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
+            if len(hello) != _HELLO.size:
+                return None
+            said, rank = _HELLO.unpack(hello)
+            if not secrets.compare_digest(said, token) or rank not in waiting:
+                return None
+            link.sendall(token)
+            return rank
+        except OSError:
+            return None
+
+    def _call(self, offer, parent, same_host, exchange):
+        addresses, token = offer["addresses"], bytes.fromhex(offer["token"])
+        if same_host:
+            addresses = ["127.0.0.1", *addresses]
+        tried = []
+        while True:
+            for address in addresses:
+                link = None
+                try:
+                    link = socket.create_connection((address, offer["port"]), min(_CONNECT_SECONDS, exchange.left()))
+                    link.sendall(_HELLO.pack(token, self.rank))
+                    # Some other host may have that address, too.
+                    if link.recv(len(token), socket.MSG_WAITALL) == token:
+                        return link
+                    tried.append(f"{address}: not the one")
+                except OSError as error:
+                    tried.append(f"{address}: {error}")
+                if link is not None:
+                    link.close()
+            if exchange.left() < 0.1:
+                raise TransportError(f"group creation: rank {self.rank} cannot connect to rank {parent} by TCP "
+                                     f"({'; '.join(tried[-4:])})")
+            time.sleep(0.05)
+
+    # --- the thread
+
+    def _send(self, *news):
+        with self._lock:
+            self._pending += _NEWS.pack(*news)
+            if not self._closing:
+                os.write(self._waker, b"x")
+
+    def _run(self):
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        by_fd = {link.fileno(): link for link in self._links}
+        received = {link: b"" for link in self._links}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                    continue
+                link = by_fd[fd]
+                try:
+                    data = link.recv(4096)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                if not data:
+                    poll.unregister(fd)
+                    self._gone(self._links[link])
+                    continue
+                received[link] += data
+                while len(received[link]) >= _NEWS.size:
+                    self._news(link, received[link][:_NEWS.size])
+                    received[link] = received[link][_NEWS.size:]
+            with self._lock:
+                out, self._pending, closing = self._pending, b"", self._closing
+            if out:
+                self._spread(out)
+            if closing:
+                return
+
+    def _spread(self, data, but=None):
+        for link in self._links:
+            if link is not but:
+                # A few bytes now and then: they fit the socket's buffer, unless the peer is beyond help.
+                with contextlib.suppress(OSError):
+                    link.send(data, socket.MSG_NOSIGNAL)
+
+    def _news(self, link, data):
+        kind, status, peer, by, number = _NEWS.unpack(data)
+        if kind == _LEFT:
+            if peer not in self.left:
+                self.left.add(peer)
+                self._spread(data, but=link)
+        elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, native.ABORTED):
+            if self._fail(Fault(status, peer, by, number)):
+                self._spread(data, but=link)
+
+    def _gone(self, rank):
+        if rank not in self.left and not self._closing:
+            fault = Fault(native.PEER_LOST, rank, self.rank, 0)
+            if self._fail(fault):
+                self._spread(_NEWS.pack(_FAILED, fault.status, fault.peer, fault.by, fault.number))
+
+    def _fail(self, fault):
+        with self._lock:
+            if self.fault is not None:
+                return False
+            self.fault = fault
+        self._on_fault(fault)
+        return True
