@@ -1,0 +1,77 @@
+"""The model's parameters from measurements: files that ``bench --json`` wrote.
+
+Each implementation is fitted by itself, ours by the hierarchical algorithm and raw MPI by the flat ones: a parameter
+is what that implementation makes of the hardware. Least squares on the relative error, over the logarithms of the
+parameters, by Levenberg-Marquardt. Parameters that the measurements do not determine stay near their start.
+"""
+import json
+from dataclasses import dataclass, fields, replace
+
+import numpy
+
+from .model import Job, Machine, flat, hierarchical
+
+PREDICT = {"custom": hierarchical, "mpi": flat}  # reference in a bench file: algorithm that predicts it
+FITTED = tuple(f.name for f in fields(Machine) if f.name != "shared")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured median."""
+    reference: str
+    job: Job
+    bytes: int
+    seconds: float
+
+
+def read(paths):
+    """The all_reduce medians of bench files, of the references that have a model."""
+    points = []
+    for path in paths:
+        with open(path) as f:
+            run = json.load(f)
+        job = Job(tuple(h["ranks"] for h in run["hosts"]))
+        points += [Point(r["reference"], job, r["bytes"], r["median_us"] / 1e6) for r in run["results"]
+                   if r["operation"] == "all_reduce" and r["reference"] in PREDICT]
+    return points
+
+
+def errors(points, machine):
+    """(predicted - measured) / measured of each point."""
+    return numpy.array([PREDICT[p.reference](p.job, machine, p.bytes) / p.seconds - 1 for p in points])
+
+
+def fit(points, start=Machine(), names=FITTED, iterations=60):
+    """The Machine that predicts ``points`` best, changing only the parameters ``names``."""
+    def machine(x):
+        return replace(start, **{n: float(v) for n, v in zip(names, numpy.exp(x), strict=True)})
+
+    def try_from(x):
+        damping, e = 1e-2, errors(points, machine(x))
+        for _ in range(iterations):
+            step = 1e-4
+            slopes = numpy.stack([(errors(points, machine(x + step * d)) - errors(points, machine(x - step * d))) / (2 * step)
+                                  for d in numpy.eye(len(x))], axis=1)
+            while damping < 1e8:
+                normal = slopes.T @ slopes
+                move = numpy.linalg.solve(normal + damping * (numpy.diag(numpy.diag(normal)) + 1e-6 * numpy.eye(len(x))),
+                                          -slopes.T @ e)
+                there = x + numpy.clip(move, -1.5, 1.5)
+                e_there = errors(points, machine(there))
+                if e_there @ e_there < e @ e:
+                    break
+                damping *= 4
+            else:
+                break
+            gained = 1 - (e_there @ e_there) / (e @ e)
+            x, e, damping = there, e_there, damping / 10
+            if gained < 1e-7:
+                break
+        return e @ e, x
+
+    x = numpy.log([getattr(start, n) for n in names])
+    # The model has kinks, where another resource or algorithm becomes the one that counts: more than one start.
+    shifts = [numpy.zeros(len(x))] + [sign * numpy.log(4) * (numpy.array([n == m for n in names]))
+                                      for m in ("beta", "copy", "memory") if m in names for sign in (1, -1)]
+    best = min((try_from(x + s) for s in shifts), key=lambda result: result[0])
+    return machine(best[1])
