@@ -2,7 +2,8 @@
 
 Each implementation is fitted by itself, ours by the hierarchical algorithm and raw MPI by the flat ones: a parameter
 is what that implementation makes of the hardware. Least squares on the relative error, over the logarithms of the
-parameters, by Levenberg-Marquardt. Parameters that the measurements do not determine stay near their start.
+parameters, by Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not determine near their
+start.
 """
 import json
 from dataclasses import dataclass, fields, replace
@@ -12,6 +13,7 @@ import numpy
 from .model import Job, Machine, flat, hierarchical
 
 PREDICT = {"custom": hierarchical, "mpi": flat}  # reference in a bench file: algorithm that predicts it
+PULL = 0.02  # a parameter e times its start costs what one point with an error of 2 % costs
 FITTED = tuple(f.name for f in fields(Machine) if f.name != "shared")
 
 
@@ -46,32 +48,35 @@ def fit(points, start=Machine(), names=FITTED, iterations=60):
     def machine(x):
         return replace(start, **{n: float(v) for n, v in zip(names, numpy.exp(x), strict=True)})
 
+    middle = numpy.log([getattr(start, n) for n in names])
+
+    def misses(x):
+        return numpy.concatenate([errors(points, machine(x)), PULL * (x - middle)])
+
     def try_from(x):
-        damping, e = 1e-2, errors(points, machine(x))
+        damping, e = 1e-2, misses(x)
         for _ in range(iterations):
             step = 1e-4
-            slopes = numpy.stack([(errors(points, machine(x + step * d)) - errors(points, machine(x - step * d))) / (2 * step)
+            slopes = numpy.stack([(misses(x + step * d) - misses(x - step * d)) / (2 * step)
                                   for d in numpy.eye(len(x))], axis=1)
             while damping < 1e8:
                 normal = slopes.T @ slopes
-                move = numpy.linalg.solve(normal + damping * (numpy.diag(numpy.diag(normal)) + 1e-6 * numpy.eye(len(x))),
-                                          -slopes.T @ e)
+                move = numpy.linalg.solve(normal + damping * numpy.diag(numpy.diag(normal)), -slopes.T @ e)
                 there = x + numpy.clip(move, -1.5, 1.5)
-                e_there = errors(points, machine(there))
+                e_there = misses(there)
                 if e_there @ e_there < e @ e:
                     break
                 damping *= 4
             else:
                 break
-            gained = 1 - (e_there @ e_there) / (e @ e)
+            gained = 1 - (e_there @ e_there) / (e @ e) if e @ e else 0
             x, e, damping = there, e_there, damping / 10
             if gained < 1e-7:
                 break
         return e @ e, x
 
-    x = numpy.log([getattr(start, n) for n in names])
     # The model has kinks, where another resource or algorithm becomes the one that counts: more than one start.
-    shifts = [numpy.zeros(len(x))] + [sign * numpy.log(4) * (numpy.array([n == m for n in names]))
+    shifts = [numpy.zeros(len(names))] + [sign * numpy.log(4) * numpy.array([n == m for n in names])
                                       for m in ("beta", "copy", "memory") if m in names for sign in (1, -1)]
-    best = min((try_from(x + s) for s in shifts), key=lambda result: result[0])
+    best = min((try_from(middle + s) for s in shifts), key=lambda result: result[0])
     return machine(best[1])

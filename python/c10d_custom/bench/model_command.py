@@ -6,7 +6,7 @@ given or fitted to measurements. A prediction is as good as its fit: see the tab
 import argparse
 from dataclasses import fields, replace
 
-from .model import Job, Machine, Training, bytes_leaving, efficiency, flat, hierarchical, step
+from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step
 from .picture import draw, readable
 
 HOSTS = tuple(1 << k for k in range(1, 13))
@@ -47,6 +47,10 @@ def add_to(commands):
     model.add_argument("--ranks-per-host", type=int, default=4, help="default: %(default)s")
     model.add_argument("--sizes", type=_list(_size), default="4,64K,1M,16M,64M", metavar="BYTES[,BYTES...]",
                        help="default: %(default)s")
+    model.add_argument("--chunk", type=_size, default=Settings.chunk, metavar="BYTES",
+                       help="of our pipeline, in what is predicted beyond the fit (default: 1M)")
+    model.add_argument("--small", type=_size, default=Settings.small, metavar="BYTES",
+                       help="up to this, everything in one exchange (default: 8K)")
     model.add_argument("--parameters", type=_size, default=Training.parameters, help="DDP: bytes of gradients (default: 100M)")
     model.add_argument("--bucket", type=_size, default=Training.bucket, help="DDP: bytes of a bucket (default: 25M)")
     model.add_argument("--forward", type=float, default=Training.forward, help="DDP: seconds (default: %(default)s)")
@@ -57,17 +61,22 @@ def add_to(commands):
     model.set_defaults(run=main)
 
 
+def _predicted(point, machines):
+    name = NAMES[point.reference]
+    return {"hierarchical": hierarchical, "flat": flat}[name](point.job, machines[name], point.bytes)
+
+
 def _print_fit(points, machines):
     print(f"{'algorithm':>12} " + " ".join(f"{f.name:>11}" for f in fields(Machine) if f.name != "shared"))
     for name, machine in machines.items():
         print(f"{name:>12} " + " ".join(f"{getattr(machine, f.name):>11.3g}" for f in fields(Machine) if f.name != "shared"))
     if not points:
         return
-    from .fit import PREDICT, errors
+    from .fit import errors
 
     print(f"\n{'algorithm':>12} {'ranks on hosts':>14} {'bytes':>10} {'measured us':>12} {'predicted us':>12} {'error':>7}")
     for p in points:
-        seconds = PREDICT[p.reference](p.job, machines[NAMES[p.reference]], p.bytes)
+        seconds = _predicted(p, machines)
         print(f"{NAMES[p.reference]:>12} {'+'.join(map(str, p.job.ranks)):>14} {p.bytes:>10} {p.seconds * 1e6:>12.1f} "
               f"{seconds * 1e6:>12.1f} {seconds / p.seconds - 1:>+7.0%}")
     for reference, name in NAMES.items():
@@ -103,9 +112,11 @@ def _fitted(args):
 def main(args):
     points, machines = _fitted(args)
     _print_fit(points, machines)
+    points = [(p, _predicted(p, machines)) for p in points]
     # What is predicted are real hosts, each with its own cores.
     machines = {name: replace(m, shared=False, **dict(args.then)) for name, m in machines.items()}
-    predict = {"hierarchical": hierarchical, "flat": flat}
+    settings = Settings(args.chunk, args.small)
+    predict = {"hierarchical": lambda *what: hierarchical(*what, settings), "flat": flat}
     training = Training(args.parameters, args.bucket, forward=args.forward, backward=args.backward, overlap=args.overlap)
     jobs = [Job.even(n, args.ranks_per_host) for n in args.hosts]
     curves = {name: {s: [predict[name](job, m, s) for job in jobs] for s in args.sizes} for name, m in machines.items()}
@@ -126,7 +137,7 @@ def main(args):
         steps = [step(lambda s, j=job, k=name, m=m: predict[k](j, m, s), training) for name, m in machines.items()]
         print(f"{n:>6} {steps[0]:>9.3f} /{steps[1]:>8.3f} {scaling['hierarchical'][i]:>7.0%} /{scaling['flat'][i]:>6.0%}")
     if args.plot:
-        measured = {name: [(p.job.hosts, p.bytes, p.seconds) for p in points if NAMES[p.reference] == name]
+        measured = {name: [(p.job.hosts, p.bytes, p.seconds, expected) for p, expected in points if NAMES[p.reference] == name]
                     for name in machines}
         draw(args.plot, f"{args.ranks_per_host} ranks per host, beta {machines['hierarchical'].beta:.3g} B/s, "
              f"alpha {machines['hierarchical'].alpha:.3g} s", args.hosts, args.sizes, curves, measured, scaling)

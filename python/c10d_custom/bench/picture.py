@@ -11,7 +11,7 @@ def readable(nbytes):
 
 def draw(path, title, hosts, sizes, curves, points, scaling):
     """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":
-    [(hosts, size, seconds)], ...}, measured; ``scaling``: {"hierarchical": [efficiency for each of hosts], ...}"""
+    [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``: {"hierarchical": [efficiency for each of hosts], ...}"""
     try:
         import matplotlib
     except ImportError as error:
@@ -27,14 +27,17 @@ def draw(path, title, hosts, sizes, curves, points, scaling):
         for size in sizes:
             times.plot(hosts, [s * 1e3 for s in by_size[size]], color=colors[name],
                        linestyle="-" if name == "hierarchical" else "--", linewidth=2, alpha=0.9)
-        for count, size, seconds in points.get(name, ()):
+        for count, size, seconds, predicted in points.get(name, ()):
             if size in sizes:
+                times.plot(count, predicted * 1e3, color=INK, marker="_", markersize=14, linestyle="none")
                 times.plot(count, seconds * 1e3, color=colors[name], marker="o" if name == "hierarchical" else "D",
                            markersize=7, markeredgecolor="white", linestyle="none")
         times.plot([], [], color=colors[name], linestyle="-" if name == "hierarchical" else "--", label=f"{name}, predicted")
         if points.get(name):
             times.plot([], [], color=colors[name], marker="o" if name == "hierarchical" else "D", linestyle="none",
                        label=f"{name}, measured")
+    if any(points.values()):
+        times.plot([], [], color=INK, marker="_", markersize=14, linestyle="none", label="predicted for what was measured")
     for size in sizes:
         last = curves["hierarchical"][size][-1]
         times.annotate(readable(size), (hosts[-1], last * 1e3), (6, 0), textcoords="offset points", va="center", color=OURS)
@@ -53,6 +56,6 @@ def draw(path, title, hosts, sizes, curves, points, scaling):
         axes.set_xlabel("hosts")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
