@@ -131,6 +131,12 @@ def test_a_fit_finds_the_parameters(reference, predict):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.1), name
 
 
+def test_a_fit_weighs_too_slow_and_too_fast_alike():
+    job = Job.even(2, 1)
+    points = [Point("custom", job, 64 * MB, hierarchical(job, WIRE, 64 * MB) * factor) for factor in (1 / 8, 8)]
+    assert fit(points, WIRE, names=("beta",)).beta == pytest.approx(WIRE.beta, rel=0.05)
+
+
 def test_a_fit_leaves_what_it_was_not_asked_for():
     points = synthetic(Machine(alpha=1e-4), "custom", hierarchical)
     found = fit(points, names=("alpha",))
@@ -144,7 +150,7 @@ def measured(tmp_path):
     truth, files = Machine(beta=125e6), []
     for hosts in (2, 3, 4):
         job = Job.even(hosts, 2)
-        results = [{"operation": "all_reduce", "bytes": size, "reference": name, "median_us": predict(job, truth, size) * 1e6}
+        results = [{"operation": "all_reduce", "bytes": size, "reference": name, "median_us": predict(job, truth, size) * 1e6, "min_us": size}
                    for size in (4, 65536, MB, 16 * MB) for name, predict in (("custom", hierarchical), ("mpi", flat))]
         results.append({"operation": "all_reduce", "bytes": 4, "reference": "gloo", "median_us": 1.0})
         results.append({"operation": "broadcast", "bytes": 4, "reference": "custom", "median_us": 1.0})
@@ -156,6 +162,7 @@ def measured(tmp_path):
 def test_only_all_reduce_of_what_has_a_model_is_read(measured):
     points = read(measured)
     assert len(points) == 3 * 4 * 2 and {p.reference for p in points} == {"custom", "mpi"}
+    assert {p.seconds for p in read(measured, "min_us")} == {p.bytes / 1e6 for p in points}
     assert {p.job for p in points} == {Job((2, 2)), Job((2, 2, 2)), Job((2, 2, 2, 2))}
 
 

@@ -1,8 +1,9 @@
 """The model's parameters from measurements: files that ``bench --json`` wrote.
 
 Each implementation is fitted by itself, ours by the hierarchical algorithm and raw MPI by the flat ones: a parameter
-is what that implementation makes of the hardware. Least squares on the relative error, over the logarithms of the
-parameters, by Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not determine near their
+is what that implementation makes of the hardware. Least squares of log(predicted / measured), which is the relative
+error where that is small, and weighs twice and half alike; over the logarithms of the parameters, by
+Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not determine near their
 start.
 """
 import json
@@ -19,21 +20,22 @@ FITTED = tuple(f.name for f in fields(Machine) if f.name != "shared")
 
 @dataclass(frozen=True)
 class Point:
-    """One measured median."""
+    """One measured time."""
     reference: str
     job: Job
     bytes: int
     seconds: float
 
 
-def read(paths):
-    """The all_reduce medians of bench files, of the references that have a model."""
+def read(paths, figure="median_us"):
+    """The all_reduce times of bench files, of the references that have a model; ``figure`` "min_us" leaves out what
+    other work on a busy machine added."""
     points = []
     for path in paths:
         with open(path) as f:
             run = json.load(f)
         job = Job(tuple(h["ranks"] for h in run["hosts"]))
-        points += [Point(r["reference"], job, r["bytes"], r["median_us"] / 1e6) for r in run["results"]
+        points += [Point(r["reference"], job, r["bytes"], r[figure] / 1e6) for r in run["results"]
                    if r["operation"] == "all_reduce" and r["reference"] in PREDICT]
     return points
 
@@ -51,7 +53,7 @@ def fit(points, start=Machine(), names=FITTED, iterations=60):
     middle = numpy.log([getattr(start, n) for n in names])
 
     def misses(x):
-        return numpy.concatenate([errors(points, machine(x)), PULL * (x - middle)])
+        return numpy.concatenate([numpy.log1p(errors(points, machine(x))), PULL * (x - middle)])
 
     def try_from(x):
         damping, e = 1e-2, misses(x)

@@ -35,6 +35,8 @@ def add_to(commands):
     model.add_argument("--fit", nargs="+", default=[], metavar="FILE", help="fit to files of bench --json")
     model.add_argument("--one-machine", action="store_true",
                        help="the fitted runs' hosts were namespaces of one machine, whose cores they shared")
+    model.add_argument("--fastest", dest="figure", action="store_const", const="min_us", default="median_us",
+                       help="fit to each size's fastest call instead of the median, as on a busy machine")
     model.add_argument("--keep", type=_list(str), default=[], metavar="NAME[,NAME...]",
                        help="parameters that a fit leaves as they are")
     model.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
@@ -83,7 +85,7 @@ def _print_fit(points, machines):
         mine = [p for p in points if p.reference == reference]
         if mine:
             off = sorted(abs(errors(mine, machines[name])))
-            print(f"{name}: median error {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}, of {len(mine)} medians")
+            print(f"{name}: median error {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}, of {len(mine)} times")
 
 
 def _fitted(args):
@@ -94,7 +96,7 @@ def _fitted(args):
         return [], machines
     from .fit import FITTED, fit, read
 
-    points = read(args.fit)
+    points = read(args.fit, args.figure)
     if not points:
         raise SystemExit("no all_reduce of custom or mpi in these files")
     for reference, name in NAMES.items():
