@@ -11,7 +11,8 @@ def readable(nbytes):
 
 def draw(path, title, hosts, sizes, curves, points, scaling):
     """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":
-    [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``: {"hierarchical": [efficiency for each of hosts], ...}"""
+    [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``:
+    {"hierarchical": [efficiency for each of hosts], ...}"""
     try:
         import matplotlib
     except ImportError as error:
