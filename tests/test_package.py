@@ -27,8 +27,9 @@ LAYERS = [
     {"transport.base", "transport.segment", "collectives", "sparse"},
     {"transport.shm", "work"},
     {"process_group"},
-    {"__init__", "bench.operations"},
-    {"bench.command"},
+    {"__init__", "bench.operations", "bench.references", "bench.ranks", "bench.model", "bench.picture"},
+    {"bench.command", "bench.fit"},
+    {"bench.model_command"},
     {"__main__"},
 ]
 SAME_LAYER = {("sparse", "collectives")}
@@ -61,7 +62,7 @@ def test_a_broken_registration_does_not_break_import_torch():
 
 
 def test_optional_packages_are_not_imported():
-    out = python("import sys, torch, c10d_custom.process_group; print([m for m in ('cupy', 'mpi4py', 'numpy.f2py') if m in sys.modules])")
+    out = python("import sys, torch, c10d_custom.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', 'numpy.f2py') if m in sys.modules])")
     assert out.stdout.strip() == "[]", out.stderr
 
 

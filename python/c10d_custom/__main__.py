@@ -1,7 +1,18 @@
-"""``python -m c10d_custom bench``: see bench/command.py."""
+"""``python -m c10d_custom bench``, ``python -m c10d_custom model``: see bench/command.py, bench/model_command.py."""
+import argparse
 import sys
 
-from .bench.command import main
+from .bench import command, model_command
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m c10d_custom", description="Tools of c10d-custom.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    command.add_to(commands)
+    model_command.add_to(commands)
+    args = parser.parse_args()
+    return vars(args).pop("run")(args)
+
 
 if __name__ == "__main__":
     sys.exit(main())

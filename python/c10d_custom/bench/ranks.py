@@ -1,0 +1,79 @@
+"""How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us."""
+import os
+import socket
+import sys
+import traceback
+import warnings
+from collections import Counter
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ..topology import Place
+
+# (rank, size) as the launchers of MPI give them: Open MPI; Hydra (MPICH, Intel MPI).
+_MPI = [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")]
+
+
+def under_mpi():
+    return any(rank in os.environ and size in os.environ for rank, size in _MPI)
+
+
+def launched():
+    """Whether this process already is one rank of a job, and must start none."""
+    return "RANK" in os.environ or under_mpi()
+
+
+def is_first():
+    """Whether a launched process is rank 0. RANK, where set, wins over MPI's, as in init_process_group."""
+    return next((int(os.environ[name]) for name in ("RANK", *(rank for rank, _ in _MPI)) if name in os.environ), 0) == 0
+
+
+def run(function, ranks, *args):
+    """``function(*args)`` on every rank, within an initialised default group "custom". Launched: on this one, and
+    ``ranks`` says nothing; else on so many new processes. 1 if it gave something true on one of them, else 0."""
+    if not launched():
+        from torch.distributed.elastic.utils.distributed import get_free_port
+
+        try:
+            mp.spawn(_spawned, (ranks, get_free_port(), function, args), nprocs=ranks)
+        except mp.ProcessExitedException:  # its rank has said why
+            return 1
+        return 0
+    try:
+        return int(_run(function, args, init_method="env://"))
+    except BaseException as error:
+        # MPI's Finalize, at exit, would wait for ranks that wait for this one.
+        mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
+        if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+            print(error) if isinstance(error, SystemExit) else traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            mpi.COMM_WORLD.Abort(1)
+        raise
+
+
+def _spawned(rank, ranks, port, function, args):
+    if _run(function, args, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks):
+        sys.exit(1)
+
+
+def _run(function, args, **init):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("custom", timeout=timedelta(seconds=120), **init)
+    failed = function(*args)
+    dist.destroy_process_group()
+    return bool(failed)
+
+
+def hosts():
+    """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
+    mine = (Place.here().boot_id, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    ranks = Counter(boot_id for boot_id, *_ in every)
+    first = {boot_id: rest for boot_id, *rest in reversed(every)}
+    return [{"name": first[b][0], "ranks": n, "cores": first[b][1], "load": round(first[b][2], 2)} for b, n in ranks.items()]
