@@ -1,4 +1,4 @@
-"""Compiles the native core (backend/shm, C++17, no dependencies) into c10d_custom/_shm.so."""
+"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so."""
 from glob import glob
 
 from setuptools import Extension, setup
@@ -30,8 +30,8 @@ setup(
     ext_modules=[
         Extension(
             "c10d_custom._shm",
-            sources=sorted(glob("backend/shm/*.cpp")),
-            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc"),
+            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/mpi/*.cpp")),
+            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/mpi/*.h"),
             language="c++",
             # No contraction to fused multiply-add: the bits must not depend on the machine.
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden",

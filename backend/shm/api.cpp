@@ -183,6 +183,13 @@ int c10d_health(c10d_handle* h, Failure* f) {
   return f->status;
 }
 
+void c10d_set_elsewhere(c10d_handle* h, void (*elsewhere)(void*), void* context) {
+  Use g(h);
+  if (g.status) return;
+  g->elsewhere_context = context;
+  g->elsewhere = elsewhere;
+}
+
 void c10d_complete(c10d_handle* h, uint64_t token) {
   Use g(h);
   if (!g.status) g->queue().completed.push(token);

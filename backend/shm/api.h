@@ -140,6 +140,9 @@ C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_cus
 // has left is not).
 C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, uint64_t number);
 C10D_API int c10d_health(c10d_handle*, c10d_custom::Failure*);
+// `elsewhere(context)` is called often while a collective of this group waits: for what makes progress
+// outside it only when asked.
+C10D_API void c10d_set_elsewhere(c10d_handle*, void (*elsewhere)(void*), void* context);
 // Lets `token` come out of next_completed.
 C10D_API void c10d_complete(c10d_handle*, uint64_t token);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.

@@ -115,7 +115,9 @@ void Group::advance(Signal& mine, uint64_t value) {
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
-  if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; })) return kOk;
+  if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
+                   [&] { if (elsewhere) elsewhere(elsewhere_context); }))
+    return kOk;
   int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
@@ -125,7 +127,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
     if (seen >= need) return kOk;
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) return kTimeout;
-    futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, kSlice));
+    if (elsewhere) elsewhere(elsewhere_context);
+    futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     if (Status st = health(); st != kOk) return st;
     if (now_ns() >= next_poll) {

@@ -78,6 +78,11 @@ class Group {
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();
 
+  // Called again and again in a collective's waits: transfers that only move while someone asks
+  // after them must not stop because their owner waits here. May be null.
+  void (*elsewhere)(void*) = nullptr;
+  void* elsewhere_context = nullptr;
+
   uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 
@@ -95,6 +100,7 @@ class Group {
 };
 
 constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
+constexpr int64_t kElsewhere = 100 * 1000;  // ns between two calls of `elsewhere` in a sleep
 constexpr int64_t kSlice = 10 * 1000 * 1000;  // ns between two looks at the peers' health
 
 // Returns a descriptor, or -errno; bytes in *total.

@@ -122,7 +122,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   const bool moved = g_.spinner.spin(now_ns(), until, [&] {
     std::lock_guard<std::mutex> look(mutex_);
     return progress();
-  });
+  }, [] {});
   hold.lock();
   if (moved) return;
   Bell& bell = g_.ctl(g_.rank).bell;

@@ -20,9 +20,9 @@ class Spinner {
  public:
   explicit Spinner(int64_t limit_ns) : limit_(limit_ns) {}
 
-  // Looks until `done` or the limit. Returns whether it is done.
-  template <class Done>
-  bool spin(int64_t began, int64_t deadline, Done done) {
+  // Looks until `done` or the limit; `between` looks it may do something else. Returns whether it is done.
+  template <class Done, class Between>
+  bool spin(int64_t began, int64_t deadline, Done done, Between between) {
     int64_t now = began;
     for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
       for (int i = 0; i < 32; ++i) {
@@ -31,6 +31,7 @@ class Spinner {
       }
     if (now < sleep_until_.load(std::memory_order_relaxed)) return false;
     for (const int64_t until = std::min(deadline, began + limit_); now < until;) {
+      between();
       sched_yield();
       if (done()) return true;
       const int64_t before = now;

@@ -39,21 +39,20 @@ class Direct:
     def __init__(self, link, hosts, limit):
         self._link = link
         n, self.limit = link.size, max(limit, _TINY)
-        self._peers = [r for r in range(n) if r != link.rank]
-        self._in = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]   # in[own rank]: what is the same for all
+        self.peers = [r for r in range(n) if r != link.rank]
+        self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]   # in[own rank]: what is the same for all
         self._out = {}                                               # what is for one peer only
-        self._partial = [Buffer(self.limit) for _ in hosts.ranks]
-        self._into = {p: [self._in[p].memory, link.MPI.BYTE] for p in self._peers}
-        self._heads = [(p, self._in[p].memory[:_COMPARED]) for p in self._peers]
+        self.partials = [Buffer(self.limit) for _ in hosts.ranks]
+        self._into = {p: [self.slots[p].memory, link.MPI.BYTE] for p in self.peers}
+        self._heads = [(p, self.slots[p].memory[:_COMPARED]) for p in self.peers]
         # What every call does again: receive from all, and send all the same few bytes.
         self._start = link.MPI.Prequest.Startall
-        self._receives = [link.comm.Recv_init(self._into[p], p, HEAD) for p in self._peers]
-        tiny = [self._in[link.rank].memory[:HEAD_BYTES + _TINY], link.MPI.BYTE]
-        self._tiny = [link.comm.Send_init(tiny, p, HEAD) for p in self._peers]
+        self.receives = [link.comm.Recv_init(self._into[p], p, HEAD) for p in self.peers]
+        self._tiny = self.persistent_sends(_TINY)
         # The payloads of each host's ranks, where the reduce kernel finds them.
-        self._by_host = [(members, self._addresses([self._in[r].address + HEAD_BYTES for r in members]), partial,
-                          partial.address) for members, partial in zip(hosts.ranks, self._partial)]
-        self._between = self._addresses([b.address for b in self._partial])
+        self._by_host = [(members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial,
+                          partial.address) for members, partial in zip(hosts.ranks, self.partials)]
+        self._between = self._addresses([b.address for b in self.partials])
 
     @staticmethod
     def _addresses(values):
@@ -81,14 +80,19 @@ class Direct:
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
         _HEAD.pack_into(buffer.memory, 0, number, call.op, call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
-        return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self._peers], buffer
+        return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
+
+    def persistent_sends(self, length):
+        """Requests that send the head and ``length`` bytes of this rank's slot to everyone."""
+        message = [self.slots[self._link.rank].memory[:HEAD_BYTES + min(length, self.limit)], self._link.MPI.BYTE]
+        return [self._link.comm.Send_init(message, p, HEAD) for p in self.peers]
 
     # --- the exchange
 
     def _exchange(self, number, call, deadline, payload):
-        me, mine = self._link.rank, self._in[self._link.rank]
+        me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, call.op, call.redop, call.dtype.code, call.root, call.count)
-        self._start(self._receives)
+        self._start(self.receives)
         sends = None
         if payload and call.inputs:
             if call.op in (Op.reduce_scatter, Op.scatter):
@@ -99,7 +103,7 @@ class Direct:
                 mine.fill(HEAD_BYTES, call.inputs[0].data_ptr(), nbytes)
                 if call.op in (Op.gather, Op.reduce):
                     _HEAD.pack_into(mine.memory, 0, *head, nbytes, call.factor)
-                    sends = [self._send(mine, nbytes if p == call.root else 0, p) for p in self._peers]
+                    sends = [self._send(mine, nbytes if p == call.root else 0, p) for p in self.peers]
                 else:
                     sends = self._send_same(head, nbytes, call.factor)
         if sends is None:
@@ -109,17 +113,17 @@ class Direct:
         self._agree(number, sends, deadline)
 
     def _send_same(self, head, nbytes, factor):
-        mine = self._in[self._link.rank]
+        mine = self.slots[self._link.rank]
         _HEAD.pack_into(mine.memory, 0, *head, nbytes, factor)
         if nbytes <= _TINY:
             self._start(self._tiny)
             return self._tiny
         message = [mine.memory[:HEAD_BYTES + nbytes], self._link.MPI.BYTE]
-        return [self._link.comm.Isend(message, p, HEAD) for p in self._peers]
+        return [self._link.comm.Isend(message, p, HEAD) for p in self.peers]
 
     def _send_parts(self, head, call):
         sends = []
-        for p in self._peers:
+        for p in self.peers:
             out = self._out.get(p)
             if out is None:
                 out = self._out[p] = Buffer(HEAD_BYTES + self.limit)
@@ -134,47 +138,41 @@ class Direct:
 
     def _agree(self, number, sends, deadline):
         """Waits for everyone's message, and compares."""
-        self._link.wait(self._receives + sends, deadline, self._peers)
-        wanted = self._in[self._link.rank].memory[:_COMPARED]
+        self._link.wait(self.receives + sends, deadline, self.peers)
+        wanted = self.slots[self._link.rank].memory[:_COMPARED]
         for p, theirs in self._heads:
             while theirs != wanted:
-                # A call that this rank's own refusal had no part in is older; another is a disagreement.
-                if parse(theirs)[0] >= number:
-                    raise Trouble(native.MISMATCH, p)
-                self._link.wait([self._link.comm.Irecv(self._into[p], p, HEAD)], deadline, [p])
+                self.again(number, p, deadline)
 
-    def quick_all_reduce(self, number, address, count, dtype, redop, deadline):
-        """`run` of an all_reduce in place of ``count`` items at ``address``."""
-        nbytes = count * dtype.item_bytes
-        self._start(self._receives)
-        self._in[self._link.rank].fill(HEAD_BYTES, address, nbytes)
-        sends = self._send_same((number, 2, redop, dtype.code, -1, count), nbytes, 0.0)
-        self._agree(number, sends, deadline)
-        self._reduce(dtype.code, redop, address, count, *self._steps(dtype, redop))
+    def again(self, number, peer, deadline):
+        """The message of ``peer`` is another than wanted: that of a call that was refused there and here
+        is over, and the next one counts; anything else is a disagreement."""
+        if parse(self.slots[peer].memory)[0] >= number:
+            raise Trouble(native.MISMATCH, peer)
+        self._link.wait([self._link.comm.Irecv(self._into[peer], peer, HEAD)], deadline, [peer])
 
     @functools.cache
-    def _steps(self, dtype, redop):
-        steps = Reduction.of(dtype, redop, self._link.size)
-        return steps.inside, steps.between
+    def steps(self, dtype, redop):
+        return Reduction.of(dtype, redop, self._link.size)
 
     # --- what becomes of the payloads
 
     def _payload(self, rank):
-        return self._in[rank].address + HEAD_BYTES
+        return self.slots[rank].address + HEAD_BYTES
 
     def _copy(self, call, output, rank):
         nbytes = output.nbytes
         if nbytes:
             memmove(output.data_ptr(), self._payload(rank), nbytes)
 
-    def _reduce(self, dtype, redop, target, count, inside, between):
+    def _reduce(self, dtype, redop, target, count, steps):
         if not count:
             return
-        reduce = lib.c10d_reduce
+        reduce, inside, between = lib.c10d_reduce, steps.inside, steps.between
         factors = inside.factors
         for members, sources, partial, address in self._by_host:
             if redop == PREMUL_SUM:
-                factors = (c_double * len(members))(*[_HEAD.unpack_from(self._in[r].memory)[7] for r in members])
+                factors = (c_double * len(members))(*[_HEAD.unpack_from(self.slots[r].memory)[7] for r in members])
             reduce(dtype, inside.redop, address, sources, len(members), count, factors)
         reduce(dtype, between.redop, target, self._between, len(self._by_host), count, between.factors)
 
@@ -182,7 +180,7 @@ class Direct:
         if call.outputs:
             output = call.outputs[0]
             self._reduce(call.dtype.code, call.redop, output.data_ptr(), output.numel(),
-                         *self._steps(call.dtype, call.redop))
+                         self.steps(call.dtype, call.redop))
 
     def _finish_broadcast(self, call):
         for output in call.outputs:

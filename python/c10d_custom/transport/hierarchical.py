@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch.distributed import PrefixStore
 
 from ..call import Call, Fingerprint, Op, mismatch_table
-from ..errors import AbortedError, TransportError
+from ..errors import TransportError
 from ..topology import Exchange
 from . import native
 from .base import Transport
@@ -23,6 +23,7 @@ from .hosts import Hosts
 from .messages import Messages
 from .mpi import MpiLink
 from .native import lib
+from .quick import Progress, Quick, mpi_library
 from .shm import ShmTicket, ShmTransport, rank_name
 from .tickets import Queue
 from .watch import Fault, Watch
@@ -110,6 +111,9 @@ class HierarchicalTransport(Transport):
         widest = max(map(len, hosts.ranks))
         each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
         self.direct = Direct(self.link, hosts, each) if self.size <= MOST_RANKS else None
+        library = mpi_library()
+        self._progress = Progress(self.link, library, self.local._handle)
+        self._shortest = Quick(self.direct, self.link, hosts, library) if library and self.direct else None
         self._queue = Queue(self._execute, self._complete, group_name)
         self._messages = Messages(self.link, self._complete, self._message_error, self.check, self._probe_local,
                                   self._post_local_from)
@@ -123,7 +127,7 @@ class HierarchicalTransport(Transport):
 
     def quick_all_reduce(self, address, count, dtype, redop, seconds):
         """As ShmTransport's."""
-        if self.direct is not None and count * dtype.item_bytes <= self.direct.limit and self._queue.take():
+        if self._shortest is not None and count * dtype.item_bytes <= self._shortest.limit and self._queue.take():
             self._quick(address, count, dtype, redop, seconds)
             return
         region = [_Region(address, count * dtype.item_bytes, count)]
@@ -135,7 +139,7 @@ class HierarchicalTransport(Transport):
         self._here.depth = getattr(self._here, "depth", 0) + 1
         try:
             self._check_quickly()
-            self.direct.quick_all_reduce(number, address, count, dtype, redop, started + seconds)
+            self._shortest.all_reduce(number, address, count, dtype, redop, started + seconds)
         except (Trouble, TransportError) as failure:
             call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
             error = self._error(failure, call, started, number)
@@ -183,6 +187,7 @@ class HierarchicalTransport(Transport):
         self.watch.close()
         healthy = self.watch.fault is None
         self.local.close()
+        self._progress.close()
         self.link.close(healthy)
 
     # --- messages inside the host

@@ -38,6 +38,30 @@ class Failure(c.Structure):
                 ("actual", c.c_uint64), ("expected_dtype", c.c_uint32), ("actual_dtype", c.c_uint32)]
 
 
+class Head(c.Structure):
+    """What begins every message of a direct collective: see backend/mpi/direct.h."""
+    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("root", c.c_int32), ("count", c.c_uint64), ("payload", c.c_uint64), ("factor", c.c_double),
+                ("reserved", c.c_uint64 * 2)]
+
+
+class Direct(c.Structure):
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("ranks", c.c_uint32),
+                ("me", c.c_uint32), ("hosts", c.c_uint32), ("reserved", c.c_uint32), ("slots", c.POINTER(c.c_void_p)),
+                ("members", c.POINTER(c.c_uint32)), ("member_counts", c.POINTER(c.c_uint32)),
+                ("partials", c.POINTER(c.c_void_p))]
+
+
+class DirectReduce(c.Structure):
+    _fields_ = [("head", Head), ("data", c.c_void_p), ("inside", c.c_uint32), ("between", c.c_uint32),
+                ("inside_factor", c.POINTER(c.c_double)), ("between_factor", c.POINTER(c.c_double)),
+                ("requests", c.c_void_p), ("nrequests", c.c_uint32), ("reserved", c.c_uint32)]
+
+
+class Idle(c.Structure):
+    _fields_ = [("testall", c.c_void_p), ("request", c.c_void_p), ("status", c.c_void_p)]
+
+
 class PublishedFingerprint(c.Structure):
     _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
                 ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
@@ -79,10 +103,13 @@ def _load():
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
         "health": (c.c_int, handle, failure),
+        "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
         "complete": (None, handle, c.c_uint64),
         "probe": (c.c_int, handle, c.c_int64),
         "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
                    c.POINTER(c.c_double)),
+        "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64, c.POINTER(c.c_int32)),
+        "direct_finish": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.POINTER(c.c_int32)),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
     }
     for name, (result, *arguments) in signatures.items():
