@@ -22,6 +22,8 @@ class Config:
     spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,
                            "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
                            "microseconds; where cores are busy with other work it sleeps at once")
+    launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
+                            "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
 
     @classmethod
     def from_env(cls):
@@ -47,6 +49,11 @@ class Config:
 def restart_attempt():
     """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def launcher_wanted():
+    """`Config.launcher`, for `import torch`: there no variable's value may raise."""
+    return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
 
 
 TABLE = [(f.metadata["env"], f.default, f.metadata["doc"]) for f in fields(Config)]
