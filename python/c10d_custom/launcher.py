@@ -58,7 +58,7 @@ def _open_mpi():
 def _pmi():
     """Hydra (MPICH, Intel MPI, MVAPICH), Cray's launchers, and srun --mpi=pmi2. Where the launcher gave
     a connection as a file descriptor, subprocesses inherit its number but not the descriptor. Where it
-    gave none (Hydra's -pmi-port, Cray) nothing tells them apart, and the variables are believed."""
+    gave none (Cray) nothing tells them apart, and the variables are believed."""
     if "PMI_FD" in os.environ and not _is_open_socket(_number("PMI_FD")):
         return None
     slurm = _slurm()

@@ -114,8 +114,8 @@ def _import():
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"mpi4py finds no MPI library ({error}): {INSTALL} brings one; MPI4PY_LIBMPI=/full/path/of/libmpi.so "
-            "names another") from error
+            f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): {INSTALL} brings one; "
+            "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another") from error
     return MPI
 
 
