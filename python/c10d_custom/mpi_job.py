@@ -3,6 +3,7 @@
 Every wait here polls, with a deadline: blocking calls of MPI have none, and burn a core."""
 import _sitebuiltins
 import contextlib
+import ctypes
 import functools
 import os
 import socket
@@ -22,6 +23,7 @@ INSTALL = 'pip install "c10d-custom[mpi]"'
 
 _lock = threading.Lock()
 _job = None
+_init = None  # the thread in which MPI starts
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ class Job:
             raise TransportError(f"MPI: {error}") from error
 
 
-def job():
-    """The process's Job; the first call initialises MPI unless the program has. Any thread may call."""
+def job(seconds=None):
+    """The process's Job; the first call initialises MPI unless the program has, which takes until all
+    ranks do: TransportError after ``seconds``. Any thread may call."""
     global _job
     with _lock:
         if _job is None:
-            _job = _begin()
+            _job = _begin(seconds)
     if _job.pid != os.getpid():
         raise TransportError("a forked child cannot use its parent's MPI: start it with spawn, and not as a rank of the job")
     if _job.MPI.Is_finalized():
@@ -72,17 +75,18 @@ def job():
     return _job
 
 
-def _begin():
+def _begin(seconds):
     MPI = _import()
     if MPI.Is_finalized():
         raise TransportError("MPI has been finalized in this process; it cannot start again")
-    ours = not MPI.Is_initialized()
+    ours = _init is not None or not MPI.Is_initialized()
     if ours:
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _initialise(MPI, seconds)
     world = MPI.COMM_WORLD
     begun = Job(MPI, world, world.rank, world.size, os.getpid())
+    for comm in (world, MPI.COMM_SELF):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
     if begun.size > 1:
-        world.Set_errhandler(MPI.ERRORS_RETURN)
         _end_job_with_rank(begun)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TransportError(
@@ -97,6 +101,23 @@ def _begin():
             f"{_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
             "another srun --mpi=... (srun --mpi=list).")
     return begun
+
+
+def _initialise(MPI, seconds):
+    """In a thread, because MPI's own wait for the other ranks has no end and hears no signal; by ctypes,
+    because mpi4py's Init_thread holds the interpreter's lock meanwhile."""
+    global _init
+    if _init is None:
+        start = ctypes.CDLL(MPI.__file__).MPI_Init_thread
+        arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
+        _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)
+        _init.start()
+    _init.join(seconds)
+    if _init.is_alive():
+        raise TransportError(f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
+                             "start it; did one fail before, or not call init_process_group?")
+    if not MPI.Is_initialized():
+        raise TransportError("MPI failed to start; the reason is above")
 
 
 def _import():

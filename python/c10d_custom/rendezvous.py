@@ -75,9 +75,10 @@ def _is_ours():
 
 
 def _mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
-    mpi = job()
+    deadline = time.monotonic() + timeout.total_seconds()
+    mpi = job(timeout.total_seconds())
     _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
-    store = _Meeting(mpi, timeout).store()
+    store = _Meeting(mpi, timeout, deadline).store()
     yield store, mpi.rank, mpi.size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
@@ -93,9 +94,8 @@ def _refuse_contradictions(mpi, query):
 class _Meeting:
     """One rendezvous: collective over the job, each step before the one deadline."""
 
-    def __init__(self, mpi, timeout):
-        self.mpi, self.timeout = mpi, timeout
-        self.deadline = time.monotonic() + timeout.total_seconds()
+    def __init__(self, mpi, timeout, deadline):
+        self.mpi, self.timeout, self.deadline = mpi, timeout, deadline
 
     def store(self):
         local = self._ranks_here()

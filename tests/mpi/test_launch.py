@@ -100,6 +100,15 @@ def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
     assert words in result.errors and not result.stragglers, str(result)
 
 
+def test_a_rank_that_fails_before_it_starts_mpi(mpi):
+    """MPI's own start would wait for it for ever."""
+    program = ("import os, torch.distributed as dist\nfrom datetime import timedelta\n"
+               "if os.environ['RANK'] == '1':\n    raise ZeroDivisionError('the reason')\n"
+               "dist.init_process_group('gloo', timeout=timedelta(seconds=2))")
+    result = mpi.start(2, "-c", program)
+    assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
+
+
 def test_a_caught_exit_ends_nothing(mpi):
     mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
 
