@@ -22,9 +22,9 @@ SOURCES = ROOT / "python" / "c10d_custom"
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
     {"_version", "errors", "config", "transport.native"},
-    {"dtypes", "profiling", "dynamo", "device_backend"},
-    {"call", "topology", "monitored_barrier"},
-    {"transport.base", "transport.segment", "collectives", "sparse"},
+    {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
+    {"call", "topology", "monitored_barrier", "mpi_job"},
+    {"transport.base", "transport.segment", "collectives", "sparse", "rendezvous"},
     {"transport.shm", "work"},
     {"process_group"},
     {"__init__", "bench.operations", "bench.references", "bench.ranks", "bench.model", "bench.picture"},

@@ -19,11 +19,16 @@ def autoload():
 
 
 def register():
-    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
+    """Registers "custom" for CPU and CUDA tensors with torch.distributed, and the rendezvous under an MPI
+    launcher; again does nothing."""
     import torch.distributed as dist
 
     if dist.is_available() and not hasattr(dist.Backend, "CUSTOM"):
         dist.Backend.register_backend("custom", _create, extended_api=True, devices=["cpu", "cuda"])
+        from . import launcher, rendezvous
+
+        launcher.fill_environment()
+        rendezvous.install()
 
 
 def _create(options, _backend_options):

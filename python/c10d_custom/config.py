@@ -27,6 +27,8 @@ class Config:
     spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,
                            "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
                            "microseconds; where cores are busy with other work it sleeps at once")
+    launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
+                            "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
 
     @classmethod
     def from_env(cls):

@@ -90,13 +90,13 @@ def kill_marked(mark):
         time.sleep(0.05)
 
 
-def start(arguments, *, deadline=60, env=None):
-    """Run python with these arguments; a Result, whatever the exit code.
+def start(arguments, *, deadline=60, env=None, program=sys.executable):
+    """Run python (or another program) with these arguments; a Result, whatever the exit code.
 
     Raises AssertionError, with all output so far, when the deadline passes.
     """
     mark = uuid.uuid4().hex
-    command = [sys.executable, *map(str, arguments)]
+    command = [str(program), *map(str, arguments)]
     environment = {k: v for k, v in os.environ.items()
                    if k not in LAUNCHER_VARIABLES and not k.startswith("TORCHELASTIC")}
     # Unbuffered, print writes a line in pieces, and those of two ranks mix.
@@ -111,7 +111,8 @@ def start(arguments, *, deadline=60, env=None):
     })
     environment.update(env or {})
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with (tempfile.TemporaryFile("w+", errors="replace") as out,
+          tempfile.TemporaryFile("w+", errors="replace") as err):
         process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
                                    start_new_session=True)
         late = False

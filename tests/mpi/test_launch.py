@@ -1,0 +1,134 @@
+"""Real jobs on one host, started by mpiexec. Each has a deadline and leaves no process behind."""
+import pytest
+
+from programs.launch import free_port
+
+from .installation import NAMES, SCRIPTS, installation
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def mpi(request):
+    return installation(request.param)
+
+
+def check_met(said, size, times=1):
+    assert sorted(said) == list(range(size))
+    for rank, value in said.items():
+        assert value["size"] == size
+        assert value["totals"] == [size * (size + 1) / 2] * times
+
+
+def test_an_unchanged_script_with_nothing_in_its_environment(mpi):
+    said = mpi.finish(3, SCRIPTS / "meet.py", "--times", "2")
+    check_met(said, 3, times=2)
+    for rank, value in said.items():
+        assert value["mpi"] == [rank, 3]
+        before = value["before"]
+        assert (before["RANK"], before["WORLD_SIZE"], before["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
+        assert before["MASTER_ADDR"] is None and value["addr"]
+        assert value["ports"] == said[0]["ports"]  # of two stores: destroy_process_group ended the first
+    assert sorted(v["before"]["LOCAL_RANK"] for v in said.values()) == ["0", "1", "2"]
+
+
+def test_one_rank(mpi):
+    check_met(mpi.finish(1, SCRIPTS / "meet.py"), 1)
+
+
+def test_ddp(mpi):
+    said = mpi.finish(2, SCRIPTS / "ddp.py")
+    assert sorted(said) == [0, 1] and said[0]["digest"] == said[1]["digest"]
+    assert sorted(v["local_rank"] for v in said.values()) == [0, 1]
+
+
+def test_the_explicit_form_needs_no_environment(mpi):
+    said = mpi.finish(2, SCRIPTS / "meet.py", "--init", "mpi://", env={"C10D_CUSTOM_LAUNCHER": "0"})
+    check_met(said, 2)
+    assert all(v["before"]["RANK"] is None for v in said.values())
+
+
+def test_any_backend_may_use_the_rendezvous(mpi):
+    check_met(mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
+
+
+@pytest.mark.parametrize("backend", ["custom", "gloo"])
+def test_explicit_values_win(mpi, backend):
+    """Ranks in the reverse of MPI's order, and no MPI is started."""
+    program = ("import os, runpy, sys\n"
+               "rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))\n"
+               "os.environ.update(RANK=str(1 - rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')\n"
+               f"sys.argv = ['meet.py', '--backend', '{backend}']\n"
+               f"runpy.run_path(r'{SCRIPTS / 'meet.py'}', run_name='__main__')")
+    said = mpi.finish(2, "-c", program, env={"MASTER_PORT": str(free_port())})
+    check_met(said, 2)
+    for rank, value in said.items():
+        assert value["before"]["RANK"] == str(rank) and value["before"]["LOCAL_RANK"] is None
+        assert value["mpi"] == [None, None] and value["addr"] == "127.0.0.1"
+
+
+def test_an_address_of_the_user_s_goes_without_mpi(mpi):
+    """RANK from us, MASTER_ADDR from the user: torch's own env://."""
+    said = mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    check_met(said, 2)
+    assert all(value["mpi"] == [None, None] for value in said.values())
+
+
+def test_switched_off_it_is_torch_s_own_error(mpi):
+    result = mpi.start(1, SCRIPTS / "meet.py", env={"C10D_CUSTOM_LAUNCHER": "0"})
+    assert result.code and "environment variable RANK expected, but not set" in result.errors, str(result)
+
+
+def test_a_contradicting_argument_is_an_error(mpi):
+    result = mpi.start(2, SCRIPTS / "meet.py", "--size", "4")
+    assert result.code and "the argument world_size says 4, but MPI says 2" in result.errors, str(result)
+    assert not result.stragglers, str(result)
+
+
+@pytest.mark.parametrize("how,where,code,words", [
+    ("raise", "collective", 1, "ZeroDivisionError: the reason"),
+    ("raise", "busy", 1, "ZeroDivisionError: the reason"),
+    ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
+    ("interrupt", "busy", 130, "KeyboardInterrupt"),
+    ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
+    ("exit", "busy", 3, ""),
+    ("exit", "finalize", 3, ""),
+    ("exit_builtin", "busy", 3, ""),
+    ("exit_text", "busy", 1, "the reason"),
+])
+def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
+    result = mpi.start(2, SCRIPTS / "fail.py", how, where, deadline=90)
+    assert (result.code == code if code else result.code), str(result)
+    assert words in result.errors and not result.stragglers, str(result)
+
+
+def test_a_rank_that_fails_before_it_starts_mpi(mpi):
+    """MPI's own start would wait for it for ever."""
+    program = ("import os, torch.distributed as dist\nfrom datetime import timedelta\n"
+               "if os.environ['RANK'] == '1':\n    raise ZeroDivisionError('the reason')\n"
+               "dist.init_process_group('gloo', timeout=timedelta(seconds=2))")
+    result = mpi.start(2, "-c", program)
+    assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
+
+
+def test_a_caught_exit_ends_nothing(mpi):
+    mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
+
+
+def test_a_subprocess_is_not_taken_for_a_rank(mpi):
+    said = mpi.finish(2, SCRIPTS / "child.py")
+    assert sorted(said) == [0, 1]
+    for value in said.values():
+        found, rank, has_pmi = value["child"]
+        if has_pmi:  # Open MPI's variables cannot be told from inherited ones
+            assert (found, rank) == ("None", None)
+
+
+@pytest.mark.parametrize("backend", ["custom", "gloo"])
+def test_mp_spawn_under_a_launcher(mpi, backend):
+    said = mpi.finish(1, SCRIPTS / "spawn.py", backend)
+    assert {r: (v["total"], v["mpi"]) for r, v in said.items()} == {0: (3.0, False), 1: (3.0, False)}
+
+
+def test_torchrun_under_a_launcher(mpi):
+    said = mpi.finish(1, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPTS / "meet.py")
+    check_met(said, 2)
+    assert all(value["mpi"] == [None, None] for value in said.values())
