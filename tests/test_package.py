@@ -21,11 +21,15 @@ SOURCES = ROOT / "python" / "c10d_custom"
 
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
-    {"_version", "errors", "config", "transport.native"},
+    {"_version", "errors", "config", "addresses", "transport.native"},
     {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
     {"call", "topology", "monitored_barrier", "mpi_job"},
-    {"transport.base", "transport.segment", "collectives", "sparse", "rendezvous"},
-    {"transport.shm", "work"},
+    {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
+     "sparse", "rendezvous"},
+    {"transport.shm", "transport.mpi", "transport.tickets", "work"},
+    {"transport.direct", "transport.messages"},
+    {"transport.composed", "transport.quick"},
+    {"transport.hierarchical"},
     {"process_group"},
     {"__init__", "bench.operations", "bench.references", "bench.ranks", "bench.model", "bench.picture"},
     {"bench.command", "bench.fit"},
@@ -130,9 +134,10 @@ def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
     from c10d_custom.transport import native
 
     pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
-             "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState}
+             "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,
+             "Direct": native.Direct, "DirectReduce": native.DirectReduce, "Idle": native.Idle}
     source = tmp_path / "sizes.cpp"
-    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\nusing namespace c10d_custom;\nint main() {'
+    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../mpi/direct.h"\nusing namespace c10d_custom;\nint main() {'
                       + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")
     subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", f"-I{ROOT / 'backend' / 'shm'}", str(source),
                     "-o", str(tmp_path / "sizes")], check=True, timeout=120)
@@ -142,7 +147,7 @@ def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
 
 def test_core_compiles_for_aarch64(tmp_path):
     pytest.importorskip("ziglang", reason="the cross compiler comes from the package ziglang")
-    for source in sorted((ROOT / "backend" / "shm").glob("*.cpp")):
+    for source in sorted([*(ROOT / "backend" / "shm").glob("*.cpp"), *(ROOT / "backend" / "mpi").glob("*.cpp")]):
         out = tmp_path / f"{source.stem}.o"
         subprocess.run([sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", "-std=c++17", "-O1",
                         "-ffp-contract=off", "-fPIC", "-c", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(out)],

@@ -1,5 +1,4 @@
-"""The IPv4 addresses of this host, without third-party packages."""
-import contextlib
+"""Where other hosts may reach this one, without third-party packages."""
 import fcntl
 import socket
 import struct
@@ -7,14 +6,21 @@ import struct
 _SIOCGIFADDR = 0x8915
 
 
-def local_addresses():
-    """Of every interface that has one, but for loopback, in the order of the interfaces."""
+def addresses():
+    """This host's addresses that others may reach: the interfaces' own, IPv4 first, no loopback."""
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                address = socket.inet_ntoa(answer[20:24])
-                if not address.startswith("127."):
-                    found.append(address)
-    return found
+            try:
+                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    try:
+        with open("/proc/net/if_inet6") as f:
+            lines = [line.split() for line in f]
+    except OSError:
+        lines = []  # a kernel without IPv6
+    found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
+              for text, _, _, scope, _, _ in lines if scope == "00"]
+    return [a for a in found if not a.startswith("127.")]

@@ -22,8 +22,6 @@ class Config:
     chunk_bytes: int = _number("C10D_CUSTOM_CHUNK_BYTES", 1 << 20, 65536, 1 << 30,
                                "between hosts: bytes of one piece of a large message for each rank that "
                                "carries it")
-    launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
-                            "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
     spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,
                            "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
                            "microseconds; where cores are busy with other work it sleeps at once")

@@ -19,8 +19,10 @@ from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
+from .mpi_job import job
 from .profiling import recorded
 from .topology import Exchange, by_host, places, require_mpi, require_one_user
+from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
 from .work import Completer, DoneWork, Work
 
@@ -57,11 +59,8 @@ def _transport(exchange, name, members):
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:
         return ShmTransport(exchange, _config(), name, members)
-    from .mpi_job import job
-    from .transport.hierarchical import HierarchicalTransport
-
     require_mpi(exchange, everywhere)
-    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job())
+    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job(exchange.left()))
 
 
 @opaque_to_dynamo

@@ -11,7 +11,6 @@ Rank 0 serves a TCPStore on a port the kernel chooses and offers its addresses o
 that all can reach. Host names play no part: a host's own name may resolve to 127.0.1.1. MASTER_ADDR and
 MASTER_PORT are then set for scripts that read them; as long as they stay as set here they count as unset,
 so that init_process_group after destroy_process_group makes another store."""
-import fcntl
 import functools
 import hashlib
 import importlib
@@ -26,12 +25,12 @@ from importlib.util import find_spec
 from urllib.parse import parse_qsl, urlparse
 
 from . import launcher
+from .addresses import addresses
 from .config import launcher_wanted
 from .errors import TransportError, UsageError
 from .mpi_job import INSTALL, job
 
 CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
-SIOCGIFADDR = 0x8915
 
 _master = {}  # MASTER_ADDR and MASTER_PORT as we set them
 
@@ -181,23 +180,3 @@ class _Meeting:
             os.environ.update(_master)
         for name, value in (("LOCAL_RANK", local.index(self.mpi.rank)), ("LOCAL_WORLD_SIZE", len(local))):
             os.environ.setdefault(name, str(value))
-
-
-def addresses():
-    """This host's addresses that others may reach: the interfaces' own, IPv4 first, no loopback."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(s.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # an interface without an IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    try:
-        with open("/proc/net/if_inet6") as f:
-            lines = [line.split() for line in f]
-    except OSError:
-        lines = []  # a kernel without IPv6
-    found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
-              for text, _, _, scope, _, _ in lines if scope == "00"]
-    return [a for a in found if not a.startswith("127.")]

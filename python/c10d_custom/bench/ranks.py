@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ..launcher import detect
 from ..topology import Place
-
-# (rank, size) as the launchers of MPI give them: Open MPI; Hydra (MPICH, Intel MPI).
-_MPI = [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")]
 
 
 def under_mpi():
-    return any(rank in os.environ and size in os.environ for rank, size in _MPI)
+    return detect() is not None
 
 
 def launched():
@@ -28,7 +26,7 @@ def launched():
 
 def is_first():
     """Whether a launched process is rank 0. RANK, where set, wins over MPI's, as in init_process_group."""
-    return next((int(os.environ[name]) for name in ("RANK", *(rank for rank, _ in _MPI)) if name in os.environ), 0) == 0
+    return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else detect().rank == 0
 
 
 def run(function, ranks, *args):

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import re
-import time
 from ctypes import byref, c_char, c_int32, c_uint32, c_void_p, memmove
 
 from ..errors import TransportError

@@ -19,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ..addresses import local_addresses
+from ..addresses import addresses
 from ..errors import TransportError
 from . import native
 
@@ -36,6 +36,12 @@ class Fault:
     peer: int
     by: int
     number: int
+
+
+def _listen(backlog):
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=backlog)
 
 
 class Watch:
@@ -91,10 +97,10 @@ class Watch:
             children = children + [h[0] for h in hosts[1:]]
         with contextlib.ExitStack() as cleanup:
             if children:
-                server, token = socket.create_server(("", 0), backlog=len(children)), secrets.token_bytes(16)
+                server, token = _listen(len(children)), secrets.token_bytes(16)
                 cleanup.callback(server.close)
                 exchange.say(f"watch/{self.rank}", {"port": server.getsockname()[1], "token": token.hex(),
-                                                    "addresses": [*local_addresses(), "127.0.0.1"]})
+                                                    "addresses": addresses()})
             if parent is not None:
                 offer = exchange.hear(f"watch/{parent}", f"rank {parent}")
                 self._links[self._call(offer, parent, parent in mine, exchange)] = parent
