@@ -15,8 +15,9 @@ import tempfile
 import time
 import uuid
 
+from harness.marks import MARK, kill_marked, marked
+
 SCRIPTS = pathlib.Path(__file__).resolve().parent / "scripts"
-MARK = "C10D_TEST_COMMAND"
 
 # Set by the launchers and read by init_process_group: what is left from an outer
 # launcher must not reach a program that is to find its own way.
@@ -59,35 +60,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-def marked(mark):
-    """Processes, zombies excepted, whose environment at exec carried the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as f:
-                if wanted in f.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            continue
-    return found
-
-
-def kill_marked(mark):
-    for _ in range(20):
-        left = marked(mark)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.05)
 
 
 def start(arguments, *, deadline=60, env=None):
