@@ -46,7 +46,7 @@ def rig_of(layout):
 
 def forwarded(environment):
     """The variables that a job's ranks are to have, also under a launcher that passes none to other hosts."""
-    mine = ("C10D_", "PYTHON", "OMP_", "GLOO_", "TORCH", "NCCL_", "CUDA_")
+    mine = ("C10D_", "MASTER_", "PYTHON", "OMP_", "GLOO_", "TORCH", "NCCL_", "CUDA_")
     return [name for name in environment if name.startswith(mine) or name in ("PATH", "HOME")]
 
 
@@ -55,6 +55,7 @@ def launch(layout, arguments, environment, **options):
     mpi, hosts, parent = Mpi.named(layout.mpi), rig_of(layout), os.getpid()
     environment = mpi.environment(environment)
     environment.setdefault("GLOO_SOCKET_IFNAME", "eth0" if hosts else "lo")
+    environment["C10D_TEST_FIRST_HOST"] = hosts.addresses[hosts.names[0]] if hosts else "127.0.0.1"
     command = mpi.command(layout.ranks_per_host, [mpi.python, *arguments], hosts, forwarded(environment))
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
                             preexec_fn=lambda: die_with(parent), **options)

@@ -15,9 +15,18 @@ import tempfile
 import time
 import uuid
 
+from harness import Layout
+from harness.job import end, launch
 from harness.marks import MARK, kill_marked, marked
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent / "scripts"
+AS_RANK = SCRIPTS.with_name("as_rank.py")
+
+# The ranks of the programs that start ranks, each one's function: --job makes an MPI job of so many of them.
+RANKS = {
+    "init_processes": 2, "p2p_blocking": 2, "p2p_nonblocking": 2, "group_all_reduce": 2, "six_collectives": 4,
+    "sgd_partitioned": 2, "ddp_basic": 2, "ddp_model_parallel": 4, "ddp_checkpoint": 2, "scatter_kwargs_streams": 2,
+}
 
 # Set by the launchers and read by init_process_group: what is left from an outer
 # launcher must not reach a program that is to find its own way.
@@ -62,8 +71,8 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None):
-    """Run python with these arguments; a Result, whatever the exit code.
+def start(arguments, *, deadline=60, env=None, layout=None):
+    """Run python with these arguments, on every rank of a job of that layout if given; a Result, whatever the exit code.
 
     Raises AssertionError, with all output so far, when the deadline passes.
     """
@@ -84,8 +93,11 @@ def start(arguments, *, deadline=60, env=None):
     environment.update(env or {})
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
-                                   start_new_session=True)
+        if layout:
+            process = launch(layout, arguments, environment, stdout=out, stderr=err)
+        else:
+            process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
+                                       start_new_session=True)
         late = False
         stragglers = []
         try:
@@ -96,15 +108,18 @@ def start(arguments, *, deadline=60, env=None):
                 time.sleep(0.02)
         except subprocess.TimeoutExpired:
             late = True
-            for pid in marked(mark):
+            for pid in reversed(marked(mark)):  # a job's launcher, the oldest, would end the ranks without a word
                 try:
                     os.kill(pid, signal.SIGABRT)
                 except ProcessLookupError:
                     pass
             time.sleep(1)
         finally:
-            kill_marked(mark)
-            process.wait()
+            if layout:
+                end(process, mark)
+            else:
+                kill_marked(mark)
+                process.wait()
         seconds = time.monotonic() - began
         out.seek(0)
         err.seek(0)
@@ -121,6 +136,9 @@ def finish(arguments, **options):
 
 
 def script(name, *arguments, **options):
+    layout = Layout.chosen()
+    if layout and name in RANKS:
+        return finish([AS_RANK, SCRIPTS / f"{name}.py", *arguments], layout=layout.of(RANKS[name]), **options)
     return finish([SCRIPTS / f"{name}.py", *arguments], **options)
 
 
