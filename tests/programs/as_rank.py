@@ -13,29 +13,27 @@ import sys
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# As under torchrun, programs may read LOCAL_RANK before they call init_process_group.
 RANK, SIZE, LOCAL = next(
     (int(os.environ[rank]), int(os.environ[size]), os.environ[local])
     for rank, size, local in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
                               ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"))
     if rank in os.environ)
 
+os.environ.setdefault("LOCAL_RANK", LOCAL)
 _real_init = dist.init_process_group
 _output = sys.stdout
 
 
 def init_process_group(backend, init_method=None, rank=-1, world_size=-1, **options):
+    sys.stdout = _output  # from here on it is a rank, whoever called it
     assert rank in (-1, RANK) and world_size in (-1, SIZE), f"{rank} of {world_size} in a job's {RANK} of {SIZE}"
     given = {name: os.environ.pop(name, None) for name in ("MASTER_ADDR", "MASTER_PORT")}
     if backend != "custom":
         os.environ.update(RANK=str(RANK), WORLD_SIZE=str(SIZE), LOCAL_RANK=LOCAL,
-                          MASTER_ADDR=os.environ["C10D_TEST_FIRST_HOST"], MASTER_PORT=given["MASTER_PORT"])
+                          MASTER_ADDR=os.environ["C10D_TEST_FIRST_HOST"], MASTER_PORT=given["MASTER_PORT"] or "29500")
     _real_init(backend, **options)
     os.environ.update({name: value for name, value in given.items() if value is not None})
-
-
-def run_rank(function, args):
-    with contextlib.redirect_stdout(_output):
-        function(*args)
 
 
 class Process:
@@ -46,7 +44,7 @@ class Process:
 
     def start(self):
         if Process.number == RANK:
-            run_rank(self.target, self.args)
+            self.target(*self.args)
         Process.number += 1
 
     def join(self):
@@ -55,11 +53,11 @@ class Process:
 
 def spawn(function, args=(), nprocs=1, join=True):
     assert nprocs == SIZE, f"the program has {nprocs} ranks, the job {SIZE}"
-    run_rank(function, (RANK, *args))
+    function(RANK, *args)
 
 
 dist.init_process_group, mp.Process, mp.spawn = init_process_group, Process, spawn
 del sys.argv[0]
-# What the program does outside its ranks it would do once: rank 0 alone is heard.
+# What the program does before it has ranks it would do once: only rank 0 is heard.
 with contextlib.redirect_stdout(_output if RANK == 0 else open(os.devnull, "w")):
     runpy.run_path(sys.argv[0], run_name="__main__")

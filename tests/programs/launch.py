@@ -71,10 +71,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None, layout=None):
+def start(arguments, *, deadline=60, env=None, layout=None, address=True):
     """Run python with these arguments, on every rank of a job of that layout if given; a Result, whatever the exit code.
 
-    Raises AssertionError, with all output so far, when the deadline passes.
+    address=False leaves it to the launcher to say where rank 0 is. Raises AssertionError, with all output so far,
+    when the deadline passes.
     """
     mark = uuid.uuid4().hex
     command = [sys.executable, *map(str, arguments)]
@@ -90,6 +91,8 @@ def start(arguments, *, deadline=60, env=None, layout=None):
         # A fatal signal or SIGABRT (sent at the deadline) prints Python stacks.
         "PYTHONFAULTHANDLER": "1",
     })
+    if not address:
+        del environment["MASTER_PORT"]
     environment.update(env or {})
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -9,6 +9,7 @@ C10D_TEST_OPENMPI names: two MPIs in one environment overwrite each other's file
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -63,7 +64,9 @@ class Mpi:
             for name in forward:
                 line += ["-x", name]
             if hosts:
-                line += ["--host", places, "--prtemca", "plm_ssh_agent", hosts.ssh,
+                line += ["--host", places, "-x", f"TMPDIR={tempfile.gettempdir()}",  # not the daemons', see ssh.sh
+                         "--prtemca", "plm_ssh_agent", hosts.ssh,
+                         "--prtemca", "prte_local_tmpdir_base", hosts.folder,
                          "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"]
             else:
                 line += ["--oversubscribe", "--mca", "btl", "^ofi"]
