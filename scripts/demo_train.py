@@ -1,5 +1,5 @@
 """Trains a small network with DistributedDataParallel, shows that it learns what one process would learn, and
-what communication costs beside gloo. Started plainly, it starts itself again under torchrun."""
+what communication costs beside gloo. Started plainly, it starts itself again under torchrun, or under mpiexec."""
 
 import argparse
 import copy
@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+import demo_mpi
 from demo_picture import draw
 from demo_timing import measure
 
@@ -30,6 +31,9 @@ BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes to train with (default: %(default)s)")
+    parser.add_argument("--mpi", action="store_true", help="start the ranks with mpiexec")
+    parser.add_argument("--hosts", type=int, default=1,
+                        help="with --mpi: emulate so many hosts on this machine, which needs root (default: %(default)s)")
     parser.add_argument("--backend", default="custom", help="of the distributed run (default: %(default)s)")
     parser.add_argument("--epochs", type=int, help="default: 20, or 2 with --mnist")
     parser.add_argument("--mnist", type=Path, metavar="DIR",
@@ -41,6 +45,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.ranks < 2:
         parser.error("--ranks must be at least 2")
+    if not 1 <= args.hosts <= min(args.ranks, 8):
+        parser.error("--hosts must be at least 1, at most 8, and at most --ranks")
+    if args.hosts > 1 and not args.mpi:
+        parser.error("--hosts needs --mpi")
     if args.epochs is None:
         args.epochs = (1 if args.mnist else 3) if args.quick else (2 if args.mnist else 20)
     if args.epochs < 1:
@@ -209,8 +217,11 @@ def main() -> int:
         data = load_mnist(args.mnist) if args.mnist else load_digits()
     except (OSError, EOFError, ValueError, struct.error) as error:
         sys.exit(f"scripts/demo: {error}")
-    if not dist.is_torchelastic_launched():
+    # Under mpiexec, importing torch has loaded our backend, which sets RANK.
+    if not (dist.is_torchelastic_launched() or args.mpi and "RANK" in os.environ):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if args.mpi:
+            return demo_mpi.start(args.ranks, args.hosts, sys.argv)
         os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone",
                                   f"--nproc-per-node={args.ranks}", *sys.argv])
 
@@ -221,7 +232,8 @@ def main() -> int:
     per_rank = -(-BATCH // ranks)
     model = make_model(data.train_x.shape[1])
     untrained = copy.deepcopy(model)
-    distributed = train(f"{args.backend}, {ranks} ranks", DistributedDataParallel(model), data, per_rank * ranks,
+    where = f" on {args.hosts} hosts" if args.hosts > 1 else ""
+    distributed = train(f"{args.backend}, {ranks} ranks{where}", DistributedDataParallel(model), data, per_rank * ranks,
                         args.epochs, rank, ranks)
     hashes = parameter_hashes(model)
     times = time_beside_gloo(args.backend, data, per_rank, 4 if args.quick else 20)

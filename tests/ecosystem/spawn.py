@@ -1,4 +1,4 @@
-"""Run one function as ranks 0..n-1 in spawned processes, with a deadline.
+"""Run one function as ranks 0..n-1 in processes of their own, with a deadline.
 
     values = run(fn, 2, *arguments)      # fn(rank, world_size, *arguments)
 
@@ -8,14 +8,12 @@ processes that serves many calls of one world size, since importing torch costs
 more than most calls. A crew that saw an exception or missed a deadline is
 killed, because its groups may be out of step; the next call gets a new one.
 
-Only the parent keeps time. It also serves the TCPStore of all calls, so that no
-port is chosen before it is bound; each call sees the store through a prefix.
+Only the parent keeps time. Processes are spawned here, or are an MPI job over
+hosts where a layout was chosen (harness/layout.py), the ranks split over them.
 """
 import atexit
-import ctypes
 import faulthandler
 import importlib
-import multiprocessing
 import os
 import pathlib
 import random
@@ -25,11 +23,15 @@ import sys
 import tempfile
 import time
 import traceback
-from datetime import timedelta
 from multiprocessing.connection import wait
 
 import torch
 import torch.distributed as dist
+
+from harness.job import JobRanks
+from harness.layout import Layout
+from harness.rendezvous import Rendezvous
+from harness.spawned import SpawnedRanks
 
 START = 120.0         # seconds to import torch and the test's module, on a machine busy with other things
 GRACE = 5.0           # seconds for the other ranks once one has raised
@@ -85,24 +87,18 @@ def _reference(fn):
 
 class _Crew:
     def __init__(self, world_size):
-        context = multiprocessing.get_context("spawn")
         self.world_size = world_size
         self.calls = 0
-        self.folder = tempfile.mkdtemp(prefix="ranks-")
-        self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=GROUP_TIMEOUT),
-                                   wait_for_workers=False)
-        self.processes, self.pipes = [], []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, daemon=True, name=f"rank {rank}",
-                                      args=(rank, world_size, self.store.port, theirs, self._stacks(rank), os.getpid()))
-            process.start()
-            theirs.close()
-            self.processes.append(process)
-            self.pipes.append(ours)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-"))
+        layout = Layout.chosen()
+        layout = layout and layout.of(world_size)
+        self.rendezvous = Rendezvous(layout, backend(), self.folder)
+        setup = (self.rendezvous, str(self.folder))
+        self.ranks = JobRanks(layout, _serve, setup) if layout else SpawnedRanks(world_size, _serve, setup)
+        self.processes, self.pipes = self.ranks.processes, self.ranks.connections
 
     def _stacks(self, rank):
-        return os.path.join(self.folder, f"stacks-{rank}")
+        return self.folder / f"stacks-{rank}"
 
     def call(self, fn, args, deadline, init):
         """Two rounds: the ranks get ready (imports take unequal time), then they all go."""
@@ -147,17 +143,17 @@ class _Crew:
         parts = [f"{fn.__qualname__} on {self.world_size} ranks of {backend()!r}, after {seconds:.1f} s:"]
         for rank, reply in enumerate(replies):
             if rank in waiting:
-                stacks = pathlib.Path(self._stacks(rank)).read_text(errors="replace")
+                stacks = self._stacks(rank).read_text(errors="replace")
                 parts.append(f"--- rank {rank} had not ended; its stacks:\n{stacks}")
             elif reply[0] == "error":
-                stacks = pathlib.Path(self._stacks(rank))
+                stacks = self._stacks(rank)
                 fatal = stacks.read_text(errors="replace") if stacks.exists() else ""
                 same = next((r for r in range(rank) if replies[r] == reply), None)
                 what = f" like rank {same}" if same is not None and not fatal else f":\n{reply[1]}{fatal}"
                 parts.append(f"--- rank {rank} failed{what}")
             else:
                 parts.append(f"--- rank {rank} ended well")
-        return "\n".join(parts)
+        return "\n".join(parts) + self.ranks.last_words()
 
     def close(self):
         for pipe in self.pipes:
@@ -168,26 +164,15 @@ class _Crew:
         self.kill()
 
     def kill(self):
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-        for process in self.processes:
-            process.join()
-        for pipe in self.pipes:
-            pipe.close()
+        self.ranks.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _serve(rank, world_size, port, pipe, stacks, parent):
-    # daemon=True ends a rank only when the parent ends in good order.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        return
+def _serve(rank, world_size, pipe, rendezvous, folder):
     torch.set_num_threads(1)
-    stacks_file = open(stacks, "w")
+    stacks_file = open(f"{folder}/stacks-{rank}", "w")
     faulthandler.enable(stacks_file)
     faulthandler.register(signal.SIGUSR1, file=stacks_file, all_threads=True)
-    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=GROUP_TIMEOUT))
     while True:
         try:
             number, root, module, name, args, init, backend_name = pipe.recv()
@@ -203,8 +188,7 @@ def _serve(rank, world_size, port, pipe, stacks, parent):
             torch.manual_seed(1234)
             random.seed(1234)
             if init:
-                dist.init_process_group(backend_name, store=dist.PrefixStore(f"call{number}", store), rank=rank,
-                                        world_size=world_size, timeout=timedelta(seconds=GROUP_TIMEOUT))
+                rendezvous.join(backend_name, rank, world_size, GROUP_TIMEOUT, life=f"call{number}")
             value = fn(rank, world_size, *args)
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -5,7 +5,11 @@ import time
 
 import pytest
 
+from harness import Layout
+
 from .spawn import RanksFailed, run
+
+pytestmark = pytest.mark.skipif(Layout.chosen() is not None, reason="--job: these look at spawned processes")
 
 
 def misbehave(rank, size, how):

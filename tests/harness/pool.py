@@ -1,4 +1,4 @@
-"""A pool of rank processes, spawned once, that runs many cases.
+"""A pool of rank processes, started once, that runs many cases.
 
 Vocabulary. A *case* is one function called on every rank at the same time. A pool *generation* is
 one set of processes with one initialised process group. A generation ends when a case raised on a
@@ -6,10 +6,10 @@ rank, ran out of time or lost a rank: the group may then be out of step, so the 
 killed and the next case starts a new generation. Case functions that merely find wrong values
 should return them: that costs no respawn.
 
-The parent alone keeps time. It serves the TCPStore, so that no port is chosen before it is bound.
+The parent alone keeps time. Where the processes come from is not told here: spawned.py or, where a layout was
+chosen (layout.py), job.py.
 """
 import faulthandler
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,10 +17,15 @@ import sys
 import tempfile
 import time
 import traceback
-from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler as _Pickler
 from pathlib import Path
+
+from .job import JobRanks
+from .layout import Layout
+from .rank import extend_path
+from .rendezvous import Rendezvous
+from .spawned import SpawnedRanks
 
 START_SECONDS = 120.0  # import torch and init_process_group, on a machine busy with other things
 GRACE_SECONDS = 8.0    # for the other ranks, once one rank has failed
@@ -42,7 +47,9 @@ def join_by_rank(texts):
 class RankPool:
     def __init__(self, world_size, backend, group_timeout=60.0):
         self.world_size, self.backend, self.group_timeout = world_size, backend, group_timeout
-        self._processes, self._connections = [], []
+        layout = Layout.chosen()
+        self.layout = layout and layout.of(world_size)  # None: spawned processes
+        self._ranks, self._processes, self._connections = None, [], []
 
     def run(self, function, *args, timeout=60.0):
         """Call function(*args) on every rank; the list of what they returned, by rank."""
@@ -74,39 +81,26 @@ class RankPool:
             wrong = f"exit codes of {self.world_size} ranks (None: still running): {codes}"
             for rank in range(self.world_size):
                 wrong += self._log_tail(rank)
+            wrong += self._ranks.last_words()
         self.discard()
         return wrong
 
     def discard(self):
         """Kill this generation; the next run() starts another."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        if self._processes:
-            for connection in self._connections:
-                connection.close()
+        if self._ranks:
+            self._ranks.kill()
             shutil.rmtree(self._logs, ignore_errors=True)
-        self._processes, self._connections, self._store = [], [], None
+        self._ranks, self._processes, self._connections, self._rendezvous = None, [], [], None
 
     def _start(self):
-        import torch.distributed as dist
-
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._logs = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self._connections = []
-        spawn = multiprocessing.get_context("spawn")
-        for rank in range(self.world_size):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=_rank_main, name=f"rank{rank}of{self.world_size}", daemon=True,
-                args=(rank, self.world_size, self.backend, self._store.port, self.group_timeout,
-                      str(self._log(rank)), os.getpid(), theirs))
-            process.start()
-            theirs.close()  # so that a dead rank reads as end of file
-            self._processes.append(process)
-            self._connections.append(ours)
+        self._rendezvous = Rendezvous(self.layout, self.backend, self._logs)
+        setup = (self.backend, self._rendezvous, self.group_timeout, str(self._logs / "rank"))
+        if self.layout:
+            self._ranks = JobRanks(self.layout, _rank_main, setup)
+        else:
+            self._ranks = SpawnedRanks(self.world_size, _rank_main, setup)
+        self._processes, self._connections = self._ranks.processes, self._ranks.connections
         self._round(f"init_process_group({self.backend!r})", None, START_SECONDS)
 
     def _round(self, what, message, timeout):
@@ -141,9 +135,11 @@ class RankPool:
                     failures[rank] = f"no answer after {time.monotonic() - started:.1f} s{stack}"
                 break
         if failures:
+            where = f", job {self.layout}" if self.layout else ""
+            head = f"{what}, {self.world_size} ranks, backend {self.backend}{where}:\n"
+            launcher = self._ranks.last_words()
             self.discard()
-            head = f"{what}, {self.world_size} ranks, backend {self.backend}:\n"
-            raise RankFailure(head + join_by_rank(failures))
+            raise RankFailure(head + join_by_rank(failures) + launcher)
         return results
 
     def _stacks(self, ranks):
@@ -165,27 +161,23 @@ class RankPool:
         return "\n" + text[-6000:] if text else ""
 
 
-def _rank_main(rank, world_size, backend, port, group_timeout, log, parent, connection):
-    _die_with(parent)
+def _rank_main(rank, world_size, connection, backend, rendezvous, group_timeout, log):
     # Everything the rank writes, a dying C++ runtime's last words included, goes to its own file.
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(f"{log}{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         import warnings
 
         import torch
-        import torch.distributed as dist
 
         # torch 2.13 renames half of its collectives; the suite calls old and new names alike.
         warnings.simplefilter("ignore", FutureWarning)
         torch.set_num_threads(1)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=group_timeout))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size,
-                                timeout=timedelta(seconds=group_timeout))
+        rendezvous.join(backend, rank, world_size, group_timeout)
+        import torch.distributed as dist
     except BaseException:
         connection.send((False, traceback.format_exc()))
         return
@@ -199,7 +191,7 @@ def _rank_main(rank, world_size, backend, port, group_timeout, log, parent, conn
             break
         try:
             search_path, case = _Pickler.loads(message)
-            sys.path[:] = search_path
+            extend_path(search_path)
             function, args = _Pickler.loads(case)
             answer = _Pickler.dumps((True, function(*args)))
         except BaseException:
@@ -207,12 +199,3 @@ def _rank_main(rank, world_size, backend, port, group_timeout, log, parent, conn
         connection.send_bytes(answer)
     dist.destroy_process_group()
 
-
-def _die_with(parent):
-    """Ask the kernel to kill this process with its parent, even one killed without a chance to clean up."""
-    import ctypes
-
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -15,8 +15,18 @@ import tempfile
 import time
 import uuid
 
+from harness import Layout
+from harness.job import end, launch
+from harness.marks import MARK, kill_marked, marked
+
 SCRIPTS = pathlib.Path(__file__).resolve().parent / "scripts"
-MARK = "C10D_TEST_COMMAND"
+AS_RANK = SCRIPTS.with_name("as_rank.py")
+
+# The ranks of the programs that start ranks, each one's function: --job makes an MPI job of so many of them.
+RANKS = {
+    "init_processes": 2, "p2p_blocking": 2, "p2p_nonblocking": 2, "group_all_reduce": 2, "six_collectives": 4,
+    "sgd_partitioned": 2, "ddp_basic": 2, "ddp_model_parallel": 4, "ddp_checkpoint": 2, "scatter_kwargs_streams": 2,
+}
 
 # Set by the launchers and read by init_process_group: what is left from an outer
 # launcher must not reach a program that is to find its own way.
@@ -61,39 +71,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-def marked(mark):
-    """Processes, zombies excepted, whose environment at exec carried the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as f:
-                if wanted in f.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            continue
-    return found
+def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable):
+    """Run python (or another program) with these arguments, or python on every rank of a job of that layout if given; a Result, whatever the exit code.
 
-
-def kill_marked(mark):
-    for _ in range(20):
-        left = marked(mark)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.05)
-
-
-def start(arguments, *, deadline=60, env=None, program=sys.executable):
-    """Run python (or another program) with these arguments; a Result, whatever the exit code.
-
-    Raises AssertionError, with all output so far, when the deadline passes.
+    address=False leaves it to the launcher to say where rank 0 is. Raises AssertionError, with all output so far,
+    when the deadline passes.
     """
     mark = uuid.uuid4().hex
     command = [str(program), *map(str, arguments)]
@@ -109,12 +91,17 @@ def start(arguments, *, deadline=60, env=None, program=sys.executable):
         # A fatal signal or SIGABRT (sent at the deadline) prints Python stacks.
         "PYTHONFAULTHANDLER": "1",
     })
+    if not address:
+        del environment["MASTER_PORT"]
     environment.update(env or {})
     began = time.monotonic()
     with (tempfile.TemporaryFile("w+", errors="replace") as out,
           tempfile.TemporaryFile("w+", errors="replace") as err):
-        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
-                                   start_new_session=True)
+        if layout:
+            process = launch(layout, arguments, environment, stdout=out, stderr=err)
+        else:
+            process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
+                                       start_new_session=True)
         late = False
         stragglers = []
         try:
@@ -125,15 +112,18 @@ def start(arguments, *, deadline=60, env=None, program=sys.executable):
                 time.sleep(0.02)
         except subprocess.TimeoutExpired:
             late = True
-            for pid in marked(mark):
+            for pid in reversed(marked(mark)):  # a job's launcher, the oldest, would end the ranks without a word
                 try:
                     os.kill(pid, signal.SIGABRT)
                 except ProcessLookupError:
                     pass
             time.sleep(1)
         finally:
-            kill_marked(mark)
-            process.wait()
+            if layout:
+                end(process, mark)
+            else:
+                kill_marked(mark)
+                process.wait()
         seconds = time.monotonic() - began
         out.seek(0)
         err.seek(0)
@@ -150,6 +140,9 @@ def finish(arguments, **options):
 
 
 def script(name, *arguments, **options):
+    layout = Layout.chosen()
+    if layout and name in RANKS:
+        return finish([AS_RANK, SCRIPTS / f"{name}.py", *arguments], layout=layout.of(RANKS[name]), **options)
     return finish([SCRIPTS / f"{name}.py", *arguments], **options)
 
 

@@ -1,0 +1,61 @@
+"""Scripts under mpirun, on this machine and over emulated hosts. The articles' programs: programs, with --job."""
+import hashlib
+import importlib.util
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import Layout
+from programs.launch import AS_RANK, finish
+
+TRAIN = Path(__file__).with_name("scripts") / "train.py"
+
+
+def one_process(size):
+    """train.py's parameters: the same training by one process, gradients added in the order of the ranks."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = [torch.Generator().manual_seed(100 + rank) for rank in range(size)]
+    for _ in range(5):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for generator in data:
+            x, y = torch.randn(16, 64, generator=generator), torch.randn(16, 8, generator=generator)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            for total, p in zip(sums, model.parameters(), strict=True):
+                total += p.grad / size  # DDP divides first; by a power of two this is exact
+        for total, p in zip(sums, model.parameters(), strict=True):
+            p.grad = total
+        optimizer.step()
+    torch.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for p in model.parameters():
+        digest.update(p.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("layout", ["4", "2+2", "3+1", "openmpi:4", "openmpi:2+2", "openmpi:3+1"])
+def test_an_ordinary_script(layout, backend):
+    layout = Layout.parse(layout)
+    if reason := layout.why_not():
+        pytest.skip(reason)
+    module = "c10d_custom.launcher" if len(layout.ranks_per_host) == 1 else "c10d_custom.transport.mpi"
+    if backend == "custom" and importlib.util.find_spec(module) is None:
+        pytest.skip(f"this build of the backend has no {module}")
+    # As it is with our backend; others are told by as_rank.py what mpirun tells nobody.
+    script = [TRAIN] if backend == "custom" else [AS_RANK, TRAIN]
+    said = finish(script, layout=layout, address=False, env={"C10D_TEST_BACKEND": backend}).json_by_rank()
+    assert sorted(said) == [0, 1, 2, 3]
+    names = ["hosta", "hostb"] if len(layout.ranks_per_host) > 1 else [socket.gethostname()]
+    places = [(name, local) for name, count in zip(names, layout.ranks_per_host, strict=True) for local in range(count)]
+    for rank, value in said.items():
+        assert value["size"] == 4 and (value["host"], value["local_rank"]) == places[rank]
+    digests = {value["digest"] for value in said.values()}
+    assert len(digests) == 1
+    if backend != "gloo":  # which adds in an order of its own
+        assert digests == {one_process(4)}
