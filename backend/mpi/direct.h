@@ -1,8 +1,9 @@
-// A small all_reduce as one message from each rank to each other over MPI, which this code knows only as
-// two function pointers and opaque requests: it is linked with no MPI, and serves any.
+// A small all_reduce over MPI, which this code knows only as two function pointers and opaque requests:
+// it is linked with no MPI, and serves any.
 //
-// The messages are persistent requests that Python has made: receives into `slots`, sends from the
-// own one. A slot is a Head and the payload behind it.
+// As recursive doubling does it, in two rounds: each rank exchanges its input with the ranks of its
+// host, and then its host's result with one rank of each other host. The messages are persistent
+// requests that Python has made. Each begins with a Head.
 #pragma once
 #include <cstdint>
 
@@ -21,27 +22,28 @@ struct Head {
   double factor;
   uint64_t reserved[2];
 };
-static_assert(sizeof(Head) == 64, "direct.py packs the same");
+static_assert(sizeof(Head) == 64, "native.py has the same");
 
 struct Direct {
   int (*startall)(int, void*);
   int (*testall)(int, void*, int*, void*);
-  void* statuses;        // room for one of any MPI for each request
-  uint32_t ranks, me, hosts, reserved;
-  char* const* slots;    // of each rank
-  const uint32_t* members;       // the ranks of the first host, of the second, ...
-  const uint32_t* member_counts; // one for each host
-  char* const* partials;         // for each host, room for a payload
+  void* statuses;         // room for one of any MPI for each request
+  char* const* inside;    // the messages of this host's ranks, in order; one is this rank's own
+  char* const* between;   // the messages with the hosts' results, in order; one is this host's
+  uint32_t ninside, nbetween, own_inside, own_between;
 };
 
 struct DirectReduce {
   Head head;
-  void* data;            // input and result
-  uint32_t inside, between;          // reduce ops: in the hosts, between them
+  void* data;             // input and result
   const double* inside_factor;       // see reduce.h
   const double* between_factor;
-  void* requests;        // receives, then sends
-  uint32_t nrequests, reserved;
+  void* inside_requests;
+  void* between_requests;
+  uint32_t inside_op, between_op;    // reduce ops
+  uint32_t ninside_requests, nbetween_requests;
+  uint32_t stage;         // 0 to begin; advanced by c10d_direct_reduce
+  int32_t peer;           // kMismatch: the index of the message that differs, in its round
 };
 
 // A request that is never fulfilled, to be tested for the sake of the others.
@@ -55,7 +57,6 @@ struct Idle {
 
 // Lets MPI make progress. The context is an Idle.
 C10D_API void c10d_mpi_progress(void*);
-// Starts the messages and waits up to `ns`. kOk: done. kPending: go on waiting, then call finish.
-// kMismatch: *peer called something else. kUsage: MPI failed.
-C10D_API int c10d_direct_reduce(const c10d_custom::Direct*, const c10d_custom::DirectReduce*, int64_t ns, int32_t* peer);
-C10D_API int c10d_direct_finish(const c10d_custom::Direct*, const c10d_custom::DirectReduce*, int32_t* peer);
+// Goes on with the call from its stage for up to `ns`. kOk: done. kPending: call again. kMismatch: a
+// message belongs to another call; with the right one in its place, call again. kUsage: MPI failed.
+C10D_API int c10d_direct_reduce(const c10d_custom::Direct*, c10d_custom::DirectReduce*, int64_t ns);

@@ -19,7 +19,7 @@ class Config:
                               "payload of one cell of a point-to-point ring")
     cells: int = _number("C10D_CUSTOM_CELLS", 32, 2, 65536,
                          "cells in the ring between two ranks (fewer in groups above 8 ranks)")
-    chunk_bytes: int = _number("C10D_CUSTOM_CHUNK_BYTES", 1 << 20, 65536, 1 << 30,
+    chunk_bytes: int = _number("C10D_CUSTOM_CHUNK_BYTES", 256 << 10, 65536, 1 << 30,
                                "between hosts: bytes of one piece of a large message for each rank that "
                                "carries it")
     spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,

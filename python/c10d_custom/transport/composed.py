@@ -56,7 +56,9 @@ class Composed:
         if call.op is Op.rejected:
             return self._rejected()
         if direct is not None:
-            if direct.fits(call):
+            if call.op is Op.all_reduce and call.inputs[0].nbytes <= self.t.doubling.limit:
+                return self.t.doubling.run(self.number, call, self.deadline)
+            if call.op is not Op.all_reduce and direct.fits(call):
                 return direct.run(self.number, call, self.deadline)
             direct.announce(self.number, call, self.deadline)
         else:

@@ -40,15 +40,15 @@ class Direct:
         self._link = link
         n, self.limit = link.size, max(limit, _TINY)
         self.peers = [r for r in range(n) if r != link.rank]
-        self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]   # in[own rank]: what is the same for all
-        self._out = {}                                               # what is for one peer only
+        self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
+        self._out = {}  # what is for one peer only
         self.partials = [Buffer(self.limit) for _ in hosts.ranks]
-        self._into = {p: [self.slots[p].memory, link.MPI.BYTE] for p in self.peers}
         self._heads = [(p, self.slots[p].memory[:_COMPARED]) for p in self.peers]
         # What every call does again: receive from all, and send all the same few bytes.
         self._start = link.MPI.Prequest.Startall
-        self.receives = [link.comm.Recv_init(self._into[p], p, HEAD) for p in self.peers]
-        self._tiny = self.persistent_sends(_TINY)
+        self.receives = [link.comm.Recv_init([self.slots[p].memory, link.MPI.BYTE], p, HEAD) for p in self.peers]
+        tiny = [self.slots[link.rank].memory[:HEAD_BYTES + _TINY], link.MPI.BYTE]
+        self._tiny = [link.comm.Send_init(tiny, p, HEAD) for p in self.peers]
         # The payloads of each host's ranks, where the reduce kernel finds them.
         self._by_host = [(members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial,
                           partial.address) for members, partial in zip(hosts.ranks, self.partials)]
@@ -81,11 +81,6 @@ class Direct:
         buffer = Buffer(HEAD_BYTES)
         _HEAD.pack_into(buffer.memory, 0, number, call.op, call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
         return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
-
-    def persistent_sends(self, length):
-        """Requests that send the head and ``length`` bytes of this rank's slot to everyone."""
-        message = [self.slots[self._link.rank].memory[:HEAD_BYTES + min(length, self.limit)], self._link.MPI.BYTE]
-        return [self._link.comm.Send_init(message, p, HEAD) for p in self.peers]
 
     # --- the exchange
 
@@ -142,14 +137,14 @@ class Direct:
         wanted = self.slots[self._link.rank].memory[:_COMPARED]
         for p, theirs in self._heads:
             while theirs != wanted:
-                self.again(number, p, deadline)
+                self.again(number, p, self.slots[p], deadline)
 
-    def again(self, number, peer, deadline):
+    def again(self, number, peer, slot, deadline):
         """The message of ``peer`` is another than wanted: that of a call that was refused there and here
         is over, and the next one counts; anything else is a disagreement."""
-        if parse(self.slots[peer].memory)[0] >= number:
+        if parse(slot.memory)[0] >= number:
             raise Trouble(native.MISMATCH, peer)
-        self._link.wait([self._link.comm.Irecv(self._into[peer], peer, HEAD)], deadline, [peer])
+        self._link.wait([self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)], deadline, [peer])
 
     @functools.cache
     def steps(self, dtype, redop):
@@ -194,8 +189,7 @@ class Direct:
         self._copy(call, call.outputs[0], call.root)
 
 
-_FINISH = {Op.barrier: lambda self, call: None, Op.all_reduce: Direct._finish_reduction,
-           Op.reduce: Direct._finish_reduction, Op.reduce_scatter: Direct._finish_reduction,
+_FINISH = {Op.barrier: lambda self, call: None, Op.reduce: Direct._finish_reduction, Op.reduce_scatter: Direct._finish_reduction,
            Op.broadcast: Direct._finish_broadcast, Op.all_gather: Direct._finish_gather,
            Op.gather: Direct._finish_gather, Op.all_to_all: Direct._finish_gather,
            Op.scatter: Direct._finish_scatter}

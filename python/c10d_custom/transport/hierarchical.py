@@ -18,12 +18,13 @@ from . import native
 from .base import Transport
 from .composed import Composed
 from .direct import MOST_RANKS, Direct, fingerprint, parse
+from .doubling import Doubling
 from .failure import ErrorText, Trouble
 from .hosts import Hosts
 from .messages import Messages
 from .mpi import MpiLink
+from .mpi_native import MpiCalls, Progress
 from .native import lib
-from .quick import Progress, Quick, mpi_library
 from .shm import ShmTicket, ShmTransport, rank_name
 from .tickets import Queue
 from .watch import Fault, Watch
@@ -34,7 +35,7 @@ _REMOTE = 1 << 20
 _GRACE = 1.0
 # Bytes a host may send for one direct collective.
 _DIRECT_BYTES = 128 << 10
-_DIRECT_MOST = 16 << 10
+_DIRECT_MOST, _DOUBLING_MOST = 16 << 10, 64 << 10
 
 
 class _Region:
@@ -111,9 +112,12 @@ class HierarchicalTransport(Transport):
         widest = max(map(len, hosts.ranks))
         each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
         self.direct = Direct(self.link, hosts, each) if self.size <= MOST_RANKS else None
-        library = mpi_library()
-        self._progress = Progress(self.link, library, self.local._handle)
-        self._shortest = Quick(self.direct, self.link, hosts, library) if library and self.direct else None
+        calls = MpiCalls(job.MPI)
+        self._progress = Progress(self.link, calls, self.local._handle)
+        self.doubling = None
+        if self.direct is not None:
+            most = min(_DOUBLING_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
+            self.doubling = Doubling(self.link, calls, hosts, self.direct, self.check, most)
         self._queue = Queue(self._execute, self._complete, group_name)
         self._messages = Messages(self.link, self._complete, self._message_error, self.check, self._probe_local,
                                   self._post_local_from)
@@ -127,7 +131,7 @@ class HierarchicalTransport(Transport):
 
     def quick_all_reduce(self, address, count, dtype, redop, seconds):
         """As ShmTransport's."""
-        if self._shortest is not None and count * dtype.item_bytes <= self._shortest.limit and self._queue.take():
+        if self.doubling is not None and count * dtype.item_bytes <= self.doubling.limit and self._queue.take():
             self._quick(address, count, dtype, redop, seconds)
             return
         region = [_Region(address, count * dtype.item_bytes, count)]
@@ -139,7 +143,7 @@ class HierarchicalTransport(Transport):
         self._here.depth = getattr(self._here, "depth", 0) + 1
         try:
             self._check_quickly()
-            self._shortest.all_reduce(number, address, count, dtype, redop, started + seconds)
+            self.doubling.all_reduce(number, address, count, dtype, redop, started + seconds)
         except (Trouble, TransportError) as failure:
             call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
             error = self._error(failure, call, started, number)

@@ -14,7 +14,7 @@ from .failure import Trouble
 HEAD, DATA, ROUND, NOTHING, POINT_TO_POINT = 0, 1, 2, 3, 16
 
 # What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
-PIECE = 1 << 20
+PIECE = 256 << 10
 
 _YIELD = 300e-6          # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come for
@@ -91,20 +91,26 @@ class MpiLink:
                 now = time.monotonic()
                 if now - checked > _CHECK:
                     checked = now
-                    try:
-                        self._check(peers)
-                    except Trouble:
-                        # It may have done its part and then gone.
-                        if self.settle(requests):
-                            return
-                        raise
-                    if now >= deadline:
-                        raise self._late(requests, peers)
+                    if self.look(requests, deadline, peers):
+                        return
                 self.pause(now - begun)
         except self.MPI.Exception as error:
             if error.Get_error_class() == self.MPI.ERR_TRUNCATE:
                 raise Trouble(native.MISMATCH) from error
             raise TransportError(f"MPI: {error}") from error
+
+    def look(self, requests, deadline, peers):
+        """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
+        try:
+            self._check(peers)
+        except Trouble:
+            # It may have done its part and then gone.
+            if self.settle(requests):
+                return True
+            raise
+        if time.monotonic() >= deadline:
+            raise self._late(requests, peers)
+        return False
 
     def settle(self, requests):
         """True if all become complete within a moment."""

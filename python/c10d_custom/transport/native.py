@@ -46,16 +46,17 @@ class Head(c.Structure):
 
 
 class Direct(c.Structure):
-    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("ranks", c.c_uint32),
-                ("me", c.c_uint32), ("hosts", c.c_uint32), ("reserved", c.c_uint32), ("slots", c.POINTER(c.c_void_p)),
-                ("members", c.POINTER(c.c_uint32)), ("member_counts", c.POINTER(c.c_uint32)),
-                ("partials", c.POINTER(c.c_void_p))]
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p),
+                ("inside", c.POINTER(c.c_void_p)), ("between", c.POINTER(c.c_void_p)), ("ninside", c.c_uint32),
+                ("nbetween", c.c_uint32), ("own_inside", c.c_uint32), ("own_between", c.c_uint32)]
 
 
 class DirectReduce(c.Structure):
-    _fields_ = [("head", Head), ("data", c.c_void_p), ("inside", c.c_uint32), ("between", c.c_uint32),
-                ("inside_factor", c.POINTER(c.c_double)), ("between_factor", c.POINTER(c.c_double)),
-                ("requests", c.c_void_p), ("nrequests", c.c_uint32), ("reserved", c.c_uint32)]
+    _fields_ = [("head", Head), ("data", c.c_void_p), ("inside_factor", c.POINTER(c.c_double)),
+                ("between_factor", c.POINTER(c.c_double)), ("inside_requests", c.c_void_p),
+                ("between_requests", c.c_void_p), ("inside_op", c.c_uint32), ("between_op", c.c_uint32),
+                ("ninside_requests", c.c_uint32), ("nbetween_requests", c.c_uint32), ("stage", c.c_uint32),
+                ("peer", c.c_int32)]
 
 
 class Idle(c.Structure):
@@ -108,8 +109,8 @@ def _load():
         "probe": (c.c_int, handle, c.c_int64),
         "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
                    c.POINTER(c.c_double)),
-        "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64, c.POINTER(c.c_int32)),
-        "direct_finish": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.POINTER(c.c_int32)),
+        "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64),
+        "mpi_progress": (None, c.c_void_p),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
     }
     for name, (result, *arguments) in signatures.items():
