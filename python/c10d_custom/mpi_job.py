@@ -19,6 +19,7 @@ from .errors import TransportError
 SPIN_SECONDS = 200e-6
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
+_FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
 INSTALL = 'pip install "c10d-custom[mpi]"'
 
 _lock = threading.Lock()
@@ -170,6 +171,7 @@ def _abort(job, kind, error, trace):
     for stream in (sys.stdout, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             stream.flush()
+    time.sleep(_FORWARD_SECONDS)
     code = 130 if issubclass(kind, KeyboardInterrupt) else 1
     job.world.Abort(code)
     os._exit(code)  # where Abort returns, while the launcher is still about to kill
