@@ -1,7 +1,10 @@
-"""What a reduction must give: computed by one process, in rank order, rounded once."""
+"""What a reduction must give: computed by one process, in rank order, rounded once. Over several hosts: so
+inside each, and then so between their results, in the order of their first ranks."""
 import functools
 
 import torch
+
+from harness import Layout
 
 from . import values
 
@@ -21,25 +24,43 @@ def reduced(dtype, op, ranks, kind, count, start=0):
 @functools.lru_cache(maxsize=None)
 def _reduced_pattern(dtype, op, ranks, kind):
     inputs = [values.pattern(dtype, rank, kind, op == "PRODUCT") for rank in ranks]
-    return reduce_in_order(inputs, op, [values.factor_of(kind)] * len(inputs))
+    return reduce_by_host(inputs, op, ranks, [values.factor_of(kind)] * len(inputs))
 
 
-def reduce_in_order(inputs, op, factors=None):
+def reduce_by_host(inputs, op, ranks, factors=None):
+    """``ranks``: the global rank of each input, which tells its host in the layout of this run."""
+    layout = Layout.chosen()
+    host_of = [h for h, count in enumerate(layout.ranks_per_host) for _ in range(count)] if layout else [0] * (max(ranks) + 1)
+    hosts = {}
+    for i, rank in enumerate(ranks):
+        hosts.setdefault(host_of[rank], []).append(i)
+    if len(hosts) == 1:
+        return reduce_in_order(inputs, op, factors)
+    # Division: inside the hosts where it rounds, so that nothing overflows on the way; else at the end.
+    at_the_end = inputs[0].dtype in values.INTEGERS
+    inside, between = {"AVG": ("SUM", "AVG") if at_the_end else ("AVG", "SUM"), "PREMUL_SUM": (op, "SUM")}.get(op, (op, op))
+    parts = [reduce_in_order([inputs[i] for i in members], inside, [factors[i] for i in members] if factors else None,
+                             len(inputs)) for members in hosts.values()]
+    return reduce_in_order(parts, between, divisor=len(inputs))
+
+
+def reduce_in_order(inputs, op, factors=None, divisor=None):
+    divisor = divisor or len(inputs)
     dtype = inputs[0].dtype
     assert values.has_meaning(dtype, op), (dtype, op)
     if dtype is torch.bool:
         return _reduce_bool(inputs, op)
     if dtype in values.INTEGERS:
-        return _reduce_integers(inputs, op)
+        return _reduce_integers(inputs, op, divisor)
     if dtype in values.COMPLEX and op != "PRODUCT":
         # Componentwise, so that no complex division or multiplication adds roundings of its own.
-        return torch.view_as_complex(reduce_in_order([torch.view_as_real(t) for t in inputs], op, factors))
+        return torch.view_as_complex(reduce_in_order([torch.view_as_real(t) for t in inputs], op, factors, divisor))
     terms = [t.to(_WIDER.get(dtype, dtype)) for t in inputs]
     if op == "PREMUL_SUM":
         terms = [term * torch.full_like(term, factor) for term, factor in zip(terms, factors)]
     total = functools.reduce(_FLOAT_STEP[op], terms)
     if op == "AVG":
-        total = total / torch.full_like(total, len(inputs))
+        total = total / torch.full_like(total, divisor)
     return total.to(dtype)
 
 
@@ -50,7 +71,7 @@ def _reduce_bool(inputs, op):
     return functools.reduce(step, inputs)
 
 
-def _reduce_integers(inputs, op):
+def _reduce_integers(inputs, op, divisor):
     """In numpy: torch has no arithmetic on uint16, uint32 and uint64. Both wrap."""
     import numpy
 
@@ -59,7 +80,7 @@ def _reduce_integers(inputs, op):
             "BXOR": numpy.bitwise_xor}[op]
     total = functools.reduce(step, [t.numpy() for t in inputs])
     if op == "AVG":
-        n = total.dtype.type(len(inputs))
+        n = total.dtype.type(divisor)
         # numpy divides towards minus infinity, c10d's integer average towards zero.
         total = total // n + ((total < 0) & (total % n != 0)).astype(total.dtype)
     return torch.from_numpy(total)

@@ -50,13 +50,14 @@ def forwarded(environment):
     return [name for name in environment if name.startswith(mine) or name in ("PATH", "HOME")]
 
 
-def launch(layout, arguments, environment, **options):
-    """Popen of a job whose ranks run python with these arguments."""
+def launch(layout, arguments, environment, flags=(), **options):
+    """Popen of a job whose ranks run python with these arguments; ``flags`` are the launcher's."""
     mpi, hosts, parent = Mpi.named(layout.mpi), rig_of(layout), os.getpid()
     environment = mpi.environment(environment)
     environment.setdefault("GLOO_SOCKET_IFNAME", "eth0" if hosts else "lo")
     environment["C10D_TEST_FIRST_HOST"] = hosts.addresses[hosts.names[0]] if hosts else "127.0.0.1"
-    command = mpi.command(layout.ranks_per_host, [mpi.python, *arguments], hosts, forwarded(environment))
+    command = mpi.command(layout.ranks_per_host, [mpi.python, *arguments], hosts, forwarded(environment),
+                          flags)
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
                             preexec_fn=lambda: die_with(parent), **options)
 

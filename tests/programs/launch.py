@@ -71,8 +71,10 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable):
-    """Run python (or another program) with these arguments, or python on every rank of a job of that layout if given; a Result, whatever the exit code.
+def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable,
+          flags=()):
+    """Run python (or another program) with these arguments, or python on every rank of a job of that layout
+    if given (``flags`` are its launcher's); a Result, whatever the exit code.
 
     address=False leaves it to the launcher to say where rank 0 is. Raises AssertionError, with all output so far,
     when the deadline passes.
@@ -98,7 +100,7 @@ def start(arguments, *, deadline=60, env=None, layout=None, address=True, progra
     with (tempfile.TemporaryFile("w+", errors="replace") as out,
           tempfile.TemporaryFile("w+", errors="replace") as err):
         if layout:
-            process = launch(layout, arguments, environment, stdout=out, stderr=err)
+            process = launch(layout, arguments, environment, flags, stdout=out, stderr=err)
         else:
             process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
                                        start_new_session=True)
