@@ -2,6 +2,7 @@
 
 Every wait here polls, with a deadline: blocking calls of MPI have none, and burn a core."""
 import _sitebuiltins
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -25,6 +26,9 @@ INSTALL = 'pip install "c10d-custom[mpi]"'
 _lock = threading.Lock()
 _job = None
 _init = None  # the thread in which MPI starts
+_ours_to_end = False
+_abandoned = False
+_exit_status = 0  # what this process is about to exit with, if it is to abort the job
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,8 @@ def _initialise(MPI, seconds):
 
 
 def _import():
-    """mpi4py.MPI. Where nobody has imported it before, it is left to `_begin` to initialise; mpi4py
-    finalises at exit in either case, unless the program told it otherwise."""
+    """mpi4py.MPI. Where nobody has imported it before, it is left to `_begin` to initialise, and to
+    `_finalize` to end it; else mpi4py finalises at exit, unless the program told it otherwise."""
     try:
         import mpi4py
     except ImportError as error:
@@ -131,7 +135,8 @@ def _import():
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
         if mpi4py.rc.finalize is None:
-            mpi4py.rc.finalize = True
+            global _ours_to_end
+            mpi4py.rc.finalize, _ours_to_end = False, True
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -139,6 +144,19 @@ def _import():
             f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): {INSTALL} brings one; "
             "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another") from error
     return MPI
+
+
+def abandon():
+    """A rank is lost: MPI's Finalize would wait for it, and is left out when this process ends."""
+    global _abandoned
+    _abandoned = True
+
+
+@atexit.register  # at import: exit handlers of the modules that use this one run before
+def _finalize():
+    if _ours_to_end and not _abandoned and not _exit_status and (MPI := sys.modules["mpi4py"].MPI).Is_initialized():
+        if not MPI.Is_finalized():
+            MPI.Finalize()
 
 
 def _library(MPI):
@@ -189,8 +207,10 @@ def _watch_exit(job):
                 sys._getframe(1)
             except ValueError:
                 if code is not None and _alive(job):
-                    # What mpi4py does at its own exit: Abort with this status; with 0, Finalize.
-                    job.MPI._set_abort_status(code if isinstance(code, int) else 1)
+                    # mpi4py, at the very end, aborts with this status.
+                    global _exit_status
+                    _exit_status = code if isinstance(code, int) else 1
+                    job.MPI._set_abort_status(_exit_status)
             return code
 
         @code.setter

@@ -19,7 +19,7 @@ from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .monitored_barrier import monitored_barrier
-from .mpi_job import job
+from .mpi_job import abandon, job
 from .profiling import recorded
 from .topology import Exchange, by_host, places, require_mpi, require_one_user
 from .transport.hierarchical import HierarchicalTransport
@@ -60,7 +60,7 @@ def _transport(exchange, name, members):
     if len(by_host(everywhere)) == 1:
         return ShmTransport(exchange, _config(), name, members)
     require_mpi(exchange, everywhere)
-    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job(exchange.left()))
+    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job(exchange.left()), abandon)
 
 
 @opaque_to_dynamo

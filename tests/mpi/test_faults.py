@@ -1,4 +1,5 @@
 """What the ranks of other hosts are told when ranks disagree, are late, die, leave or are cut off."""
+import json
 import threading
 import time
 from pathlib import Path
@@ -14,19 +15,23 @@ FAULT = Path(__file__).with_name("scripts") / "fault.py"
 SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--enable-recovery"]}
 
 
-def said(kind, layout):
+def said(kind, layout, folder):
     layout = Layout.parse(layout)
     if reason := layout.why_not():
         pytest.skip(reason)
-    result = start([FAULT, kind], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=60)
-    return result, {int(v["rank"]): v for v in result.json_by_rank().values()}
+    result = start([FAULT, kind, folder], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=40)
+    return result, read(folder)
+
+
+def read(folder):
+    return {value["rank"]: value for value in (json.loads(p.read_text()) for p in folder.glob("*.json"))}
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1", "openmpi:2+2"])
 @pytest.mark.parametrize("kind, lost", [("killed idle", 3), ("killed small", 3), ("killed large", 3),
                                         ("killed first", 0), ("message", 3)])
-def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout):
-    result, ranks = said(kind, layout)
+def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_path):
+    result, ranks = said(kind, layout, tmp_path)
     assert sorted(ranks) == [r for r in range(4) if r != lost], str(result)
     host = "hostb" if lost == 3 else "hosta"
     for rank, value in ranks.items():
@@ -37,8 +42,8 @@ def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout):
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1", "openmpi:2+2"])
 @pytest.mark.parametrize("kind", ["count", "small and large", "dtype", "redop", "operation"])
-def test_ranks_that_disagree_are_shown_side_by_side(kind, layout):
-    result, ranks = said(kind, layout)
+def test_ranks_that_disagree_are_shown_side_by_side(kind, layout, tmp_path):
+    result, ranks = said(kind, layout, tmp_path)
     assert sorted(ranks) == [0, 1, 2, 3], str(result)
     for value in ranks.values():
         assert value["error"] == "CollectiveMismatchError" and value["seconds"] < 2.0, str(result)
@@ -47,8 +52,8 @@ def test_ranks_that_disagree_are_shown_side_by_side(kind, layout):
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1"])
-def test_a_refused_call_does_not_keep_the_others_waiting(layout):
-    result, ranks = said("refused", layout)
+def test_a_refused_call_does_not_keep_the_others_waiting(layout, tmp_path):
+    result, ranks = said("refused", layout, tmp_path)
     assert ranks[3]["error"] == "UsageError", str(result)
     for rank in range(3):
         assert ranks[rank]["error"] in ("CollectiveMismatchError", "PeerLostError"), str(result)
@@ -56,15 +61,15 @@ def test_a_refused_call_does_not_keep_the_others_waiting(layout):
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1"])
-def test_a_group_in_which_all_refused_a_call_goes_on(layout):
-    result, ranks = said("all refused", layout)
+def test_a_group_in_which_all_refused_a_call_goes_on(layout, tmp_path):
+    result, ranks = said("all refused", layout, tmp_path)
     assert [ranks[r]["error"] for r in range(4)] == ["UsageError"] * 4, str(result)
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1"])
 @pytest.mark.parametrize("kind", ["late", "late, large"])
-def test_a_rank_that_does_not_come_is_named(kind, layout):
-    result, ranks = said(kind, layout)
+def test_a_rank_that_does_not_come_is_named(kind, layout, tmp_path):
+    result, ranks = said(kind, layout, tmp_path)
     for rank in range(3):
         assert ranks[rank]["error"] == "CollectiveTimeoutError", str(result)
         assert "rank 3 on hostb" in ranks[rank]["text"] and ranks[rank]["seconds"] < 5.5, str(result)
@@ -72,29 +77,30 @@ def test_a_rank_that_does_not_come_is_named(kind, layout):
 
 
 @pytest.mark.parametrize("layout", ["2+2"])
-def test_messages(layout):
-    result, ranks = said("no message", layout)
+def test_messages(layout, tmp_path):
+    result, ranks = said("no message", layout, tmp_path)
     assert ranks[0]["error"] == "CollectiveTimeoutError" and "rank 3 on hostb" in ranks[0]["text"], str(result)
-    result, ranks = said("size of a message", layout)
+    (other := tmp_path / "size").mkdir()
+    result, ranks = said("size of a message", layout, other)
     assert ranks[0]["error"] == "CollectiveMismatchError" and "400000 bytes" in ranks[0]["text"], str(result)
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1"])
-def test_a_rank_that_leaves_is_named(layout):
-    result, ranks = said("left", layout)
+def test_a_rank_that_leaves_is_named(layout, tmp_path):
+    result, ranks = said("left", layout, tmp_path)
     for rank in range(3):
         assert ranks[rank]["error"] == "PeerLostError", str(result)
         assert "rank 3 on hostb has left the group" in ranks[rank]["text"] and ranks[rank]["seconds"] < 3.0, str(result)
 
 
 @pytest.mark.parametrize("layout", ["2+2", "3+1"])
-def test_abort_reaches_all_hosts(layout):
-    result, ranks = said("aborted", layout)
+def test_abort_reaches_all_hosts(layout, tmp_path):
+    result, ranks = said("aborted", layout, tmp_path)
     for rank in range(3):
         assert ranks[rank]["error"] == "AbortedError" and ranks[rank]["seconds"] < 2.5, str(result)
 
 
-def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing():
+def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing(tmp_path):
     layout = Layout.parse("2+2")
     if reason := layout.why_not():
         pytest.skip(reason)
@@ -109,14 +115,16 @@ def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing():
     thread.start()
     try:
         began = time.monotonic()
-        result = start([FAULT, "cut"], layout=layout, address=False, flags=SURVIVE["mpich"], deadline=45)
-    except AssertionError as error:  # what hangs then is the launcher, or MPI's Finalize; the ranks have spoken
-        text = str(error)
-    else:
-        text = str(result)
+        start([FAULT, "cut", tmp_path], layout=layout, address=False, flags=SURVIVE["mpich"], deadline=30)
+    except AssertionError:
+        pass  # the launcher cannot reach its other half; the ranks have spoken
     finally:
         stop.set()
         thread.join()
         hosts.heal("hostb")
-    assert time.monotonic() - began < 60
-    assert "CollectiveTimeoutError" in text and "on hostb" in text, text
+    assert time.monotonic() - began < 45
+    ranks = read(tmp_path)
+    assert sorted(ranks) == [0, 1, 2, 3]
+    for rank, value in ranks.items():
+        assert value["error"] == "CollectiveTimeoutError", value
+        assert f"on host{'b' if rank < 2 else 'a'}" in value["text"].split("Missing")[1], value

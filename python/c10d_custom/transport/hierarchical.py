@@ -81,9 +81,11 @@ class _LocalTicket(ShmTicket):
 
 class HierarchicalTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
-    group rank; ``places``: the Place of each; ``job``: the process's use of MPI."""
+    group rank; ``places``: the Place of each; ``job``: the process's use of MPI; ``abandon``: called if MPI
+    can no longer end in good order."""
 
-    def __init__(self, exchange, config, group_name, members, places, job):
+    def __init__(self, exchange, config, group_name, members, places, job, abandon):
+        self._abandon = abandon
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.places, self._store = places, exchange.store
         self.hosts = hosts = Hosts.of(places, self.rank)
@@ -273,10 +275,15 @@ class HierarchicalTransport(Transport):
         return Trouble(failure.status, group(failure.peer), group(failure.by), failure.cause, seq=failure.seq)
 
     def _spread(self, fault):
-        lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
+        self._record(fault)
         self.watch.report(fault)
 
     def _on_fault(self, fault):
+        self._record(fault)
+
+    def _record(self, fault):
+        if fault.status in (native.PEER_LOST, native.TIMEOUT):
+            self._abandon()
         lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
 
     # --- names, for errors

@@ -6,21 +6,23 @@ out leaves nothing behind in MPI. Matched by (source, tag), in the order of post
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
 anything to do.
 
+Tags beyond those of MPI (MPICH's end at 2^29) share one, and their messages are told apart by their
+heads; what comes before its receive is taken in and kept.
+
 A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
 """
-import itertools
 import struct
 import threading
 import time
 from ctypes import memmove
 
-from ..errors import UsageError
 from . import native
 from .failure import Trouble
-from .mpi import POINT_TO_POINT, Buffer
+from .mpi import LARGE_TAGS, POINT_TO_POINT, Buffer
 from .tickets import PyTicket
 
-_HEAD = struct.Struct("<QIIQ40x")  # bytes, dtype, whether they follow in the head, number
+_HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
+_SHARED = LARGE_TAGS, LARGE_TAGS + 1
 _EAGER = 16 << 10
 _CHECK = 5e-3
 _LINGER = 0.05
@@ -58,7 +60,7 @@ class Messages:
         self._wanted = []      # receives that have found no message, in order of posting
         self._moving = []      # tickets with requests under way, or a local ticket
         self._drains = []
-        self._numbers = itertools.count(1)
+        self._early = []       # (source, tag, head, requests of its data, buffer) of tags that share one
         self._checked = 0.0
         self._work = threading.Condition(threading.Lock())
         self._thread = None
@@ -81,15 +83,13 @@ class Messages:
 
     def _tags(self, tag):
         at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
-        if at + 1 > self.link.tag_limit:
-            raise UsageError(f"tag {tag} is too large for this MPI: at most {(self.link.tag_limit - POINT_TO_POINT) // 4 - 1}")
-        return at, at + 1
+        return (at, at + 1) if at + 1 <= self.link.tag_limit else _SHARED
 
     def _send(self, message, tags, ticket):
         t, link = message.tensor, self.link
         eager = t.nbytes <= _EAGER
         head = Buffer(_HEAD.size + (t.nbytes if eager else 0))
-        _HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, next(self._numbers))
+        _HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
         ticket.keep = head
         if eager:
             head.fill(_HEAD.size, t.data_ptr(), t.nbytes)
@@ -117,7 +117,7 @@ class Messages:
         moved, seen = False, set()
         for entry in list(self._wanted):
             peer, tags, ticket = entry
-            if (peer, tags) in seen or (-1, tags) in seen:
+            if tags != _SHARED and ((peer, tags) in seen or (-1, tags) in seen):
                 continue
             seen.add((peer, tags))
             MPI = self.link.MPI
@@ -126,6 +126,9 @@ class Messages:
                 ticket.inner = self._post_local(ticket.message, source)
                 self._moving.append(ticket)
                 moved = True
+                continue
+            if tags == _SHARED:
+                moved |= self._match_shared(entry)
                 continue
             status = MPI.Status()
             found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
@@ -136,22 +139,62 @@ class Messages:
             self._deliver(ticket, found, status, tags)
         return moved
 
-    def _deliver(self, ticket, found, status, tags):
-        source, t = status.Get_source(), ticket.message.tensor
+    def _match_shared(self, entry):
+        peer, tags, ticket = entry
+        MPI = self.link.MPI
+        status = MPI.Status()
+        while (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
+            source, head = status.Get_source(), self._head(found, status)
+            nbytes, _, eager, tag = _HEAD.unpack_from(head.memory)
+            data = head if eager else Buffer(nbytes)
+            requests = [] if eager else self.link.receive(data.address, nbytes, source, tags[1])
+            self._early.append((source, tag, head, requests, data))
+        for early in self._early:
+            source, tag, head, requests, data = early
+            if tag != ticket.message.tag or peer not in (-1, source):
+                continue
+            if not MPI.Request.Testall(requests):
+                return False
+            self._early.remove(early)
+            self._wanted.remove(entry)
+            self._take(ticket, source, head, data)
+            return True
+        return False
+
+    def _take(self, ticket, source, head, data):
+        """All of the message is here."""
+        t, at = ticket.message.tensor, _HEAD.size if data is head else 0
+        nbytes, dtype, _, _ = _HEAD.unpack_from(head.memory)
+        ticket.matched, ticket._source = True, source
+        trouble = self._unlike(ticket, nbytes, dtype)
+        if trouble is None and nbytes:
+            memmove(t.data_ptr(), data.address + at, nbytes)
+        self._end(ticket, trouble)
+
+    def _head(self, found, status):
         head = Buffer(max(_HEAD.size, status.Get_count(self.link.MPI.BYTE)))
         found.Recv([head.memory, self.link.MPI.BYTE])
+        return head
+
+    @staticmethod
+    def _unlike(ticket, nbytes, dtype):
+        message = ticket.message
+        if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
+            return None
+        return Trouble(native.MISMATCH, ticket._source, expected=message.tensor.nbytes, actual=nbytes,
+                       expected_dtype=message.dtype.code, actual_dtype=dtype)
+
+    def _deliver(self, ticket, found, status, tags):
+        source, t = status.Get_source(), ticket.message.tensor
+        head = self._head(found, status)
         nbytes, dtype, eager, _ = _HEAD.unpack_from(head.memory)
+        if eager:
+            return self._take(ticket, source, head, head)
         ticket.matched, ticket._source = True, source
-        if nbytes != t.nbytes or dtype != ticket.message.dtype.code:
-            if not eager:  # what follows must not be taken for another message
-                scratch = Buffer(nbytes)
-                self._drains.append((self.link.receive(scratch.address, nbytes, source, tags[1]), scratch))
-            self._end(ticket, Trouble(native.MISMATCH, source, expected=t.nbytes, actual=nbytes,
-                                      expected_dtype=ticket.message.dtype.code, actual_dtype=dtype))
-        elif eager:
-            if nbytes:
-                memmove(t.data_ptr(), head.address + _HEAD.size, nbytes)
-            self._end(ticket)
+        if (trouble := self._unlike(ticket, nbytes, dtype)) is not None:
+            scratch = Buffer(nbytes)  # what follows must not be taken for another message
+            self._drains.append((self.link.receive(scratch.address, nbytes, source, tags[1]), scratch))
+            self._end(ticket, trouble)
         else:
             ticket.requests = self.link.receive(t.data_ptr(), nbytes, source, tags[1])
             self._moving.append(ticket)

@@ -11,7 +11,7 @@ from . import native
 from .failure import Trouble
 
 # Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, POINT_TO_POINT = 0, 1, 2, 3, 16
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, POINT_TO_POINT = 0, 1, 2, 3, 4, 16
 
 # What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
 PIECE = 256 << 10

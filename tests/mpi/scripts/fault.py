@@ -1,10 +1,12 @@
-"""One kind of trouble, in a group over several hosts: every rank says what it was told, as JSON."""
+"""One kind of trouble, in a group over several hosts: every rank says what it was told, in a file of its
+own (launchers lose what is printed while they end a job)."""
 import json
 import os
 import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -112,8 +114,8 @@ def main():
     except Exception as error:
         said = {"rank": rank, "error": type(error).__name__, "text": str(error)}
     said["seconds"] = time.monotonic() - began
+    (Path(sys.argv[2]) / f"{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
-    print(json.dumps(said), flush=True)
 
 
 main()
