@@ -146,7 +146,7 @@ class HierarchicalTransport(Transport):
         try:
             self._check_quickly()
             self.doubling.all_reduce(number, address, count, dtype, redop, started + seconds)
-        except (Trouble, TransportError) as failure:
+        except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
             error = self._error(failure, call, started, number)
         except BaseException:
@@ -220,7 +220,7 @@ class HierarchicalTransport(Transport):
             self._check_quickly()
             Composed(self, number, call, started + call.timeout).run()
             return None
-        except (Trouble, TransportError) as failure:
+        except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             return self._error(failure, call, started, number)
         except BaseException:
             # A signal handler raised. The others must not wait for what will not come.
@@ -230,6 +230,8 @@ class HierarchicalTransport(Transport):
             self._here.depth -= 1
 
     def _error(self, trouble, call, started, number):
+        if not isinstance(trouble, Trouble):
+            trouble = self._explain(trouble)
         if isinstance(trouble, TransportError):
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             return trouble
@@ -239,6 +241,17 @@ class HierarchicalTransport(Transport):
         trouble.seq = trouble.seq or number
         trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
         return _ErrorText(self, trouble, call).exception()
+
+    def _explain(self, error):
+        """The Trouble behind an error of MPI's, which may come before the news of a lost rank."""
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            try:
+                self.check([])
+            except Trouble as trouble:
+                return trouble
+            time.sleep(5e-3)
+        return error if isinstance(error, TransportError) else TransportError(f"MPI: {error}")
 
     def _message_error(self, trouble, message, began):
         trouble.elapsed_ns = int((time.monotonic() - began) * 1e9)
@@ -312,27 +325,38 @@ class _ErrorText(ErrorText):
         return f"{self.who(rank)} (pid {self.t.places[rank].pid}) has died, or its host is gone"
 
     def missing(self):
-        late = getattr(self.f, "missing", None) or ([self.f.peer] if self.f.peer >= 0 else [])
+        # This rank knows whom it waited for, and they may have waited for others: those who timed out
+        # alike say so in the store.
+        said = _published(self.t, self.f.seq, self.call, 0.3)
+        late = [r for r, fingerprint in said.items() if fingerprint is None]
+        if len(late) == self.t.size - 1:
+            late = getattr(self.f, "missing", None) or ([self.f.peer] if self.f.peer >= 0 else [])
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
 
     def table(self):
-        return mismatch_table(_published(self.t, self.f.seq, self.call), self.t.members)
+        return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
 
 
-def _published(transport, number, call):
-    """Every rank's fingerprint of a collective that failed, as far as they say so within a second."""
-    store = PrefixStore(f"mismatch/{number}", transport._store)
-    exchange = Exchange(store, transport.rank, transport.size, 1.0)
+def _published(transport, number, call, seconds):
+    """Every rank's fingerprint of a collective that failed, as far as they say so in time."""
+    exchange = Exchange(PrefixStore(f"failed/{number}", transport._store), transport.rank, transport.size, seconds)
     prints = dict.fromkeys(range(transport.size))
     mine = parse(fingerprint(number, call))
-    try:
-        exchange.say(str(transport.rank), mine)
-        for rank in range(transport.size):
-            try:
-                prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"), 0)
-            except TransportError:
-                pass  # it has not called, or its process is gone
-    except RuntimeError:
-        pass  # the store is gone with the process that served it
     prints[transport.rank] = Fingerprint(*mine, 0)
-    return prints
+
+    def ask():
+        try:
+            exchange.say(str(transport.rank), mine)
+            for rank in range(transport.size):
+                try:
+                    prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"), 0)
+                except TransportError:
+                    pass  # it has not called, or its process is gone
+        except RuntimeError:
+            pass  # the store is gone with the process that served it
+
+    # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
+    thread = threading.Thread(target=ask, name="c10d_custom:ask", daemon=True)
+    thread.start()
+    thread.join(seconds + 0.2)
+    return dict(prints)

@@ -16,6 +16,7 @@ import threading
 import time
 from ctypes import memmove
 
+from ..errors import TransportError
 from . import native
 from .failure import Trouble
 from .mpi import LARGE_TAGS, POINT_TO_POINT, Buffer
@@ -26,6 +27,7 @@ _SHARED = LARGE_TAGS, LARGE_TAGS + 1
 _EAGER = 16 << 10
 _CHECK = 5e-3
 _LINGER = 0.05
+_GRACE = 1.0
 
 
 class MessageTicket(PyTicket):
@@ -62,6 +64,7 @@ class Messages:
         self._drains = []
         self._early = []       # (source, tag, head, requests of its data, buffer) of tags that share one
         self._checked = 0.0
+        self._failed = None    # (when, error) of MPI; who is lost may be known a moment later
         self._work = threading.Condition(threading.Lock())
         self._thread = None
         self._idle = False
@@ -104,7 +107,12 @@ class Messages:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            moved = self._match() | self._advance()
+            moved = False
+            try:
+                if self._failed is None:
+                    moved = self._match() | self._advance()
+            except self.link.MPI.Exception as error:
+                self._failed = time.monotonic(), error
             now = time.monotonic()
             if now - self._checked >= _CHECK:
                 self._checked = now
@@ -235,6 +243,9 @@ class Messages:
             if trouble is not None:
                 self._drop(ticket)
                 self._end(ticket, trouble)
+            elif self._failed is not None and now - self._failed[0] > _GRACE:
+                self._drop(ticket)
+                ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
 
     def _drop(self, ticket):
         self._wanted = [e for e in self._wanted if e[2] is not ticket]
