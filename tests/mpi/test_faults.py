@@ -32,7 +32,10 @@ def read(folder):
     ("2+2", "message", 3), ("openmpi:2+2", "killed small", 3), ("openmpi:2+2", "killed large", 3)])
 def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
-    assert sorted(ranks) == [r for r in range(4) if r != lost], str(result)
+    # Those of the other host, that is: MPICH's launcher was seen to end the dead rank's host even so.
+    first = Layout.parse(layout).ranks_per_host[0]
+    others = set(range(first)) if lost == 3 else set(range(first, 4))
+    assert others <= set(ranks) <= set(range(4)) - {lost}, str(result)
     host = "hostb" if lost == 3 else "hosta"
     for rank, value in ranks.items():
         assert value["error"] == "PeerLostError", str(result)
