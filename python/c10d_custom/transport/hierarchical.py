@@ -295,7 +295,9 @@ class HierarchicalTransport(Transport):
         self._record(fault)
 
     def _record(self, fault):
-        if fault.status in (native.PEER_LOST, native.TIMEOUT):
+        # One that has left is alive, and waits for the others in MPI's Finalize.
+        left = self.watch.left if self.watch is not None else ()
+        if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:
             self._abandon()
         lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
 
