@@ -57,7 +57,8 @@ class Mpi:
             if hosts else None
         line = [self.mpiexec, "-n", ranks]
         if self.name == "mpich" and hosts:
-            line += ["-hosts", places, "-launcher", "ssh", "-launcher-exec", hosts.ssh]
+            line += ["-hosts", places, "-launcher", "ssh", "-launcher-exec", hosts.ssh,
+                     "-genv", "TMPDIR", tempfile.gettempdir()]  # not the daemons', see ssh.sh
         elif self.name == "openmpi":
             # Ranks may outnumber cores: neither bind them nor let one that waits hold its core.
             line += ["--bind-to", "none", "-x", "OMPI_MCA_mpi_yield_when_idle=1"]
