@@ -45,8 +45,8 @@ class _Round:
 class Doubling:
     """``limit``: bytes of the largest tensor."""
 
-    def __init__(self, link, calls, hosts, direct, check, limit):
-        self._link, self._direct, self._check = link, direct, check
+    def __init__(self, link, calls, hosts, direct, limit):
+        self._link, self._direct = link, direct
         self.limit = limit
         mine, local, width = hosts.mine, hosts.local, len(hosts.here)
 

@@ -15,7 +15,7 @@ from ..call import Call, Fingerprint, Op, mismatch_table
 from ..errors import TransportError
 from ..topology import Exchange
 from . import native
-from .base import Transport
+from .base import Ticket, Transport
 from .composed import Composed
 from .direct import MOST_RANKS, Direct, fingerprint, parse
 from .doubling import Doubling
@@ -25,7 +25,7 @@ from .messages import Messages
 from .mpi import MpiLink
 from .mpi_native import MpiCalls, Progress
 from .native import lib
-from .shm import ShmTicket, ShmTransport, rank_name
+from .shm import ShmTransport, rank_name
 from .tickets import Queue
 from .watch import Fault, Watch
 
@@ -52,7 +52,7 @@ class _Region:
         return self.count
 
 
-class _LocalTicket(ShmTicket):
+class _LocalTicket(Ticket):
     """Of a message inside the host."""
 
     def __init__(self, ticket, here):
@@ -74,9 +74,6 @@ class _LocalTicket(ShmTicket):
     def source(self):
         source = self._inner.source
         return self._here[source] if source >= 0 else -1
-
-    def __del__(self):
-        pass
 
 
 class HierarchicalTransport(Transport):
@@ -119,7 +116,7 @@ class HierarchicalTransport(Transport):
         self.doubling = None
         if self.direct is not None:
             most = min(_DOUBLING_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
-            self.doubling = Doubling(self.link, calls, hosts, self.direct, self.check, most)
+            self.doubling = Doubling(self.link, calls, hosts, self.direct, most)
         self._queue = Queue(self._execute, self._complete, group_name)
         self._messages = Messages(self.link, self._complete, self._message_error, self.check, self._probe_local,
                                   self._post_local_from)

@@ -1,8 +1,6 @@
 """What the native core needs to call MPI itself: functions of the library that mpi4py has loaded, and
 requests as that library has them (backend/mpi/direct.h)."""
 import ctypes
-import os
-import re
 from ctypes import addressof, c_char, c_int, c_void_p, memmove
 
 from . import native
@@ -12,31 +10,18 @@ from .native import lib
 STATUS_BYTES = 64  # at least sizeof(MPI_Status) of any MPI
 
 
-def _library():
-    with open("/proc/self/maps") as maps:
-        paths = dict.fromkeys(m.group(0) for m in re.finditer(r"/\S*/libmpi(?:_abi)?\.so\S*", maps.read()))
-    for path in paths:
-        try:
-            library = ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_LAZY)
-            library.MPI_Startall, library.MPI_Testall
-            return library
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
 def _address(function):
     return ctypes.cast(function, c_void_p).value
 
 
 class MpiCalls:
-    """MPI_Startall and MPI_Testall as addresses. Where the library cannot be told, they lead to mpi4py's."""
+    """MPI_Startall and MPI_Testall as addresses. Where they cannot be had, they lead to mpi4py's."""
 
     def __init__(self, MPI):
         self.MPI = MPI
         self._lists = {}
-        library = _library()
-        if library is not None:
+        library = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the MPI it is linked with
+        if hasattr(library, "MPI_Startall") and hasattr(library, "MPI_Testall"):
             self.startall, self.testall = _address(library.MPI_Startall), _address(library.MPI_Testall)
             return
         start = ctypes.CFUNCTYPE(c_int, c_int, c_void_p)(self._start)
