@@ -22,6 +22,9 @@ SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
 _FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
 INSTALL = 'pip install "c10d-custom[mpi]"'
+# What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
+PIECE = 256 << 10
+_HEADER = 4 << 10  # more than Open MPI's own
 
 _lock = threading.Lock()
 _job = None
@@ -113,6 +116,9 @@ def _initialise(MPI, seconds):
     because mpi4py's Init_thread holds the interpreter's lock meanwhile."""
     global _init
     if _init is None:
+        # Open MPI over TCP: a message beyond its eager limit is agreed on first, and the agreement queues behind the
+        # data that is under way to the same host.
+        os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(PIECE + _HEADER))
         start = ctypes.CDLL(MPI.__file__).MPI_Init_thread
         arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)

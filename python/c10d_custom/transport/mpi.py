@@ -7,14 +7,12 @@ import zlib
 from ctypes import addressof, c_char, memmove
 
 from ..errors import TransportError
+from ..mpi_job import PIECE
 from . import native
 from .failure import Trouble
 
 # Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
 HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, POINT_TO_POINT = 0, 1, 2, 3, 4, 16
-
-# What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
-PIECE = 256 << 10
 
 _YIELD = 300e-6          # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come for
