@@ -60,6 +60,7 @@ class Progress:
 
     def __init__(self, link, calls, handle):
         MPI = link.MPI
+        self._calls = calls  # owns the handles' memory
         self._buffer = Buffer(64)
         # From this very rank, which sends no such thing.
         self._request = link.comm.Irecv([self._buffer.memory, MPI.BYTE], link.rank, NOTHING)
