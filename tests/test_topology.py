@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from c10d_custom.errors import TransportError
-from c10d_custom.topology import Exchange
+from c10d_custom.exchange import Exchange
 
 
 class SlowToRead:
@@ -18,8 +18,8 @@ class SlowToRead:
     def set(self, key, value):
         self.store.set(key, value)
 
-    def wait(self, keys, timeout):
-        self.store.wait(keys, timeout)
+    def check(self, keys):
+        return self.store.check(keys)
 
     def get(self, key):
         time.sleep(self.seconds)

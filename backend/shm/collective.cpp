@@ -22,7 +22,7 @@ Status Collective::fail(Status st, int32_t peer) {
 }
 
 bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
-  const Status st = g.wait(s, need, worth, peer, deadline);
+  const Status st = g.wait(s, need, worth, &peer, deadline);
   return st == kOk || (fail(st, int32_t(peer)), false);
 }
 
@@ -93,7 +93,8 @@ Status Collective::mismatch(uint32_t peer) {
 bool Collective::agree() {
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
-    Status st = g.wait(g.ctl(r).arrive, seq, seq, r, deadline);
+    uint32_t peer = r;
+    const Status st = g.wait(g.ctl(r).arrive, seq, seq, &peer, deadline, seq);
     if (st == kBroken) {
       // If the reason is a disagreement over this very call, we have our own say in it.
       Failure why{};
@@ -101,7 +102,7 @@ bool Collective::agree() {
           uint32_t(why.by) < n && uint32_t(why.by) != me)
         return mismatch(uint32_t(why.by)), false;
     }
-    if (st != kOk) return fail(st, int32_t(r)), false;
+    if (st != kOk) return fail(st, int32_t(peer)), false;
     if (differs(r)) return mismatch(r), false;
   }
   return true;

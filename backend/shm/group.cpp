@@ -112,7 +112,7 @@ void Group::advance(Signal& mine, uint64_t value) {
   }
 }
 
-Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline) {
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
   if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
@@ -135,10 +135,12 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int6
       if (interrupted()) return kInterrupted;
       next_poll = now_ns() + kPollInterrupt;
     }
-    if (!alive(peer) || left(peer)) {
+    if (gone(*peer)) {
       // It may have done its part and then gone.
       return s.value.load(std::memory_order_acquire) >= need ? kOk : kPeerLost;
     }
+    for (uint32_t r = 0; absent && r < n; ++r)
+      if (r != rank && gone(r) && ctl(r).arrive.value.load(std::memory_order_acquire) < absent) return *peer = r, kPeerLost;
   }
 }
 

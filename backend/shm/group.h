@@ -54,12 +54,14 @@ class Group {
   // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
   // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
   // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer, int64_t deadline);
+  // `absent`: also kPeerLost where any rank is gone that has not entered that collective; *peer is the lost one.
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent = 0);
 
   // What a sleeper looks at every kSlice: poison, this rank's own abort. kOk if none.
   Status health() const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
+  bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
   bool left(uint32_t peer) const { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
 
   // The first failure of the group, told to all. Later ones are not recorded.

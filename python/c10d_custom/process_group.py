@@ -18,10 +18,11 @@ from .config import Config, restart_attempt
 from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
+from .exchange import Exchange
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
-from .topology import Exchange, by_host, places, require_mpi, require_one_user
+from .topology import by_host, places, require_mpi, require_one_user
 from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
 from .work import Completer, DoneWork, Work
@@ -50,7 +51,10 @@ def _build(store, rank, size, timeout, name, members):
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
     exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
-    transport = _transport(exchange, name, members or list(range(size)))
+    try:
+        transport = _transport(exchange, name, members or list(range(size)))
+    finally:
+        exchange.processes.close()
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 

@@ -1,14 +1,11 @@
-"""Which ranks share a host, and the exchange through the Store that finds it out."""
-import contextlib
-import json
+"""Which ranks share a host."""
 import os
 import socket
-import time
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 
 from .errors import TransportError
 from .launcher import detect
+from .liveness import started
 
 
 @dataclass(frozen=True)
@@ -19,6 +16,7 @@ class Place:
     hostname: str
     pid: int
     uid: int
+    started: int    # see liveness.py
 
     @classmethod
     def here(cls):
@@ -27,63 +25,21 @@ class Place:
                 boot_id = f.read().strip()
         except OSError as error:
             raise TransportError(f"cannot read this host's boot id: {error}") from error
-        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid())
-
-
-class Exchange:
-    """One group's words through its Store, each said once, each wait with a deadline."""
-
-    def __init__(self, store, rank, size, seconds):
-        self.store, self.rank, self.size = store, rank, size
-        self.deadline = time.monotonic() + seconds
-        self.started = time.monotonic()
-
-    def left(self):
-        return max(0.001, self.deadline - time.monotonic())
-
-    def say(self, key, value):
-        self.store.set(key, json.dumps(value))
-
-    def hear(self, key, who):
-        try:
-            self.store.wait([key], timedelta(seconds=self.left()))
-        except RuntimeError as error:
-            raise TransportError(
-                f"group creation: rank {self.rank} heard nothing from {who} for "
-                f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
-                f"init_process_group (or new_group) with the same ranks? ({error})") from error
-        return json.loads(self.store.get(key))
-
-    def gather_and_decide(self, topic, value, decide):
-        """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its
-        TransportError, as one) is everyone's. An error anywhere reaches every rank: rank 0, whose
-        process often serves the store, returns (and may exit) only when all have heard."""
-        if self.rank:
-            self.say(f"{topic}/{self.rank}", value)
-            verdict = self.hear(f"{topic}/verdict", "rank 0")
-            self.say(f"{topic}/heard/{self.rank}", True)
-        else:
-            try:
-                values = [value] + [self.hear(f"{topic}/{r}", f"rank {r}") for r in range(1, self.size)]
-                verdict = {"ok": decide(values)}
-            except TransportError as error:
-                verdict = {"error": str(error)}
-            self.say(f"{topic}/verdict", verdict)
-            self._all_heard(topic)
-        if "error" in verdict:
-            raise TransportError(verdict["error"])
-        return verdict["ok"]
-
-    def _all_heard(self, topic):
-        # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
-        with contextlib.suppress(RuntimeError):
-            self.store.wait([f"{topic}/heard/{r}" for r in range(1, self.size)],
-                            timedelta(seconds=min(10.0, self.left())))
+        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()))
 
 
 def places(exchange):
     """The Place of every rank of the group, in rank order, on every rank."""
-    table = exchange.gather_and_decide("place", asdict(Place.here()), lambda values: values)
+    here = Place.here()
+
+    def meet(rank, value):
+        place = Place(**value)
+        if place.boot_id == here.boot_id:
+            exchange.processes.add(rank, place.pid, place.started)
+
+    table = exchange.gather_and_decide("place", asdict(here), lambda values: values, meet)
+    for rank, value in enumerate(table):
+        meet(rank, value)
     return [Place(**p) for p in table]
 
 

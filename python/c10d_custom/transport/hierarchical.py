@@ -13,7 +13,8 @@ from torch.distributed import PrefixStore
 
 from ..call import Call, Fingerprint, Op, mismatch_table
 from ..errors import TransportError
-from ..topology import Exchange
+from ..exchange import Exchange
+from ..liveness import Processes
 from . import native
 from .base import Ticket, Transport
 from .composed import Composed
@@ -97,10 +98,15 @@ class HierarchicalTransport(Transport):
         with ExitStack() as cleanup:
             failure = None
             try:
+                neighbours = Processes(self._who_local)
+                cleanup.callback(neighbours.close)
+                for index, r in enumerate(hosts.here):
+                    neighbours.add(index, places[r].pid, places[r].started)
                 inside = Exchange(PrefixStore(f"host{hosts.mine}", exchange.store), hosts.local, len(hosts.here),
-                                  exchange.left())
+                                  exchange.left(), neighbours)
                 self.local = ShmTransport(inside, config, group_name, [members[r] for r in hosts.here], self._who_local)
                 cleanup.callback(self.local.close)
+                neighbours.close()
                 self.watch = Watch(exchange, hosts.ranks, self._on_fault)
                 cleanup.callback(self.watch.close)
             except (TransportError, OSError) as error:

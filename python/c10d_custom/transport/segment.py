@@ -11,10 +11,11 @@ import socket
 import struct
 from ctypes import byref, c_int, c_uint64
 
-from ..errors import TransportError
+from ..errors import CustomBackendError, TransportError
 from .native import Geometry, lib
 
 _TOKEN = 16
+_SLICE = 10e-3  # s: between two looks at who is alive
 _HELLO = struct.Struct(f"<{_TOKEN}sI")
 
 
@@ -60,7 +61,7 @@ def open_segment(exchange, config, interrupted):
                 failure = f"rank {rank} cannot map the group's shared memory: {error}"
         try:
             exchange.gather_and_decide("mapped", failure, _all_well)
-        except TransportError:
+        except CustomBackendError:
             if handle is not None:
                 lib.c10d_close(handle)
             raise
@@ -84,10 +85,13 @@ def _create(config, size):
 def _serve(server, fd, token, size, exchange):
     waiting = set(range(1, size))
     while waiting:
-        server.settimeout(exchange.left())
+        server.settimeout(min(_SLICE, exchange.left()))
         try:
             peer, _ = server.accept()
         except TimeoutError:
+            exchange.require_all_alive()
+            if exchange.left() > _SLICE:
+                continue
             raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time; processes "
                                  "with different network namespaces cannot reach each other") from None
         with peer:

@@ -1,0 +1,348 @@
+"""Ranks that die at random moments, and what the others hear of it.
+
+    python tests/reliability/lost_ranks.py --trials 1000 --seed 1 [--backend gloo]
+
+A trial: 2 to 8 ranks run the same random program of collectives and messages, sync and async, small and large, and
+check every result; one of them dies in one of several ways at a random moment, also while the group is being made.
+Every survivor must raise an error that names it, soon, and never see a wrong result. Ranks are forked from this
+process, which has imported torch and has no group and no thread of its own, and serves the store.
+"""
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import random
+import signal
+import statistics
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+import torch
+import torch.distributed as dist
+
+PR_SET_PDEATHSIG = 1
+# How a rank is lost. killed: by this process, at any moment. The others: by itself, in the middle of its program.
+WAYS = ("killed", "exit", "segv", "exception", "creation")
+SIZES = (1, 100, 5_000, 300_000)   # of int64
+LIMIT = 20.0        # s: a trial's longest; the group's time-out is longer
+GROUP_TIMEOUT = 60.0
+CREATION_TIMEOUT = 4.0  # of the group whose making a rank may miss altogether
+
+
+@dataclass(frozen=True)
+class Trial:
+    number: int
+    seed: int
+    world_size: int
+    victim: int
+    way: str
+    delay: float        # s after the start: killed, creation
+    step: int           # of the victim's program: the other ways
+
+    @classmethod
+    def random(cls, number, seed, sizes):
+        rng = random.Random(f"{seed}.{number}")
+        world_size = rng.choice(sizes)
+        way = rng.choice(WAYS)
+        return cls(number, rng.getrandbits(32), world_size, rng.randrange(world_size), way,
+                   rng.uniform(0, 0.012 if way == "creation" else 0.08), rng.randrange(40))
+
+
+# --- one rank's program
+
+def fill(rank, step, n):
+    return torch.arange(n, dtype=torch.int64) + 1_000_003 * rank + 101 * step
+
+
+def one_step(rng, step):
+    """One operation. Returns what differs from what it should have given, or None. Nothing is drawn by one
+    rank alone."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = rng.choice(("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
+                       "scatter", "barrier", "ring"))
+    n, root, asynchronous = rng.choice(SIZES), rng.randrange(size), rng.random() < 0.4
+    each = max(1, n // size)
+    own = fill(rank, step, n)
+    total = size * fill(0, step, n) + 1_000_003 * (size * (size - 1) // 2)
+    parts = [fill(r, step, each) for r in range(size)]
+    got, expected, work = None, None, None
+    if kind == "all_reduce":
+        got, expected = own, total
+        work = dist.all_reduce(got, async_op=asynchronous)
+    elif kind == "broadcast":
+        got, expected = own, fill(root, step, n)
+        work = dist.broadcast(got, root, async_op=asynchronous)
+    elif kind == "reduce":
+        got, expected = own, total if rank == root else None
+        work = dist.reduce(got, root, async_op=asynchronous)
+    elif kind == "all_gather":
+        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list", parts
+        work = dist.all_gather(outputs, parts[rank], async_op=asynchronous)
+    elif kind == "reduce_scatter":
+        got, expected = torch.zeros_like(parts[0]), size * parts[rank] + 7 * size
+        work = dist.reduce_scatter(got, [p + 7 for p in parts], async_op=asynchronous)
+    elif kind == "all_to_all":
+        # Rank r gives rank q part r, plus q.
+        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list", [p + rank for p in parts]
+        if dist.get_backend() == "gloo":
+            flat = torch.zeros(size * each, dtype=torch.int64)
+            work = dist.all_to_all_single(flat, torch.cat([parts[rank] + q for q in range(size)]), async_op=asynchronous)
+            outputs = list(flat.split(each))
+        else:
+            work = dist.all_to_all(outputs, [parts[rank] + q for q in range(size)], async_op=asynchronous)
+    elif kind == "gather":
+        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list" if rank == root else None, parts
+        work = dist.gather(parts[rank], outputs if rank == root else None, root, async_op=asynchronous)
+    elif kind == "scatter":
+        got, expected = torch.zeros_like(parts[0]), parts[rank]
+        work = dist.scatter(got, parts if rank == root else None, root, async_op=asynchronous)
+    elif kind == "ring":
+        got, expected = torch.zeros_like(own), fill((rank - 1) % size, step, n)
+        sent = dist.isend(own, (rank + 1) % size)
+        dist.irecv(got, (rank - 1) % size).wait()
+        sent.wait()
+    else:
+        work = dist.barrier(async_op=asynchronous)
+    if asynchronous and work is not None:
+        work.wait()
+    if isinstance(got, str):
+        same = all(map(torch.equal, outputs, expected))
+    else:
+        same = got is None or expected is None or torch.equal(got, expected)
+    return None if same else f"{kind} of {n}, step {step}, root {root}, async {asynchronous}: wrong result"
+
+
+def die(way, dead_at):
+    struct.pack_into("d", dead_at, 0, time.monotonic())
+    if way == "exit":
+        os._exit(3)
+    if way == "segv":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    raise RuntimeError("this rank fails")
+
+
+def program(trial, rank, dead_at, say):
+    rng = random.Random(trial.seed)
+    for step in range(100_000):
+        if rank == trial.victim and step == trial.step and trial.way in ("exit", "segv", "exception"):
+            die(trial.way, dead_at)
+        wrong = one_step(rng, step)
+        if wrong:
+            say(wrong=wrong)
+            return
+
+
+def rank_main(trial, rank, backend, port, start, dead_at, say):
+    store = dist.PrefixStore(f"trial{trial.number}", dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
+    early = trial.way == "creation"
+    began = time.monotonic()
+    try:
+        if early:
+            say(ready=True)
+            os.read(start, 1)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=trial.world_size,
+                                timeout=timedelta(seconds=CREATION_TIMEOUT if early else GROUP_TIMEOUT))
+        if not early:
+            say(ready=True)
+            os.read(start, 1)
+        program(trial, rank, dead_at, say)
+    except Exception as error:
+        at = time.monotonic()
+        if rank == trial.victim:
+            # As an uncaught exception ends a process: exit handlers run.
+            import atexit
+            atexit._run_exitfuncs()
+            os._exit(1)
+        again = None
+        if dist.is_initialized():
+            time.sleep(0.3)  # a lost message ends no group: the others may still be in the collective before
+            try:
+                dist.all_reduce(torch.ones(1))
+                again = "the next all_reduce returned"
+            except Exception:
+                again = None
+        say(error=type(error).__name__, text=str(error), at=at, again=again,
+            trace="" if isinstance(error, dist.DistError) else traceback.format_exc(), waited=at - began)
+    if dist.is_initialized():
+        began = time.monotonic()
+        dist.destroy_process_group()
+        say(destroyed=time.monotonic() - began)
+
+
+# --- the trials
+
+class Run:
+    """One trial's processes, and what they say: a line of JSON each time, through a pipe."""
+
+    def __init__(self, trial, backend, port):
+        self.trial = trial
+        self.said = [{} for _ in range(trial.world_size)]
+        self.dead_at = mmap.mmap(-1, 4096)
+        start_read, self._start = os.pipe()
+        self._pipes, self.pids = [], []
+        parent = os.getpid()
+        for rank in range(trial.world_size):
+            ours, theirs = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                status = 1
+                try:
+                    if os.getppid() == parent:
+                        rank_main(trial, rank, backend, port, start_read, self.dead_at,
+                                  lambda theirs=theirs, **words: os.write(theirs, json.dumps(words).encode() + b"\n"))
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(status)
+            os.close(theirs)
+            os.set_blocking(ours, False)
+            self._pipes.append((ours, b""))
+            self.pids.append(pid)
+        os.close(start_read)
+
+    def listen(self, until, deadline):
+        """Reads what the ranks say until ``until()``. False: the deadline came first."""
+        while True:
+            for rank, (pipe, rest) in enumerate(self._pipes):
+                try:
+                    rest += os.read(pipe, 1 << 16)
+                except BlockingIOError:
+                    continue
+                *lines, rest = rest.split(b"\n")
+                self._pipes[rank] = pipe, rest
+                for line in lines:
+                    self.said[rank].update(json.loads(line))
+            if until():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(1e-3)
+
+    def go(self):
+        trial = self.trial
+        ready = self.listen(lambda: all("ready" in said for said in self.said), time.monotonic() + LIMIT)
+        if not ready:
+            return "the ranks did not start"
+        os.write(self._start, b"g" * trial.world_size)
+        if trial.way in ("killed", "creation"):
+            time.sleep(trial.delay)
+            struct.pack_into("d", self.dead_at, 0, time.monotonic())
+            os.kill(self.pids[trial.victim], signal.SIGKILL)
+        survivors = [said for rank, said in enumerate(self.said) if rank != trial.victim]
+        self.listen(lambda: all("at" in said or "wrong" in said for said in survivors), time.monotonic() + LIMIT)
+        self.listen(self._ended, time.monotonic() + 5)
+        return None
+
+    def _ended(self):
+        for rank, pid in enumerate(self.pids):
+            if pid and os.waitpid(pid, os.WNOHANG)[0]:
+                self.pids[rank] = 0
+        return not any(self.pids)
+
+    def end(self):
+        """Ranks that had to be killed."""
+        stuck = [rank for rank, pid in enumerate(self.pids) if pid]
+        for rank in stuck:
+            os.kill(self.pids[rank], signal.SIGKILL)
+            os.waitpid(self.pids[rank], 0)
+        for pipe, _ in self._pipes:
+            os.close(pipe)
+        os.close(self._start)
+        return stuck
+
+
+def judge(trial, run, problem, stuck):
+    """(what was wrong, the times from the death to the survivors' errors)"""
+    if problem:
+        return [problem], []
+    died = struct.unpack_from("d", run.dead_at, 0)[0]
+    wrong, times = [], []
+    for rank, said in enumerate(run.said):
+        if rank == trial.victim:
+            continue
+        if "wrong" in said:
+            wrong.append(f"rank {rank}: {said['wrong']}")
+        elif "at" not in said:
+            wrong.append(f"rank {rank}: no error within {LIMIT:g} s")
+        else:
+            if trial.way == "creation" and said["waited"] > 0.9 * CREATION_TIMEOUT:
+                times.append(None)  # it died before it had told anybody who it is
+            else:
+                times.append(said["at"] - died)
+            if f"rank {trial.victim}" not in said["text"] or said["error"] not in ("PeerLostError", "TransportError"):
+                wrong.append(f"rank {rank}: {said['error']}: {said['text']} {said['trace']}")
+            elif said["error"] == "TransportError" and trial.way != "creation":
+                wrong.append(f"rank {rank}: {said['error']}: {said['text']}")
+            if said["again"]:
+                wrong.append(f"rank {rank}: {said['again']}")
+            if said.get("destroyed", 0) > 1:
+                wrong.append(f"rank {rank}: destroy_process_group took {said['destroyed']:.1f} s")
+    if stuck:
+        wrong.append(f"still running at the end: ranks {stuck}")
+    return wrong, times
+
+
+def summary(times, trials, failures, backend):
+    known = sorted(t for t in times if t is not None)
+    ms = [1e3 * t for t in known] or [0.0]
+    return {"backend": backend, "trials": trials, "failures": len(failures), "survivors": len(times),
+            "unannounced": sum(t is None for t in times),
+            "median_ms": round(statistics.median(ms), 2), "p99_ms": round(ms[int(0.99 * (len(ms) - 1))], 2),
+            "worst_ms": round(ms[-1], 2)}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--trials", type=int, default=100)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--first", type=int, default=0, help="number of the first trial")
+    options.add_argument("--backend", default="custom")
+    options.add_argument("--ranks", default="2,3,4,5,6,7,8", help="world sizes to choose from")
+    options.add_argument("--json", action="store_true", help="the summary and the failures as JSON")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    # In a child: TCPStore has threads, and this process forks.
+    port = served_store()
+    failures, all_times = [], []
+    for number in range(given.first, given.first + given.trials):
+        trial = Trial.random(number, given.seed, [int(n) for n in given.ranks.split(",")])
+        run = Run(trial, given.backend, port)
+        problem = run.go()
+        wrong, times = judge(trial, run, problem, run.end())
+        all_times += times
+        if wrong:
+            failures.append({"trial": str(trial), "wrong": wrong})
+            if not given.json:
+                print(f"{trial}\n  " + "\n  ".join(wrong), flush=True)
+    result = {**summary(all_times, given.trials, failures, given.backend), "details": failures}
+    print(json.dumps(result) if given.json else {k: v for k, v in result.items() if k != "details"})
+    sys.exit(bool(failures))
+
+
+def served_store():
+    """Port of a TCPStore that lives in a process of its own, until this one ends."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+            os.write(write, struct.pack("i", store.port))
+            signal.pause()
+        os._exit(0)
+    return struct.unpack("i", os.read(read, 4))[0]
+
+
+if __name__ == "__main__":
+    main()
