@@ -23,7 +23,8 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_version", "errors", "config", "addresses", "transport.native"},
     {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "topology", "monitored_barrier", "mpi_job"},
+    {"call", "topology", "monitored_barrier", "mpi_job", "transport.cuda.compiler"},
+    {"transport.cuda.kernels"},
     {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
      "sparse", "rendezvous"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work"},
