@@ -25,6 +25,7 @@ LAYERS = [
     {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
     {"call", "topology", "monitored_barrier", "mpi_job", "transport.cuda.compiler"},
     {"transport.cuda.kernels"},
+    {"transport.cuda.p2p"},
     {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
      "sparse", "rendezvous"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work"},

@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def reduce_library(tmp_path_factory):
-    return host_kernels.build(tmp_path_factory.mktemp("kernels") / "reduce.so", "Reduce")
+def library(tmp_path_factory):
+    return host_kernels.build(tmp_path_factory.mktemp("kernels") / "kernels.so", ["Reduce", "OneShot", "TwoShot"])

@@ -1,6 +1,8 @@
 // backend/cuda/device.h for the host: every CUDA thread is a thread of the host's, or a turn of a loop where
 // no thread waits for another.
 #pragma once
+#include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #define __device__
@@ -58,6 +60,59 @@ static inline u32 float_to_half(float value) {
   const double units = __builtin_ldexp(magnitude, 11 - exponent);
   volatile double rounded = units + 4503599627370496.0;
   return sign | ((u32)(exponent + 13) * 1024 + (u32)(rounded - 4503599627370496.0));
+}
+
+// ---- Memory that other ranks read and write ----
+
+// A thread that waits lets others run: there are more of them than cores.
+static inline u64 load_acquire_system(const u64* p) {
+  sched_yield();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+static inline u64 load_relaxed_system(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static inline void store_release_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static inline void store_relaxed_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
+static inline u32 add_acquire_release(u32* p, u32 value) { return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL); }
+
+// The threads of a block.
+class Block {
+ public:
+  explicit Block(unsigned threads) { pthread_barrier_init(&barrier_, nullptr, threads); }
+  ~Block() { pthread_barrier_destroy(&barrier_); }
+  Block(const Block&) = delete;
+  void sync() { pthread_barrier_wait(&barrier_); }
+  bool any(bool mine) {
+    if (mine) __atomic_store_n(&any_, true, __ATOMIC_RELAXED);
+    sync();
+    const bool result = __atomic_load_n(&any_, __ATOMIC_RELAXED);
+    sync();
+    __atomic_store_n(&any_, false, __ATOMIC_RELAXED);
+    sync();
+    return result;
+  }
+
+ private:
+  pthread_barrier_t barrier_;
+  bool any_ = false;
+};
+inline thread_local Block* block;
+
+// Stands before every step that others can see: the tests make threads late there.
+inline void (*delay)() = nullptr;
+
+static inline void sync_block() {
+  if (delay) delay();
+  block->sync();
+}
+static inline bool sync_block_or(bool mine) {
+  if (delay) delay();
+  return block->any(mine);
+}
+
+static inline u64 clock_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (u64)now.tv_sec * 1000000000u + (u64)now.tv_nsec;
 }
 
 }  // namespace c10d_custom

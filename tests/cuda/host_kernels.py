@@ -2,37 +2,51 @@
 import ctypes
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 from c10d_custom import dtypes
 from c10d_custom.transport.cuda import compiler, kernels
 
+HEADERS = "#include <memory>\n#include <thread>\n#include <vector>\n"
 HERE = Path(__file__).resolve().parent
 CODES = {name: code for code, name in dtypes.REDUCE_OPS.items()}
 # Every pair that reduces: (DType, code of a reduce op).
 PAIRS = [(dtype, CODES[op]) for dtype in dtypes.BY_DTYPE.values() for op in dtype.reduces]
 
 
-def build(path, algorithm, *flags):
-    """A shared library of an algorithm's kernels for all pairs."""
-    source = path.with_suffix(".cpp")
-    text = compiler.text_of([(algorithm, *pair) for pair in PAIRS], [HERE / "device.h"])
-    source.write_text(text + (HERE / "host_launch.cpp").read_text())
-    # As the compiler of a GPU: no contraction, and a union or a cast to another type reads memory's bits.
-    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden",
-                    "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-                    *flags, str(source), "-o", str(path)], check=True, timeout=300)
+def build(path, algorithms):
+    """A shared library of these algorithms' kernels for all pairs."""
+    text = compiler.text_of([(a, *pair) for a in algorithms for pair in PAIRS], [HERE / "device.h"])
+    compile_host(path, text + _text("host_threads.h", "host_launch.cpp"), "-shared", "-fPIC", "-fvisibility=hidden")
     return ctypes.CDLL(str(path))
 
 
+def compile_host(path, text, *flags):
+    source = path.with_suffix(".cpp")
+    source.write_text(HEADERS + text)
+    # As the compiler of a GPU: no contraction, and a union or a cast to another type reads memory's bits.
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-pthread", "-ffp-contract=off",
+                    "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *flags, str(source),
+                    "-o", str(path)], check=True, timeout=300)
+
+
+def _text(*names):
+    return "".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in names)
+
+
 class HostKernels(kernels.Kernels):
+    """Runs Reduce thread after thread, the others with real threads; launch returns when the kernel is over."""
+
     def __init__(self, library, processors=3):
         self._library, self._functions, self.processors = library, {}, processors
-        self._lock = kernels.threading.Lock()
+        self._lock = threading.Lock()
 
     def _load(self, algorithm, dtype, redop):
-        return getattr(self._library, compiler.name_of(algorithm, dtype, redop))
+        return algorithm, getattr(self._library, compiler.name_of(algorithm, dtype, redop))
 
     def launch(self, function, stream, blocks, threads, arguments):
-        assert 0 < blocks <= kernels._BLOCKS_PER_PROCESSOR * self.processors
-        self._library.launch(function, ctypes.c_uint(blocks), ctypes.c_uint(threads), ctypes.byref(arguments))
+        algorithm, kernel = function
+        assert blocks > 0
+        run = self._library.launch if algorithm == "Reduce" else self._library.launch_threads
+        run(kernel, ctypes.c_uint(blocks), ctypes.c_uint(threads), ctypes.byref(arguments))

@@ -1,7 +1,8 @@
-// Runs a kernel on the host, thread after thread: for kernels whose threads do not wait for each other.
-// Follows the kernels' own text.
-extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned blocks,
-                                                              unsigned threads, const void* arguments) {
+// Runs kernels on the host. Follows their own text and host_threads.h.
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Thread after thread: for kernels whose threads do not wait for each other.
+EXPORT void launch(void (*kernel)(const void*), unsigned blocks, unsigned threads, const void* arguments) {
   using namespace c10d_custom;
   gridDim.x = blocks;
   blockDim.x = threads;
@@ -10,6 +11,14 @@ extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(con
   }
 }
 
-extern "C" __attribute__((visibility("default"))) unsigned long long arguments_size() {
-  return sizeof(c10d_custom::Reduce::Arguments);
+EXPORT void launch_threads(void (*kernel)(const void*), unsigned blocks, unsigned threads, const void* arguments) {
+  run_threads([=] { kernel(arguments); }, blocks, threads);
+}
+
+// What Python has too.
+EXPORT unsigned long long size_of(int what) {
+  using namespace c10d_custom;
+  const unsigned long long sizes[] = {sizeof(Reduce::Arguments), sizeof(p2p::Arguments), sizeof(p2p::Pad),
+                                      sizeof(p2p::Record)};
+  return sizes[what];
 }

@@ -13,7 +13,7 @@ from ... import dtypes
 from ...errors import TransportError
 
 # In the order in which they build on each other.
-FILES = ("device.h", "formats.h", "operations.h", "instances.h", "vectors.h", "reduce.h")
+FILES = ("device.h", "formats.h", "operations.h", "instances.h", "vectors.h", "reduce.h", "p2p.h")
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 
 
