@@ -4,6 +4,8 @@
 #pragma once
 
 #define C10D_DEVICE static __device__ __forceinline__
+// Off the fast path: not compiled anew at every call.
+#define C10D_COLD __device__ __noinline__
 #define C10D_KERNEL extern "C" __global__ void __launch_bounds__(512)
 // A kernel's one argument.
 #define C10D_ARGUMENT(TYPE) const __grid_constant__ TYPE

@@ -85,7 +85,7 @@ class Call {
       : a_(a), own_(*a.pad[a.rank]), number_(own_.calls), barriers_(own_.barriers), begun_(0) {}
 
   // Whether the group is whole. To be asked first, by all threads of the block.
-  __device__ bool begin() {
+  C10D_COLD bool begin() {
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
     return !sync_block_or(!whole);
@@ -94,14 +94,13 @@ class Call {
   __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
 
   // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
-  template <bool kWithFactor>
-  __device__ bool barrier() {
+  C10D_COLD bool barrier(bool with_factor) {
     sync_block();
     signal_ = &own_.signal[++barriers_ & 1][blockIdx.x][0];
     const u64 flag = (u64)barriers_ << 32 | a_.fingerprint;
     for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) {
       Signal& mine = a_.pad[rank]->signal[barriers_ & 1][blockIdx.x][a_.rank];
-      if (kWithFactor) mine.factor = a_.factor;
+      if (with_factor) mine.factor = a_.factor;
       store_release_system(&mine.flag, flag);
     }
     bool all = true;
@@ -208,7 +207,7 @@ struct OneShot {
     if (call.begin()) {
 #pragma unroll 1
       for (u64 at = first; at < a.bytes; at += step) store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
-      if (call.template barrier<R::Operation::kScalesInput>()) {
+      if (call.barrier(R::Operation::kScalesInput)) {
 #pragma unroll 1
         for (u64 at = first; at < a.bytes; at += step) p2p::write_output(a, at, p2p::fold_staged<R>(a, call, at));
       }
@@ -235,7 +234,7 @@ struct TwoShot {
           store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
         }
       }
-      bool whole = call.template barrier<R::Operation::kScalesInput>();
+      bool whole = call.barrier(R::Operation::kScalesInput);
       if (whole) {
         const u64 start = a.rank * a.slice;
 #pragma unroll 1
@@ -244,7 +243,7 @@ struct TwoShot {
           store_vector(call.staging(a.rank) + at, result);
           p2p::write_output(a, at, result);
         }
-        whole = call.template barrier<false>();
+        whole = call.barrier(false);
       }
       if (whole) {
         // Each rank begins with the one after it, so that not all read the same one's memory.

@@ -15,7 +15,7 @@ C10D_DEVICE void store_vector(u8* p, const Vector& v) {
 
 // Bytes low to high of a Vector that lies at p, which is aligned to `unit` (1, 2, 4 or more); the others
 // are zero and not read. A part of a Vector is moved by the byte.
-C10D_DEVICE Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) {
+static C10D_COLD Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) {
   if (low != 0 || high != 16) unit = 1;
   Vector v;
 #pragma unroll
@@ -36,7 +36,7 @@ C10D_DEVICE Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) {
   }
   return v;
 }
-C10D_DEVICE void scatter_vector(u8* p, u32 unit, u32 low, u32 high, const Vector& v) {
+static C10D_COLD void scatter_vector(u8* p, u32 unit, u32 low, u32 high, const Vector& v) {
   if (low != 0 || high != 16) unit = 1;
 #pragma unroll
   for (u32 w = 0; w < 4; ++w) {

@@ -7,6 +7,7 @@
 
 #define __device__
 #define C10D_DEVICE static inline
+#define C10D_COLD __attribute__((noinline, unused))
 #define C10D_KERNEL extern "C" __attribute__((visibility("default"))) void
 #define C10D_ARGUMENT(TYPE) const TYPE&
 

@@ -8,18 +8,29 @@ from pathlib import Path
 from c10d_custom import dtypes
 from c10d_custom.transport.cuda import compiler, kernels
 
-HEADERS = "#include <memory>\n#include <thread>\n#include <vector>\n"
+HEADERS = "#include <memory>\n#include <thread>\n#include <typeinfo>\n#include <vector>\n"
 HERE = Path(__file__).resolve().parent
 CODES = {name: code for code, name in dtypes.REDUCE_OPS.items()}
 # Every pair that reduces: (DType, code of a reduce op).
 PAIRS = [(dtype, CODES[op]) for dtype in dtypes.BY_DTYPE.values() for op in dtype.reduces]
 
+BY_NAME = {(d.name, dtypes.REDUCE_OPS[op]): (d, op) for d, op in PAIRS}
+
 
 def build(path, algorithms):
     """A shared library of these algorithms' kernels for all pairs."""
     text = compiler.text_of([(a, *pair) for a in algorithms for pair in PAIRS], [HERE / "device.h"])
-    compile_host(path, text + _text("host_threads.h", "host_launch.cpp"), "-shared", "-fPIC", "-fvisibility=hidden")
+    types = ", ".join(f"typeid(c10d_custom::dtype_{d.name}::{dtypes.REDUCE_OPS[op]}).name()" for d, op in PAIRS)
+    text += f'extern "C" {{ __attribute__((visibility("default"))) const char* type_names[] = {{{types}}}; }}\n'
+    compile_host(path, text + text_of_files("host_threads.h", "host_launch.cpp"), "-shared", "-fPIC", "-fvisibility=hidden")
     return ctypes.CDLL(str(path))
+
+
+def distinct(library, pairs):
+    """One pair for each C++ type behind them: int8 and uint8, say, are added by the same code."""
+    names = (ctypes.c_char_p * len(PAIRS)).in_dll(library, "type_names")
+    of = dict(zip(PAIRS, names, strict=True))
+    return list({of[p]: p for p in pairs}.values())
 
 
 def compile_host(path, text, *flags):
@@ -31,7 +42,8 @@ def compile_host(path, text, *flags):
                     "-o", str(path)], check=True, timeout=300)
 
 
-def _text(*names):
+def text_of_files(*names):
+    """Files of this folder, one after another."""
     return "".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in names)
 
 

@@ -20,12 +20,14 @@ SECOND = 10**9
 
 
 class Group:
-    def __init__(self, library, size, **options):
-        self.memory = [torch.zeros(p2p.PAD_BYTES + STAGING + p2p.RECORD_BYTES + 256, dtype=torch.uint8) for _ in range(size)]
+    def __init__(self, library, size):
+        total = p2p.PAD_BYTES + STAGING + p2p.RECORD_BYTES + 256
+        self.memory = [torch.zeros(total, dtype=torch.uint8) for _ in range(size)]
         base = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
         self.device = HostKernels(library)
         self.ends = [p2p.P2p(self.device, rank, base, [b + p2p.PAD_BYTES for b in base], STAGING,
-                             base[rank] + p2p.PAD_BYTES + STAGING, blocks=2, threads=3, **options) for rank in range(size)]
+                             base[rank] + p2p.PAD_BYTES + STAGING, blocks=2, threads=3)
+                     for rank in range(size)]
 
     def run(self, work, ranks=None):
         """work(rank, end) on a thread for each of these ranks."""

@@ -70,7 +70,8 @@ def compile_text(text, capability):
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * call(nvrtc.nvrtcGetProgramLogSize, program)
             call(nvrtc.nvrtcGetProgramLog, program, log)
-            raise TransportError(f"the CUDA kernels did not compile for {arch}:\n{log.rstrip(b' ' + bytes(1)).decode()}")
+            text = log.rstrip(b" " + bytes(1)).decode()
+            raise TransportError(f"the CUDA kernels did not compile for {arch}:\n{text}")
         size, get = ((nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if own else
                      (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
         code = b" " * call(size, program)
