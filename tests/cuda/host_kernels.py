@@ -22,7 +22,8 @@ def build(path, algorithms):
     text = compiler.text_of([(a, *pair) for a in algorithms for pair in PAIRS], [HERE / "device.h"])
     types = ", ".join(f"typeid(c10d_custom::dtype_{d.name}::{dtypes.REDUCE_OPS[op]}).name()" for d, op in PAIRS)
     text += f'extern "C" {{ __attribute__((visibility("default"))) const char* type_names[] = {{{types}}}; }}\n'
-    compile_host(path, text + text_of_files("host_threads.h", "host_launch.cpp"), "-shared", "-fPIC", "-fvisibility=hidden")
+    text += text_of_files("host_threads.h", "host_launch.cpp")
+    compile_host(path, text, "-shared", "-fPIC", "-fvisibility=hidden")
     return ctypes.CDLL(str(path))
 
 
