@@ -108,7 +108,7 @@ class Call {
     return !sync_block_or(!all);
   }
 
-  // A rank's factor, after the call's first barrier and before its second.
+  // A rank's factor, after a barrier with factors and before the next.
   __device__ double factor(u32 rank) const { return signal_[rank].factor; }
 
   // To be called last.
@@ -121,7 +121,7 @@ class Call {
   }
 
  private:
-  // A look at the clock and at the host's memory takes about as long as this many at a flag.
+  // So many looks at a flag for one at the clock and at the host's memory, which is far away.
   static constexpr u32 kLooks = 64;
 
   __device__ bool wait(u32 rank, u64 flag) {
