@@ -1,8 +1,11 @@
-"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so."""
+"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so, and packs the sources
+of the CUDA kernels, compiled where they are used, as c10d_custom/cuda."""
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
 
@@ -25,8 +28,18 @@ class build_native(build_ext):
             ) from error
 
 
+class build_with_cuda_sources(build_py):
+    def run(self):
+        super().run()
+        if not self.editable_mode:  # there the package finds them in the checkout
+            target = Path(self.build_lib, "c10d_custom", "cuda")
+            self.mkpath(str(target))
+            for source in sorted(glob("backend/cuda/*.h")):
+                self.copy_file(source, str(target))
+
+
 setup(
-    cmdclass={"build_ext": build_native},
+    cmdclass={"build_ext": build_native, "build_py": build_with_cuda_sources},
     ext_modules=[
         Extension(
             "c10d_custom._shm",

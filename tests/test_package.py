@@ -23,8 +23,9 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_version", "errors", "config", "addresses", "transport.native"},
     {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "liveness", "monitored_barrier", "mpi_job"},
-    {"exchange", "topology"},
+    {"call", "liveness", "monitored_barrier", "mpi_job", "transport.cuda.compiler"},
+    {"exchange", "topology", "transport.cuda.kernels"},
+    {"transport.cuda.p2p"},
     {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
      "sparse", "rendezvous"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work"},

@@ -1,0 +1,274 @@
+// all_reduce between ranks that each have a GPU of their own and reach each other's memory: one kernel per
+// rank and call, in which the ranks' blocks wait for each other.
+//
+// Staging: memory of every rank that all ranks read, in two halves; a call uses the half of its number's
+// parity. Pad: memory of every rank that all ranks write, see Pad. Both are zero before the first call, and
+// used by one kernel at a time: calls are ordered by a stream.
+//
+// Barriers are between blocks: block b of a rank waits for block b of every other rank and for nothing else.
+// So block b may read only what blocks b have written, and all ranks must use the same number of blocks for
+// a call. All of them must be able to run at once.
+//
+// All that changes from call to call is counted in the pad, by the kernels themselves: launching the same
+// kernel with the same arguments again (a CUDA graph) is the next call.
+//
+// When a half may be written: a block that has passed a barrier of call k knows that every rank has begun
+// call k, hence ended call k - 1 and its reading of that call's half, which is that of call k + 1.
+//
+// Nothing waits for ever. A block that gives up (deadline, a rank that asks for something else, the host
+// says so, another block or rank has given up) skips the data, and the kernel ends. The first one of a rank
+// to do so tells the host and the other ranks. From then on all calls end at once: the group is broken.
+#pragma once
+#include "reduce.h"
+
+namespace c10d_custom {
+
+namespace p2p {
+
+constexpr u32 kMaxRanks = 16, kMaxBlocks = 64;
+
+// Kinds of failure, shared with transport/cuda/p2p.py.
+enum Kind : u32 {
+  kNone = 0,
+  kTimeout,   // peer's block did not come within the deadline
+  kMismatch,  // peer's call with this number is another one
+  kAborted,   // the host asked for it
+  kPeer,      // peer gave up
+};
+
+// What block b of rank r says to block b of another rank.
+struct Signal {
+  u64 flag;  // number of the barrier << 32 | fingerprint of the call
+  double factor;  // PREMUL_SUM: r's; valid with the flag
+};
+
+struct Pad {
+  // Of this rank: calls and barriers it has behind it, and blocks that are through with the call under way.
+  u32 calls, barriers, through;
+  u32 reported;  // a block has told the host and the ranks of a failure
+  // Not 0: give up. Kind of the failure << 32 | the rank that reported it. Written by any rank.
+  u64 failed;
+  u64 reserved[13];
+  // Written by rank r: signal[s][b][r]. Barriers use the sets s in turn: a rank can be one barrier ahead of
+  // another, not two, and so does not overwrite what has not been seen.
+  Signal signal[2][kMaxBlocks][kMaxRanks];
+};
+
+// Words of the host's memory that the device reaches.
+struct Record {
+  u64 failure;  // written by the device, once: Kind << 56 | peer << 48 | the low 32 bits of the call's number
+  u64 abort;    // written by the host: not 0 ends all waiting
+};
+
+struct Arguments {
+  Pad* pad[kMaxRanks];     // the pads and staging buffers of all ranks, as addresses of this one
+  u8* staging[kMaxRanks];  // aligned to 16
+  const u8* input;
+  u8* output;  // may be input
+  u64 bytes;
+  u64 half;   // bytes of half a staging buffer, a multiple of 16
+  u64 slice;  // TwoShot: bytes of a rank's slice, a multiple of 16; ranks * slice >= bytes
+  Record* record;
+  u64 timeout_ns;
+  double factor;  // PREMUL_SUM: this rank's
+  u32 rank, ranks;
+  u32 fingerprint;  // of what must be the same on all ranks
+  u32 unit;         // what input and output are aligned to: 1, 2, 4, 8 or 16
+  u32 divisor;      // AVG
+  u32 reserved;
+};
+
+// One thread's part in one call.
+class Call {
+ public:
+  __device__ explicit Call(const Arguments& a)
+      : a_(a), own_(*a.pad[a.rank]), number_(own_.calls), barriers_(own_.barriers), begun_(0) {}
+
+  // Whether the group is whole. To be asked first, by all threads of the block.
+  C10D_COLD bool begin() {
+    bool whole = true;
+    if (threadIdx.x == 0) whole = !told();
+    return !sync_block_or(!whole);
+  }
+
+  __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
+
+  // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
+  C10D_COLD bool barrier(bool with_factor) {
+    sync_block();
+    signal_ = &own_.signal[++barriers_ & 1][blockIdx.x][0];
+    const u64 flag = (u64)barriers_ << 32 | a_.fingerprint;
+    for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) {
+      Signal& mine = a_.pad[rank]->signal[barriers_ & 1][blockIdx.x][a_.rank];
+      if (with_factor) mine.factor = a_.factor;
+      store_release_system(&mine.flag, flag);
+    }
+    bool all = true;
+    for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) all = all && wait(rank, flag);
+    return !sync_block_or(!all);
+  }
+
+  // A rank's factor, after a barrier with factors and before the next.
+  __device__ double factor(u32 rank) const { return signal_[rank].factor; }
+
+  // To be called last.
+  __device__ void end() {
+    if (threadIdx.x != 0) return;
+    if (add_acquire_release(&own_.through, 1) != gridDim.x - 1) return;
+    own_.through = 0;
+    own_.calls = number_ + 1;
+    own_.barriers = barriers_;
+  }
+
+ private:
+  // So many looks at a flag for one at the clock and at the host's memory, which is far away.
+  static constexpr u32 kLooks = 64;
+
+  __device__ bool wait(u32 rank, u64 flag) {
+    for (u32 look = 1;; ++look) {
+      const u64 seen = load_acquire_system(&signal_[rank].flag);
+      if (seen == flag) return true;
+      if (seen >> 32 == flag >> 32) return give_up(kMismatch, rank);
+      if (told()) return false;
+      if (look % kLooks != 0) continue;
+      if (load_relaxed_system(&a_.record->abort) != 0) return give_up(kAborted, a_.rank);
+      const u64 now = clock_ns();
+      if (begun_ == 0) begun_ = now;
+      if (now - begun_ > a_.timeout_ns) return give_up(kTimeout, rank);
+    }
+  }
+
+  // Whether a rank has given up, this one among them.
+  __device__ bool told() {
+    const u64 failed = load_relaxed_system(&own_.failed);
+    if (failed != 0) report(kPeer, (u32)failed);
+    return failed != 0;
+  }
+
+  __device__ bool give_up(u32 kind, u32 peer) {
+    if (report(kind, peer)) {
+      for (u32 rank = 0; rank < a_.ranks; ++rank) {
+        store_relaxed_system(&a_.pad[rank]->failed, (u64)kind << 32 | a_.rank);
+      }
+    }
+    return false;
+  }
+
+  __device__ bool report(u32 kind, u32 peer) {
+    if (add_acquire_release(&own_.reported, 1) != 0) return false;
+    store_release_system(&a_.record->failure, (u64)kind << 56 | (u64)peer << 48 | number_);
+    return true;
+  }
+
+  const Arguments& a_;
+  Pad& own_;
+  const u32 number_;
+  u32 barriers_;
+  u64 begun_;  // waiting, by the clock; 0: not yet
+  Signal* signal_;
+};
+
+// Vectors of an array of `bytes` bytes that lies in memory as the caller has it: the last may be a part.
+C10D_DEVICE u32 size_at(u64 offset, u64 bytes) { return bytes - offset < 16 ? (u32)(bytes - offset) : 16; }
+
+C10D_DEVICE Vector read_input(const Arguments& a, u64 offset) {
+  const u32 size = size_at(offset, a.bytes);
+  return a.unit == 16 && size == 16 ? load_vector(a.input + offset) : gather_vector(a.input + offset, a.unit, 0, size);
+}
+C10D_DEVICE void write_output(const Arguments& a, u64 offset, const Vector& v) {
+  const u32 size = size_at(offset, a.bytes);
+  if (a.unit == 16 && size == 16) {
+    store_vector(a.output + offset, v);
+  } else {
+    scatter_vector(a.output + offset, a.unit, 0, size, v);
+  }
+}
+
+// The Vector at `offset` of all ranks' staging, folded.
+template <class R>
+C10D_DEVICE Vector fold_staged(const Arguments& a, const Call& call, u64 offset) {
+  Vector result[1];
+  fold_vectors<R, 1, R::Format::kItems < 16 ? 8 : 4>(
+      result, a.ranks, a.divisor, [&](u32 j, Vector* in) { in[0] = load_vector(call.staging(j) + offset); },
+      [&](u32 j) { return call.factor(j); });
+  return result[0];
+}
+
+}  // namespace p2p
+
+// For small sizes: every rank stages its input, then reduces all of all ranks'.
+struct OneShot {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+#pragma unroll 1
+      for (u64 at = first; at < a.bytes; at += step) store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
+      if (call.barrier(R::Operation::kScalesInput)) {
+#pragma unroll 1
+        for (u64 at = first; at < a.bytes; at += step) p2p::write_output(a, at, p2p::fold_staged<R>(a, call, at));
+      }
+    }
+    call.end();
+  }
+};
+
+// For large sizes: every rank stages its input, reduces its slice of all ranks' and leaves the result in
+// that place of its own staging, which no other rank reads before; then it takes the other slices' results
+// from the ranks that have them.
+struct TwoShot {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+#pragma unroll 1
+      for (u64 start = 0; start < a.bytes; start += a.slice) {
+#pragma unroll 1
+        for (u64 at = start + first; at < start + a.slice && at < a.bytes; at += step) {
+          store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
+        }
+      }
+      bool whole = call.barrier(R::Operation::kScalesInput);
+      if (whole) {
+        const u64 start = a.rank * a.slice;
+#pragma unroll 1
+        for (u64 at = start + first; at < start + a.slice && at < a.bytes; at += step) {
+          const Vector result = p2p::fold_staged<R>(a, call, at);
+          store_vector(call.staging(a.rank) + at, result);
+          p2p::write_output(a, at, result);
+        }
+        whole = call.barrier(false);
+      }
+      if (whole) {
+        // Each rank begins with the one after it, so that not all read the same one's memory.
+#pragma unroll 1
+        for (u32 k = 1; k < a.ranks; ++k) {
+          const u32 rank = a.rank + k < a.ranks ? a.rank + k : a.rank + k - a.ranks;
+          const u64 start = rank * a.slice, end = start + a.slice < a.bytes ? start + a.slice : a.bytes;
+          u64 at = start + first;
+          if (a.unit == 16) {
+#pragma unroll 1
+            for (; at + 3 * step + 16 <= end; at += 4 * step) {
+              Vector v[4];
+#pragma unroll
+              for (u32 i = 0; i < 4; ++i) v[i] = load_vector(call.staging(rank) + at + i * step);
+#pragma unroll
+              for (u32 i = 0; i < 4; ++i) store_vector(a.output + at + i * step, v[i]);
+            }
+          }
+#pragma unroll 1
+          for (; at < end; at += step) p2p::write_output(a, at, load_vector(call.staging(rank) + at));
+        }
+      }
+    }
+    call.end();
+  }
+};
+
+}  // namespace c10d_custom

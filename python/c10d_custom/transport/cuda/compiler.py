@@ -1,0 +1,104 @@
+"""The CUDA kernels' source text, and NVRTC, which makes machine code of it.
+
+NVRTC is called directly: cupy's RawModule appends -ftz=true to all options, which would flush subnormal
+numbers to zero. The text includes no header of CUDA's or the host's, so that nothing but NVRTC's library
+need be installed; it comes with torch.
+"""
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from ... import dtypes
+from ...errors import TransportError
+
+# In the order in which they build on each other.
+FILES = ("device.h", "formats.h", "operations.h", "instances.h", "vectors.h", "reduce.h", "p2p.h")
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
+
+
+def folder():
+    """Where the sources lie: in the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    for path in (package / "cuda", package.parents[1] / "backend" / "cuda"):
+        if (path / FILES[0]).is_file():
+            return path
+    raise TransportError(f"the CUDA sources are missing from {package}: reinstall c10d-custom")
+
+
+def name_of(algorithm, dtype, redop):
+    """The kernel's name. Raises UsageError where the reduce op has no meaning for the DType."""
+    dtypes.check_reduce(dtype, redop)
+    return f"c10d_{algorithm}_{dtype.name}_{dtypes.REDUCE_OPS[redop]}"
+
+
+def text_of(instances, files=()):
+    """One translation unit with these kernels: (algorithm, DType, code of a reduce op) each. ``files`` gives
+    the paths of files that take the place of those of the same name."""
+    instead = {path.name: path for path in files}
+    parts = []
+    for name in FILES:
+        path = instead.get(name, folder() / name)
+        lines = ["" if line.startswith(('#include "', "#pragma once")) else line
+                 for line in path.read_text().splitlines()]
+        parts += [f'#line 1 "{name}"', *lines]
+    parts.append('#line 1 "instances"')
+    for algorithm, dtype, redop in instances:
+        name_of(algorithm, dtype, redop)
+        parts.append(f"C10D_INSTANCE({algorithm}, {dtype.name}, {dtypes.REDUCE_OPS[redop]})")
+    return "\n".join(parts) + "\n"
+
+
+def compile_text(text, capability):
+    """The machine code of a translation unit for GPUs of a compute capability, "90" say; PTX, which the
+    driver translates, where NVRTC is older than the GPU."""
+    from cuda.bindings import nvrtc
+
+    def call(function, *arguments):
+        status, *results = function(*arguments)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise TransportError(f"NVRTC: {function.__name__} failed: {status.name}")
+        return results[0] if results else None
+
+    known = call(nvrtc.nvrtcGetSupportedArchs)
+    own = int(capability) in known
+    arch = f"sm_{capability}" if own else f"compute_{max(a for a in known if a <= int(capability))}"
+    program = call(nvrtc.nvrtcCreateProgram, text.encode(), b"c10d_custom.cu", 0, [], [])
+    try:
+        options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}")]
+        status, = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * call(nvrtc.nvrtcGetProgramLogSize, program)
+            call(nvrtc.nvrtcGetProgramLog, program, log)
+            text = log.rstrip(b" " + bytes(1)).decode()
+            raise TransportError(f"the CUDA kernels did not compile for {arch}:\n{text}")
+        size, get = ((nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if own else
+                     (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
+        code = b" " * call(size, program)
+        call(get, program, code)
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def compiled(text, capability):
+    """compile_text, remembered on disk beside what cupy compiles, where that folder can be written."""
+    from cuda.bindings import nvrtc
+
+    cache = Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
+    key = repr((text, OPTIONS, capability, nvrtc.nvrtcVersion())).encode()
+    path = cache / f"c10d_custom_{hashlib.sha256(key).hexdigest()}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    code = compile_text(text, capability)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=cache)
+        with open(handle, "wb") as file:
+            file.write(code)
+        os.replace(name, path)
+    except OSError:
+        pass  # compiled again next time
+    return code

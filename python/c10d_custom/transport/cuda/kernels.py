@@ -1,0 +1,95 @@
+"""The CUDA kernels of one device: compiled when first asked for, launched on raw streams."""
+import ctypes as c
+import functools
+import operator
+import threading
+
+from ... import dtypes
+from ...errors import UsageError
+from . import compiler
+
+MAX_ARRAYS = 64
+AVG, PREMUL_SUM = (int(getattr(dtypes.RedOp, n)) for n in ("AVG", "PREMUL_SUM"))
+_THREADS = 256
+_BLOCKS_PER_PROCESSOR = 4
+
+
+class ReduceArguments(c.Structure):
+    """Reduce::Arguments of backend/cuda/reduce.h."""
+    _fields_ = [("source", c.c_uint64 * MAX_ARRAYS), ("target", c.c_uint64 * MAX_ARRAYS),
+                ("factor", c.c_double * MAX_ARRAYS), ("bytes", c.c_uint64), ("sources", c.c_uint32),
+                ("targets", c.c_uint32), ("unit", c.c_uint32), ("skew", c.c_uint32), ("divisor", c.c_uint32),
+                ("reserved", c.c_uint32)]
+
+
+def alignment(addresses, item_bytes):
+    """(unit, skew) as Reduce::Arguments has them."""
+    skew = addresses[0] % 16
+    if skew % item_bytes == 0 and all(a % 16 == skew for a in addresses):
+        return 16, skew
+    bits = functools.reduce(operator.or_, addresses)
+    return min(bits & -bits, 8), 0
+
+
+class Kernels:
+    """Addresses are integers, streams raw cudaStream_t ones; all belong to ``device``, an index. A launch
+    returns when it is enqueued. Any thread may call."""
+
+    def __init__(self, device):
+        import cupy
+
+        self._driver = cupy.cuda.driver
+        self._device = cupy.cuda.Device(device)
+        self._capability = self._device.compute_capability
+        self.processors = self._device.attributes["MultiProcessorCount"]
+        self._functions = {}
+        self._lock = threading.Lock()
+
+    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+        """targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;
+        ``redop``: a code of dtypes.REDUCE_OPS; ``factor``: of AVG what is divided by (None: the number of
+        sources), of PREMUL_SUM one factor per source. A target may be one of the sources, and must not overlap
+        them otherwise. Fast where all addresses have the same remainder modulo 16."""
+        if not (1 <= len(sources) <= MAX_ARRAYS and len(targets) <= MAX_ARRAYS):
+            raise UsageError(f"a CUDA reduction takes 1 to {MAX_ARRAYS} sources and up to {MAX_ARRAYS} targets, "
+                             f"not {len(sources)} and {len(targets)}")
+        function = self.function("Reduce", dtype, redop)
+        if count == 0 or not targets:
+            return
+        unit, skew = alignment([*sources, *targets], dtype.item_bytes)
+        arguments = ReduceArguments(bytes=count * dtype.item_bytes, sources=len(sources), targets=len(targets),
+                                    unit=unit, skew=skew, divisor=divisor_of(redop, factor, len(sources)))
+        arguments.source[:len(sources)] = sources
+        arguments.target[:len(targets)] = targets
+        if redop == PREMUL_SUM:
+            arguments.factor[:len(sources)] = [float(f) for f in factor]
+        vectors = (skew + arguments.bytes + 15) // 16
+        blocks = min(-(-vectors // _THREADS), _BLOCKS_PER_PROCESSOR * self.processors)
+        self.launch(function, stream, blocks, _THREADS, arguments)
+
+    def function(self, algorithm, dtype, redop):
+        """The handle of a kernel. Compiling takes some tenths of a second; after that it is a look-up."""
+        key = algorithm, dtype.code, redop
+        if (function := self._functions.get(key)) is None:
+            with self._lock:
+                if (function := self._functions.get(key)) is None:
+                    function = self._functions[key] = self._load(algorithm, dtype, redop)
+        return function
+
+    def launch(self, function, stream, blocks, threads, arguments):
+        """Enqueues a kernel that takes one structure, copied before this returns."""
+        parameters = (c.c_void_p * 1)(c.addressof(arguments))
+        with self._device:
+            self._driver.launchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, c.addressof(parameters), 0)
+
+    def _load(self, algorithm, dtype, redop):
+        name = compiler.name_of(algorithm, dtype, redop)
+        code = compiler.compiled(compiler.text_of([(algorithm, dtype, redop)]), self._capability)
+        with self._device:
+            # Stays loaded: a CUDA graph may still replay it after the group has ended.
+            return self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
+
+
+def divisor_of(redop, factor, ranks):
+    """What AVG divides by; 0 for other reduce ops."""
+    return 0 if redop != AVG else ranks if factor is None else int(factor)

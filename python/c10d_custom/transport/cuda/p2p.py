@@ -1,0 +1,107 @@
+"""all_reduce by fused kernels, for ranks that each have a GPU of their own and reach each other's memory: the
+host's side of backend/cuda/p2p.h, which has the protocol."""
+import ctypes as c
+import functools
+import operator
+import struct
+import zlib
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from .kernels import PREMUL_SUM, divisor_of
+
+MAX_RANKS, MAX_BLOCKS = 16, 64
+TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
+PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
+RECORD_BYTES = 16
+# Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
+_ONE_SHOT_BYTES = {n: 512 << 10 for n in range(1, 5)}
+_ONE_SHOT_BYTES_MANY = 256 << 10
+
+
+class Arguments(c.Structure):
+    """p2p::Arguments."""
+    _fields_ = [("pad", c.c_uint64 * MAX_RANKS), ("staging", c.c_uint64 * MAX_RANKS), ("input", c.c_uint64),
+                ("output", c.c_uint64), ("bytes", c.c_uint64), ("half", c.c_uint64), ("slice", c.c_uint64),
+                ("record", c.c_uint64), ("timeout_ns", c.c_uint64), ("factor", c.c_double), ("rank", c.c_uint32),
+                ("ranks", c.c_uint32), ("fingerprint", c.c_uint32), ("unit", c.c_uint32), ("divisor", c.c_uint32),
+                ("reserved", c.c_uint32)]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something
+    else), ABORTED (by this rank's host) or PEER (``peer`` gave up). ``number``: of the kernel, from 0, in the
+    order in which the device ran them."""
+    kind: int
+    peer: int
+    number: int
+
+
+class P2p:
+    """One rank's end of the group.
+
+    kernels: the Kernels of this rank's device. rank: this rank's index among the ranks of the group.
+    pads, stagings: for each rank the address, as this rank's device reaches it, of PAD_BYTES and of
+    ``staging_bytes`` bytes of device memory, the same number on all ranks, aligned to 256; this rank's own
+    among them. record: the address of RECORD_BYTES of pinned host memory, aligned to 8, which host and device
+    reach at the same address. Pads and record must be zero before any rank's first call, and everything stay
+    mapped until every rank's last kernel has ended.
+
+    all_reduce may be captured in a CUDA graph, with all its arguments: each replay is one more call. Calls,
+    replays among them, must be ordered by a stream, in the same order on all ranks, and no host need take part
+    in the agreement: ranks that call different things find out in the kernel.
+
+    No call blocks, and nothing waits on the device beyond the time-out. A kernel that gives up ends as usual,
+    with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
+    from then on, on any rank. Any thread may call failure() and abort(); the others one at a time.
+
+    blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once.
+    """
+
+    def __init__(self, kernels, rank, pads, stagings, staging_bytes, record, blocks=36, threads=512):
+        if not 1 <= len(pads) <= MAX_RANKS:
+            raise UsageError(f"the p2p mode takes 1 to {MAX_RANKS} ranks, not {len(pads)}")
+        self._kernels, self._rank, self._ranks = kernels, rank, len(pads)
+        self._pads, self._stagings, self._record = list(pads), list(stagings), record
+        self._half = staging_bytes // 2 & -16
+        self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
+        self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
+
+    def all_reduce(self, stream, dtype, redop, factor, source, target, count, timeout_ns):
+        """Enqueues target[i] = the reduction over all ranks' source[i], in rank order, rounded once. ``source``
+        and ``target`` are addresses and may be the same; ``dtype``, ``redop`` as Kernels.reduce has them;
+        ``factor``: of AVG what is divided by (None: the number of ranks), of PREMUL_SUM this rank's.
+        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several."""
+        size = count * dtype.item_bytes
+        bits = functools.reduce(operator.or_, (source, target))
+        common = dict(half=self._half, record=self._record, timeout_ns=timeout_ns, rank=self._rank,
+                      ranks=self._ranks, unit=min(bits & -bits, 16) if bits else 16,
+                      factor=float(factor) if redop == PREMUL_SUM else 0.0,
+                      divisor=divisor_of(redop, factor, self._ranks))
+        for start in range(0, size, self._half):
+            part = min(self._half, size - start)
+            algorithm, share = ("OneShot", part) if part <= self._one_shot else ("TwoShot", -(-part // self._ranks))
+            share = (share + 15) & -16
+            arguments = Arguments(input=source + start, output=target + start, bytes=part, slice=share,
+                                  fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
+                                  **common)
+            arguments.pad[:self._ranks] = self._pads
+            arguments.staging[:self._ranks] = self._stagings
+            blocks = min(self._blocks, -(-share // (16 * self._threads)))
+            self._kernels.launch(self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads,
+                                 arguments)
+
+    def failure(self):
+        """The Failure, or None while the kernels have not given up."""
+        word = c.c_uint64.from_address(self._record).value
+        return Failure(word >> 56, word >> 48 & 0xff, word & 0xffffffff) if word else None
+
+    def abort(self):
+        """Ends the waiting of this rank's kernels, and then of the other ranks'."""
+        c.c_uint64.from_address(self._record + 8).value = 1
+
+    @staticmethod
+    def _fingerprint(*what):
+        numbers = [w if isinstance(w, int) else w.code for w in what]
+        return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *numbers))

@@ -1,0 +1,139 @@
+"""The host's side of the p2p mode, and its kernels' arithmetic, with ranks and device threads that are threads
+of the host."""
+import ctypes
+import random
+import threading
+import time
+
+import pytest
+import torch
+from host_kernels import HostKernels
+from test_reduce_kernels import Place, engine, pairs, same
+
+from c10d_custom import dtypes
+from c10d_custom.errors import UsageError
+from c10d_custom.transport.cuda import kernels, p2p
+
+FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
+STAGING = 4096 + 32
+SECOND = 10**9
+
+
+class Group:
+    def __init__(self, library, size):
+        total = p2p.PAD_BYTES + STAGING + p2p.RECORD_BYTES + 256
+        self.memory = [torch.zeros(total, dtype=torch.uint8) for _ in range(size)]
+        base = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
+        self.device = HostKernels(library)
+        self.ends = [p2p.P2p(self.device, rank, base, [b + p2p.PAD_BYTES for b in base], STAGING,
+                             base[rank] + p2p.PAD_BYTES + STAGING, blocks=2, threads=3)
+                     for rank in range(size)]
+
+    def run(self, work, ranks=None):
+        """work(rank, end) on a thread for each of these ranks."""
+        ranks = range(len(self.ends)) if ranks is None else ranks
+        running = [threading.Thread(target=work, args=(r, self.ends[r]), daemon=True) for r in ranks]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in running), "a kernel does not end"
+
+
+@pairs
+def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
+    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {})
+    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES_MANY", 256)
+    rng = random.Random(1000 * dtype.code + redop)
+    item, size = dtype.item_bytes, rng.choice([1, 2, 3, 4])
+    group = Group(library, size)
+    # One-shot, two-shot, several kernels.
+    for count in (rng.randrange(1, 256 // item + 1), rng.randrange(256 // item + 1, 1500 // item), 5001 // item):
+        inputs = [torch.frombuffer(bytearray(rng.randbytes(count * item)), dtype=torch.uint8) for _ in range(size)]
+        factors = {kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],
+                   kernels.AVG: rng.choice([[], [7.0]])}.get(redop, [])
+        want = engine(dtype, redop, inputs, count, factors)
+        step = rng.choice([16, item, 1])
+        places = [(Place(count * item, rng.randrange(0, 16, step)), Place(count * item, rng.randrange(0, 16, step)))
+                  for _ in inputs]
+        if rng.random() < 0.5:
+            places = [(target, target) for _, target in places]
+
+        def call(rank, end):
+            source, target = places[rank]
+            source.bytes.copy_(inputs[rank])
+            factor = factors[rank] if redop == kernels.PREMUL_SUM else factors[0] if factors else None
+            end.all_reduce(0, dtype, redop, factor, source.address, target.address, count, 60 * SECOND)
+
+        group.run(call)
+        for end, (source, target) in zip(group.ends, places):
+            assert end.failure() is None
+            problem = same(dtype, redop, target.bytes, want)
+            assert problem is None, (size, count, factors, problem)
+            assert source.untouched() and target.untouched()
+
+
+def sums(counts, timeout_ns=60 * SECOND):
+    """Each rank's work: a sum of counts[rank] ones."""
+    def call(rank, end):
+        data = torch.ones(counts[rank])
+        end.all_reduce(0, FLOAT, SUM, None, data.data_ptr(), data.data_ptr(), counts[rank], timeout_ns)
+        results[rank] = data
+    results = {}
+    return call, results
+
+
+def test_a_rank_that_does_not_come(library):
+    group = Group(library, 3)
+    call, _ = sums([5, 5, 5], SECOND // 5)
+    began = time.monotonic()
+    group.run(call, [0, 2])
+    assert 0.2 <= time.monotonic() - began < 5
+    found = [group.ends[rank].failure() for rank in (0, 2)]
+    assert p2p.Failure(p2p.TIMEOUT, 1, 0) in found
+    assert all(f.kind == p2p.TIMEOUT and f.peer == 1 or f.kind == p2p.PEER and f.peer in (0, 2) for f in found)
+    # It comes after all, and learns that it is too late; nobody waits again.
+    group.run(sums([5, 5, 5], 3600 * SECOND)[0])
+    assert group.ends[1].failure().kind == p2p.PEER
+    assert [group.ends[rank].failure() for rank in (0, 2)] == found
+
+
+def test_ranks_that_call_different_things(library):
+    group = Group(library, 3)
+    call, _ = sums([5, 6, 5])
+    group.run(call)
+    found = [end.failure() for end in group.ends]
+    assert any(f.kind == p2p.MISMATCH and (rank == 1 or f.peer == 1) for rank, f in enumerate(found))
+    assert all(f.kind in (p2p.MISMATCH, p2p.PEER) for f in found)
+
+
+def test_the_host_ends_the_waiting(library):
+    group = Group(library, 3)
+    call, _ = sums([5, 5, 5])
+    timer = threading.Timer(0.2, group.ends[0].abort)
+    timer.start()
+    group.run(call, [0, 1])
+    assert group.ends[0].failure() == p2p.Failure(p2p.ABORTED, 0, 0)
+    assert group.ends[1].failure() == p2p.Failure(p2p.PEER, 0, 0)
+
+
+def test_failures_carry_the_number_of_the_call(library):
+    group = Group(library, 2)
+    call, results = sums([5, 5])
+    for _ in range(3):
+        group.run(call)
+        assert [r.tolist() for r in results.values()] == [[2.0] * 5] * 2
+    group.run(sums([5, 6])[0])
+    assert {end.failure().number for end in group.ends} == {3}
+
+
+def test_structures_are_the_kernels(library):
+    library.size_of.restype = ctypes.c_ulonglong
+    assert [library.size_of(i) for i in range(4)] == [
+        ctypes.sizeof(kernels.ReduceArguments), ctypes.sizeof(p2p.Arguments), p2p.PAD_BYTES, p2p.RECORD_BYTES]
+
+
+def test_too_many_ranks():
+    with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
+        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0)
+

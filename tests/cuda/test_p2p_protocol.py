@@ -1,0 +1,65 @@
+"""The p2p kernels' protocol between ranks under ThreadSanitizer, with threads that are late at random; and that
+these tests notice where it lacks a part."""
+import os
+import subprocess
+
+import pytest
+from host_kernels import BY_NAME, HERE, compile_host, compiler, text_of_files
+
+INSTANCES = [(algorithm, *BY_NAME[pair]) for algorithm in ("OneShot", "TwoShot")
+             for pair in (("int32", "SUM"), ("float32", "PREMUL_SUM"))]
+
+# What must not be missing: the text, and what is put in its place.
+MUTATIONS = {
+    "one set of signals": ("signal[barriers_ & 1]", "signal[0]"),
+    "one half of the staging": ("(number_ & 1 ? a_.half : 0)", "0"),
+    "no barrier between the shots": ("whole = call.barrier(false);", ""),
+    "no waiting for the block before its signal": ("    sync_block();\n", ""),
+    "no waiting for the block after its signals": ("return !sync_block_or(!all);", "return all;"),
+    "a signal that orders nothing": ("store_release_system(&mine.flag", "store_relaxed_system(&mine.flag"),
+    "a wait that orders nothing": ("load_acquire_system(&signal_", "load_relaxed_system(&signal_"),
+    "the signal before the factor": ("      if (with_factor) mine.factor = a_.factor;\n"
+                                     "      store_release_system(&mine.flag, flag);",
+                                     "      store_release_system(&mine.flag, flag);\n"
+                                     "      if (with_factor) mine.factor = a_.factor;"),
+    "the first block ends the call": ("!= gridDim.x - 1", "!= 0"),
+    "no wait for one of the ranks": ("all = all && wait(rank, flag)", "all = all && (rank == 1 || wait(rank, flag))"),
+}
+
+
+def build(path, mutation=None):
+    text = compiler.text_of(INSTANCES, [HERE / "device.h"])
+    if mutation:
+        before, after = MUTATIONS[mutation]
+        assert before in text
+        text = text.replace(before, after)
+    compile_host(path, text + text_of_files("host_threads.h", "protocol.cpp"), "-g1", "-fsanitize=thread")
+
+
+def run(path, *numbers):
+    return subprocess.run([str(path), *map(str, numbers)], capture_output=True, text=True, timeout=240,
+                          env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
+
+
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory):
+    path = tmp_path_factory.mktemp("protocol") / "protocol"
+    build(path)
+    return path
+
+
+@pytest.mark.parametrize("ranks,blocks,threads,calls",
+                         [(2, 2, 3, 2100), (3, 2, 2, 1400), (4, 1, 3, 1400), (1, 3, 2, 70)])
+def test_many_calls(protocol, ranks, blocks, threads, calls):
+    out = run(protocol, ranks, blocks, threads, calls, 1, 120)
+    assert out.returncode == 0, out.stderr
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_part_that_is_missing_is_noticed(tmp_path, mutation):
+    build(tmp_path / "protocol", mutation)
+    for seed in range(1, 9):
+        # Without its second set the protocol hangs: it is the time-out that tells.
+        if run(tmp_path / "protocol", 3, 2, 2, 140, seed, 3).returncode != 0:
+            return
+    pytest.fail("nothing was noticed")
