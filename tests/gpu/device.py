@@ -55,6 +55,10 @@ class Cuda:
         event.record()
         return event
 
+    def elapsed(self, first, last):
+        """Seconds from one event to another, both over."""
+        return first.elapsed_time(last) / 1e3
+
     def busy(self, seconds):
         """Keep the current stream busy for about so long, by one thread that counts cycles."""
         if self._cycles is None:
@@ -73,6 +77,9 @@ class Cuda:
 
 class _Nothing:
     """A stream or an event where everything is over when the call returns."""
+
+    def __init__(self):
+        self.at = time.perf_counter()
 
     def synchronize(self):
         pass
@@ -110,6 +117,9 @@ class Cpu:
 
     def event(self):
         return _Nothing()
+
+    def elapsed(self, first, last):
+        return last.at - first.at
 
     def busy(self, seconds):
         pass

@@ -1,0 +1,45 @@
+"""all_reduce by 4 ranks under each setting that changes how it is done."""
+from c10d_custom import config
+
+from . import ranks
+from .session import Session, microseconds
+
+SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+# Each is tried where the package has its variables.
+VARIANTS = {
+    "as chosen": {},
+    "shared, events": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ORDER": "events"},
+    "shared, memops": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ORDER": "memops"},
+    "shared, leader": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ALGORITHM": "leader"},
+    "staged": {"C10D_CUSTOM_CUDA_MODE": "staged"},
+    "staging of 16 MiB": {"C10D_CUSTOM_CUDA_STAGING_BYTES": str(16 << 20)},
+    "staging of 256 MiB": {"C10D_CUSTOM_CUDA_STAGING_BYTES": str(256 << 20)},
+}
+
+
+def main():
+    session = Session(__doc__)
+    known = {name for name, *_ in config.TABLE}
+    print(f"4 ranks, float32, microseconds: one call and its end | in a row, per call\n{'setting':<20} {'bytes':>10} {'custom':>11} {'row':>10}")
+    for variant, environment in VARIANTS.items():
+        if absent := set(environment) - known:
+            print(f"{variant:<20} this package has no {', '.join(sorted(absent))}")
+            continue
+        if session.left() < 12:
+            session.left_out += 1
+            continue
+        with session.pool(4, environment) as pool:
+            for nbytes in (s for s in SIZES if s <= session.largest):
+                timed = pool.time("all_reduce", nbytes, ("custom",))
+                if timed is None:
+                    continue
+                found = timed["custom"]
+                print(f"{variant:<20} {nbytes:>10} {microseconds(found)} {found if isinstance(found, str) else ''}", flush=True)
+                session.add(operation="all_reduce", ranks=4, bytes=nbytes, backend="custom", variant=variant,
+                            **({"refused": found} if isinstance(found, str) else found.as_json()))
+            print(f"{variant:<20} {pool.run(ranks.mode, session.device)[0] or ''}")
+    session.finish()
+
+
+if __name__ == "__main__":
+    main()
