@@ -4,16 +4,18 @@ from c10d_custom import config
 from . import ranks
 from .session import Session, microseconds
 
-SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+SIZES = (4, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20, 256 << 20)
 # Each is tried where the package has its variables.
+MODE, ORDER, STAGING, ONE_SHOT = (f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES"))
 VARIANTS = {
     "as chosen": {},
-    "shared, events": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ORDER": "events"},
-    "shared, memops": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ORDER": "memops"},
-    "shared, leader": {"C10D_CUSTOM_CUDA_MODE": "shared", "C10D_CUSTOM_CUDA_ALGORITHM": "leader"},
-    "staged": {"C10D_CUSTOM_CUDA_MODE": "staged"},
-    "staging of 16 MiB": {"C10D_CUSTOM_CUDA_STAGING_BYTES": str(16 << 20)},
-    "staging of 256 MiB": {"C10D_CUSTOM_CUDA_STAGING_BYTES": str(256 << 20)},
+    "events": {MODE: "shared", ORDER: "events"},
+    "memory operations": {MODE: "shared", ORDER: "values"},
+    "one-shot only": {ONE_SHOT: str(1 << 30), STAGING: str(1 << 30)},
+    "two-shot only": {ONE_SHOT: "0"},
+    "staged": {MODE: "staged"},
+    "staging of 16 MiB": {STAGING: str(16 << 20)},
+    "staging of 512 MiB": {STAGING: str(512 << 20)},
 }
 
 
@@ -37,7 +39,7 @@ def main():
                 print(f"{variant:<20} {nbytes:>10} {microseconds(found)} {found if isinstance(found, str) else ''}", flush=True)
                 session.add(operation="all_reduce", ranks=4, bytes=nbytes, backend="custom", variant=variant,
                             **({"refused": found} if isinstance(found, str) else found.as_json()))
-            print(f"{variant:<20} {pool.run(ranks.mode, session.device)[0] or ''}")
+            print(f"{variant:<20} {pool.run(ranks.said)[0]}")
     session.finish()
 
 

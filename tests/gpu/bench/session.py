@@ -74,7 +74,7 @@ class _Pool:
         os.environ.update(self._environment)  # the ranks are spawned with ours
         try:
             self._pool = RankPool(self.world_size, "custom")
-            self.run(len, "")
+            self.run(ranks.listen)
         finally:
             for name, value in kept.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -20,7 +20,17 @@ ROOT = Path(__file__).resolve().parents[3]
 NO_DEVICE = "no CUDA device"
 LOOK = ("import torch, sys; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
         "print(n, torch.cuda.get_device_name(0) if n else 'none', sep='|')")
-OFFERED = "import sys; from c10d_custom import config; sys.exit(sys.argv[1] not in [name for name, *_ in config.TABLE])"
+# Says what of these settings the package does not know.
+UNKNOWN = """
+import os, sys
+from c10d_custom import config
+known = {name for name, *_ in config.TABLE}
+print(*(name for name in sys.argv[1:] if name not in known), sep=", ")
+try:
+    config.Config.from_env()
+except ValueError as error:
+    print(error)
+"""
 
 
 def arguments():
@@ -31,7 +41,8 @@ def arguments():
     parser.add_argument("--without", metavar="WORD[,WORD...]", help="not those whose names have one of the words")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself where there is no GPU")
     parser.add_argument("--commit", help="what the report says was checked (default: git's answer)")
-    parser.add_argument("--failed-set-up", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--failed-set-up", metavar="FILE", help=argparse.SUPPRESS)  # the log of scripts/gpu_check's attempt
+    parser.add_argument("--no-device", action="store_true", help=argparse.SUPPRESS)  # scripts/gpu_check saw none
     return parser.parse_args()
 
 
@@ -68,12 +79,15 @@ def chosen(args):
 
 def why_not(section, gpus, kind):
     """Why a section makes no sense here, or None."""
-    if not gpus and section.name != "environment":
+    if not gpus:
         return NO_DEVICE
     if kind == "cpu" and not section.cpu:
         return "needs a GPU (--device cpu)"
-    if section.offered and subprocess.run([sys.executable, "-c", OFFERED, section.offered], capture_output=True).returncode:
-        return f"this package has no {section.offered}"
+    if section.settings:
+        out = subprocess.run([sys.executable, "-c", UNKNOWN, *section.settings], text=True, capture_output=True,
+                             env={**os.environ, **section.settings})
+        if unknown := (out.stdout.strip() or out.stderr.strip()):
+            return f"this package does not know {unknown.splitlines()[-1]}"
     return None
 
 
@@ -99,13 +113,13 @@ def main():
     if args.sections == "list":
         print("\n".join(f"{s.name:<42} at most {s.limit:.0f} s" for s in SECTIONS))
         return 0
-    gpus, name = (0, "none") if args.failed_set_up else device_name(args.device)
+    gpus, name = (0, "none") if args.failed_set_up or args.no_device else device_name(args.device)
     now, what = datetime.now(timezone.utc), commit(args.commit)
     slug = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
     out = Path(args.out or ROOT / "tests/gpu/results" / f"{now:%Y%m%d-%H%M%S}-{slug}-{what}.txt")
     settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(("C10D_CUSTOM_", "NCCL_", "CUDA_"))}
     head = [f"date     {now:%Y-%m-%d %H:%M:%S} UTC", f"commit   {what}", f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
-            f"command  {' '.join(sys.argv[1:]) or '(no arguments)'}", f"settings {settings or 'none'}"]
+            f"options  {' '.join(sys.argv[1:]) or 'none'}", f"settings {settings or 'none'}"]
     report = Report(out, head)
     if args.failed_set_up:
         report.add(Outcome("set-up", FAIL, "the package could not be built here", output=Path(args.failed_set_up).read_text(errors="replace")))
@@ -118,7 +132,7 @@ def main():
     if args.failed_set_up:
         return 2
     if not gpus:
-        print(f"{NO_DEVICE}: torch sees none, so nothing was checked")
+        print(f"{NO_DEVICE}, so nothing was checked")
         return 2
     return int(any(o.verdict == FAIL or o.cut for o in report.outcomes) or not any(o.verdict == PASS for o in report.outcomes))
 

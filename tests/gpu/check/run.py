@@ -35,7 +35,7 @@ def run(section, context, limit):
     mark, began = uuid.uuid4().hex, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         outcomes, output = Path(folder, "outcomes"), Path(folder, "output")
-        environment = {**os.environ, **section.environment, MARK: mark, "GPU_CHECK_OUTCOMES": str(outcomes),
+        environment = {**os.environ, **section.settings, MARK: mark, "GPU_CHECK_OUTCOMES": str(outcomes),
                        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": folder}
         code, late = None, False
         try:

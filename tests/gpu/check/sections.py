@@ -12,9 +12,8 @@ class Section:
     command: tuple
     limit: float
     least: float
-    environment: dict = field(default_factory=dict)
     cpu: bool = True      # whether --device cpu can try it
-    offered: str | None = None  # a variable of c10d_custom.config that must be there for the section to mean anything
+    settings: dict = field(default_factory=dict)  # more environment, which the package must know: else not run
 
 
 def tests(name, *arguments, limit, least, sizes=None, **options):
@@ -46,6 +45,7 @@ SECTIONS = (
     probe("probe: IPC events", "ipc_events", 30),
     probe("probe: stream memory operations", "stream_memops", 30),
     probe("probe: MPS", "mps", 40),
+    program("kernels compiled", "check.compile_all", limit=90, least=10, cpu=False),
     tests("conformance, 2 ranks", "test_conformance.py", "-k", "not large", sizes="2", limit=90, least=25),
     tests("conformance, 4 ranks", "test_conformance.py", "-k", "not large", sizes="4", limit=80, least=25),
     tests("conformance, 8 ranks", "test_conformance.py", "-k", "not large", sizes="8", limit=90, least=25),
@@ -59,15 +59,15 @@ SECTIONS = (
     tests("agreement with gloo and NCCL", "test_agreement.py", sizes="1,2,4", limit=50, least=8),
     tests("conformance, 1 rank", "test_conformance.py", "-k", "not large", sizes="1", limit=40, least=8),
     tests("conformance, 1 MiB of staging", "test_conformance.py", *NARROW, sizes="4", limit=50, least=5,
-          environment={STAGING: str(1 << 20)}, offered=STAGING),
+          settings={STAGING: str(1 << 20)}),
     tests("conformance, staged", "test_conformance.py", *NARROW, sizes="2", limit=40, least=5,
-          environment={MODE: "staged"}, offered=MODE),
+          settings={MODE: "staged"}),
     tests("conformance, stream memory operations", "test_conformance.py", *NARROW, sizes="2", limit=40, least=5,
-          environment={ORDER: "memops"}, offered=ORDER, cpu=False),
+          settings={ORDER: "values"}, cpu=False),
     Section("p2p kernels under MPS, 2 ranks",
             ("{python}", "-m", "gpu.probes.mps", "{python}", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p",
              "gpu.check.outcomes", "--world-sizes", "2", "tests/gpu/test_conformance.py", "-k", "test_reducing and all_reduce"),
-            40, 5, environment={MODE: "p2p"}, offered=MODE, cpu=False),
+            40, 5, settings={MODE: "p2p"}, cpu=False),
     bench("all_reduce", 120, 50),
     bench("ddp", 60, 20),
     bench("modes", 70, 15),
