@@ -121,7 +121,7 @@ def test_what_there_is_no_time_for_is_told(tmp_path):
 
 
 def test_every_section_is_sure_of_its_time():
-    assert sum(s.least for s in SECTIONS) < 520 and all(s.least <= s.limit for s in SECTIONS)
+    assert sum(s.least for s in SECTIONS) < 500 and all(s.least <= s.limit for s in SECTIONS)
     assert len({s.name for s in SECTIONS}) == len(SECTIONS)
 
 
@@ -143,7 +143,7 @@ def test_without_a_gpu_it_says_so_and_still_reports(tmp_path):
     out = gpu_check("--out", str(tmp_path / "report.txt"))
     text = (tmp_path / "report.txt").read_text()
     assert out.returncode == 2 and "no CUDA device" in out.stdout, out.stderr
-    assert text.count("no CUDA device") >= len(SECTIONS) and f"0 PASS, 0 FAIL, {len(SECTIONS)} NOT RUN" in text
+    assert text.count("no CUDA device") >= len(SECTIONS) and f"0 PASS, 1 FAIL, {len(SECTIONS) - 1} NOT RUN" in text
 
 
 def test_a_set_up_that_fails_is_reported(tmp_path):

@@ -147,7 +147,7 @@ def _summary(problems, limit=12):
     return text if len(problems) <= limit else f"{text}\n... and {len(problems) - limit} more"
 
 
-def check(ranks, function, *args, timeout=60.0):
+def check(ranks, function, *args, timeout=None):
     """Run a function that returns a list of what was wrong, on every rank; fail with all of it."""
     found = ranks.run(function, *args, timeout=timeout)
     by_rank = {rank: _summary(problems) for rank, problems in enumerate(found) if problems}

@@ -37,17 +37,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     kind = parser.parse_args().device
-    import torch
-
-    import c10d_custom
-
+    try:
+        import torch
+    except ImportError as error:
+        print(f"python {platform.python_version()} at {sys.executable}: {error}\n{nvidia_smi()}\nSUMMARY: no torch")
+        return 1
     facts = {
         "kernel": f"{platform.release()} {platform.machine()}",
         "cores": f"{len(os.sched_getaffinity(0))}, load {os.getloadavg()[0]:.1f}",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
-        "c10d_custom": f"{c10d_custom.__version__} from {os.path.dirname(c10d_custom.__file__)}",
+        "c10d_custom": version("c10d_custom"),
         "cupy": version("cupy"),
         "cuda.bindings": version("cuda.bindings"),
         "mpi4py": version("mpi4py"),
@@ -71,8 +72,9 @@ def main():
         print(f"SUMMARY: tried on the CPU, torch {torch.__version__}")
     else:
         print("SUMMARY: no CUDA device")
-        sys.exit(1)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -36,7 +36,7 @@ def run(section, context, limit):
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         outcomes, output = Path(folder, "outcomes"), Path(folder, "output")
         environment = {**os.environ, **section.settings, MARK: mark, "GPU_CHECK_OUTCOMES": str(outcomes),
-                       "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TMPDIR": folder}
+                       "PYTHONUNBUFFERED": "1", "C10D_TEST_CASE_SECONDS": "25", "PYTHONFAULTHANDLER": "1", "TMPDIR": folder}
         code, late = None, False
         try:
             with open(output, "wb") as out:

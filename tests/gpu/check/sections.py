@@ -49,7 +49,7 @@ SECTIONS = (
     tests("conformance, 2 ranks", "test_conformance.py", "-k", "not large", sizes="2", limit=90, least=25),
     tests("conformance, 4 ranks", "test_conformance.py", "-k", "not large", sizes="4", limit=80, least=25),
     tests("conformance, 8 ranks", "test_conformance.py", "-k", "not large", sizes="8", limit=90, least=25),
-    tests("faults", "test_faults.py", sizes="2,4", limit=80, least=20),
+    tests("faults", "test_faults.py", sizes="2,4", limit=100, least=30),
     tests("streams", "test_streams.py", sizes="2,4", limit=60, least=15),
     tests("DDP, FSDP2, hooks", "test_ddp.py", "test_fsdp.py", sizes="2,4", limit=70, least=15),
     tests("large tensors", "test_conformance.py", "-k", "large", sizes="4", limit=45, least=8),
