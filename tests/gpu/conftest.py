@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.cases import check, run_cases
+from conformance.cases import check
 
-from .selection import chosen, time_for
+from .selection import chosen, run_cases_on, time_for
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,5 +36,5 @@ def conform(ranks, device, full):
     """conform(perform, sections, reducing): cases of the table that the CPU is held to, on this device."""
     def run(perform, sections, reducing=False):
         cases = chosen(perform.__name__, sections, reducing, full, ranks.world_size)
-        check(ranks, run_cases, perform, cases, device, timeout=time_for(cases))
+        check(ranks, run_cases_on, device, perform, cases, timeout=time_for(cases))
     return run

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import torch
 
-from conformance.cases import Case, check, run_cases
+from conformance.cases import Case, check
 from conformance.test_all_gather import all_gather, all_gather_coalesced, all_gather_into_tensor, all_gather_uneven
 from conformance.test_all_reduce import all_reduce
 from conformance.test_all_to_all import all_to_all, all_to_all_uneven
@@ -19,7 +19,7 @@ from conformance.test_reduce_scatter import reduce_scatter, reduce_scatter_tenso
 from conformance.test_scatter import scatter
 from conformance.test_send_recv import batch, send_recv
 
-from .selection import ALL, FEW, time_for
+from .selection import ALL, FEW, run_cases_on, time_for
 
 REDUCING = {all_reduce: ALL, reduce_scatter_tensor: ALL, reduce: FEW, reduce_scatter: FEW}
 MOVING = {broadcast: ALL, all_gather_into_tensor: ALL, all_to_all_single: ALL, all_gather: FEW, all_gather_uneven: FEW,
@@ -80,4 +80,4 @@ def test_large(ranks, device, perform):
     cases = large_cases(perform in REDUCING, 1 if one else ranks.world_size)
     if device == "cpu":
         cases = [dataclasses.replace(case, count=case.count // 64) for case in cases]
-    check(ranks, run_cases, perform, cases, device, timeout=time_for(cases))
+    check(ranks, run_cases_on, device, perform, cases, timeout=time_for(cases))
