@@ -13,7 +13,8 @@ from gpu.bench.timing import Times, calls_for, figure, percentile
 from gpu.check.__main__ import check, why_not
 from gpu.check.report import Report
 from gpu.check.run import FAIL, NOT_RUN, PASS, Outcome, run
-from gpu.check.sections import SECTIONS, Section, tests
+from gpu.check import sections as every
+from gpu.check.sections import SECTIONS, Section
 from harness.marks import marked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +58,8 @@ import time, pytest
 def test_a(): pass
 @pytest.mark.skip(reason="no such hardware")
 def test_b(): pass
-def test_c(): {third}
+def test_c():
+    {third}
 """
 
 
@@ -65,7 +67,8 @@ def test_c(): {third}
     ("pass", PASS, ["2 passed", "no such hardware"]),
     ("assert 1 == 2", FAIL, ["1 passed, 1 failed", "test_c"]),
     ("time.sleep(100)", FAIL, ["limit of 6 s", "in test_c", "1 passed"]),
-], ids=["pass", "fail", "hang"])
+    ("assert 1 == 2\ndef test_d():\n    time.sleep(100)", FAIL, ["limit of 6 s", "in test_d", "1 failed", "test_c"]),
+], ids=["pass", "fail", "hang", "fail and hang"])
 def test_tests_are_told_one_by_one(tmp_path, third, verdict, words):
     (tmp_path / "test_some.py").write_text(SOME_TESTS.format(third=third))
     command = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu.check.outcomes", "-c", "/dev/null",
@@ -76,11 +79,12 @@ def test_tests_are_told_one_by_one(tmp_path, third, verdict, words):
         outcome = run(Section("fake", command, 20, 1), CONTEXT, 6)
     finally:
         os.environ["PYTHONPATH"] = old
+    assert ("1 == 2" in outcome.output) == ("1 == 2" in third)
     assert outcome.verdict == verdict and all(word in outcome.reason for word in words), (outcome.reason, outcome.output)
 
 
 def test_only_skipped_tests_are_not_run(tmp_path):
-    outcome = run(tests("fake", "test_streams.py", sizes="2", limit=60, least=1), {**CONTEXT, "device": "cuda"}, 60)
+    outcome = run(every.tests("fake", "test_streams.py", sizes="2", limit=60, least=1), {**CONTEXT, "device": "cuda"}, 60)
     if not torch.cuda.is_available():
         assert outcome.verdict == NOT_RUN and "no CUDA device" in outcome.reason, outcome
 
@@ -116,7 +120,7 @@ def test_one_section_s_failure_or_length_takes_nothing_from_the_others(tmp_path)
 
 
 def test_what_there_is_no_time_for_is_told(tmp_path):
-    found = run_all([section("import time; time.sleep(2)", "first", least=0), section("pass", "second", least=3)], tmp_path, 1.0)
+    found = run_all([section("import time; time.sleep(20)", "first", least=1), section("pass", "second", least=3)], tmp_path, 1.0)
     assert found[1].verdict == NOT_RUN and found[1].cut and found[1].reason == "no time was left"
 
 
@@ -180,6 +184,12 @@ def test_the_benchmarks_on_the_cpu(tmp_path, module, options):
     assert out.returncode == 0 and "SUMMARY:" in out.stdout, out.stdout + out.stderr
     assert module == "modes" or {f["backend"] for f in figures} >= {"custom", "gloo"}
     assert all(f["single_us"] > 0 and f["row_us"] > 0 for f in figures)
+
+
+def test_no_folder_of_the_tests_hides_a_package_that_ranks_import():
+    """tests/ is on the ranks' path, in front: a package `cuda` there would take the place of cuda.bindings'."""
+    packages = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    assert not packages & {"cuda", "cupy", "torch", "numpy", "mpi4py"}
 
 
 # --- arithmetic

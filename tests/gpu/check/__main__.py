@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from .report import Report, summary_line
-from .run import FAIL, NOT_RUN, PASS, Outcome, run
+from .run import FAIL, LAST_WORDS, NOT_RUN, PASS, Outcome, run
 from .sections import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,11 +95,12 @@ def check(sections, gpus, kind, context, seconds, report):
     """Runs them. Each may use what those before it left, less what those after it are sure to get."""
     end = time.monotonic() + seconds
     for i, section in enumerate(sections):
-        spare = end - time.monotonic() - sum(s.least for s in sections[i + 1:])
-        limit = min(section.limit, spare)
+        left = end - time.monotonic()
+        spare = left - sum(s.least for s in sections[i + 1:]) - LAST_WORDS
+        limit = min(section.limit, max(spare, section.least), left)
         if reason := why_not(section, gpus, kind):
             outcome = Outcome(section.name, NOT_RUN, reason)
-        elif limit < min(section.least, 3):
+        elif limit < min(section.least, 1):
             outcome = Outcome(section.name, NOT_RUN, "no time was left", cut=True)
         else:
             outcome = run(section, context, limit)

@@ -59,6 +59,9 @@ def run(section, context, limit):
             return Outcome(section.name, FAIL, f"could not be started: {error}")
         text = output.read_text(errors="replace")
         lines = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
+    if late:  # pytest tells of failures at its end
+        text += "".join(f"\n--- {line['test']}\n{line['reason']}\n" for line in lines
+                        if line.get("outcome") == "failed" and line["reason"] not in text)
     seconds = time.monotonic() - began
     verdict, reason = _judge(code, text, lines, f"stopped at its limit of {limit:.0f} s" if late else None)
     return Outcome(section.name, verdict, reason, seconds, text, late)
