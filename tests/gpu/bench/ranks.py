@@ -1,11 +1,13 @@
 """What runs inside the ranks: groups, buffers and blocks of calls. The parent (session.py) says which and how many."""
 import functools
+import json
 import logging
 import os
 
 import torch
 import torch.distributed as dist
 
+from c10d_custom import process_group
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.references import Backend
 
@@ -15,10 +17,25 @@ from .timing import take
 
 @functools.lru_cache(maxsize=None)
 def reference(name):
-    """A c10d backend over all ranks; "custom" is the default group."""
+    """A c10d backend over all ranks; "custom" is the default group. A JSON object: a group of ours under these settings."""
+    if name.startswith("{"):
+        return Backend(_group_under(json.loads(name)))
     if name == "gloo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return Backend(dist.group.WORLD if name == "custom" else dist.new_group(backend=name))
+
+
+def _group_under(settings):
+    """A group made while these variables have these values, which it keeps."""
+    kept = {variable: os.environ.get(variable) for variable in settings}
+    os.environ.update(settings)
+    process_group._config.cache_clear()
+    try:
+        return dist.new_group()
+    finally:
+        for variable, value in kept.items():
+            os.environ.pop(variable) if value is None else os.environ.update({variable: value})
+        process_group._config.cache_clear()
 
 
 @functools.lru_cache(maxsize=1)

@@ -39,8 +39,8 @@ class Session:
     def wants(self, world_size):
         return not self.only or world_size in self.only
 
-    def pool(self, world_size, environment=None):
-        return _Pool(self, world_size, environment or {})
+    def pool(self, world_size):
+        return _Pool(self, world_size)
 
     def add(self, **result):
         self.results.append(result)
@@ -64,20 +64,14 @@ class Session:
 
 
 class _Pool:
-    """Ranks of the backend "custom" with such an environment, for the length of a with block."""
+    """Ranks of the backend "custom", for the length of a with block."""
 
-    def __init__(self, session, world_size, environment):
-        self.session, self.world_size, self._environment = session, world_size, environment
+    def __init__(self, session, world_size):
+        self.session, self.world_size = session, world_size
 
     def __enter__(self):
-        kept = {name: os.environ.get(name) for name in self._environment}
-        os.environ.update(self._environment)  # the ranks are spawned with ours
-        try:
-            self._pool = RankPool(self.world_size, "custom")
-            self.run(ranks.listen)
-        finally:
-            for name, value in kept.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        self._pool = RankPool(self.world_size, "custom")
+        self.run(ranks.listen)
         return self
 
     def __exit__(self, kind, error, trace):

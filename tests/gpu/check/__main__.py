@@ -4,6 +4,8 @@ Standard library only up to the sections' own commands. Ends with 0 when nothing
 lack of time, 1 when something was, 2 when there was no CUDA device, or no package, to try.
 """
 import argparse
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -20,16 +22,21 @@ ROOT = Path(__file__).resolve().parents[3]
 NO_DEVICE = "no CUDA device"
 LOOK = ("import torch, sys; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
         "print(n, torch.cuda.get_device_name(0) if n else 'none', sep='|')")
-# Says what of these settings the package does not know.
+# Says what of these settings the package does not know, a line for each.
 UNKNOWN = """
-import os, sys
+import json, os, sys
 from c10d_custom import config
 known = {name for name, *_ in config.TABLE}
-print(*(name for name in sys.argv[1:] if name not in known), sep=", ")
-try:
-    config.Config.from_env()
-except ValueError as error:
-    print(error)
+for settings in json.loads(sys.argv[1]):
+    unknown = ", ".join(name for name in settings if name not in known)
+    os.environ.update(settings)
+    try:
+        config.Config.from_env()
+    except ValueError as error:
+        unknown = unknown or str(error)
+    for name in settings:
+        del os.environ[name]
+    print(unknown)
 """
 
 
@@ -58,6 +65,16 @@ def commit(given):
     return head.stdout.strip() + ("+" if changed.strip() else "")
 
 
+def digest():
+    """Of what the package is built from and tested with: a copy without git tells by it what it is a copy of."""
+    whole = hashlib.sha256()
+    for path in sorted(p for folder in ("backend", "python", "tests", "scripts") for p in (ROOT / folder).rglob("*")):
+        relative = path.relative_to(ROOT)
+        if path.suffix in (".py", ".cpp", ".h", ".inc", "") and path.is_file() and "build" not in relative.parts:
+            whole.update(str(relative).encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
 def device_name(kind):
     """(GPUs, the first one's name); (0, ...) without."""
     if kind == "cpu":
@@ -77,28 +94,37 @@ def chosen(args):
     return [s for s in SECTIONS if (not args.sections or named(s, args.sections)) and not (args.without and named(s, args.without))]
 
 
-def why_not(section, gpus, kind):
+def unknown_settings(sections):
+    """{name of a section: what of its settings this package does not know, if anything}"""
+    asking = [s for s in sections if s.settings]
+    if not asking:
+        return {}
+    out = subprocess.run([sys.executable, "-c", UNKNOWN, json.dumps([s.settings for s in asking])], text=True, capture_output=True)
+    if out.returncode:
+        return {s.name: out.stderr.strip().splitlines()[-1] for s in asking}
+    return {s.name: line for s, line in zip(asking, out.stdout.split("\n"))}
+
+
+def why_not(section, gpus, kind, unknown):
     """Why a section makes no sense here, or None."""
     if not gpus and section.name != "environment":
         return NO_DEVICE
     if kind == "cpu" and not section.cpu:
         return "needs a GPU (--device cpu)"
-    if section.settings:
-        out = subprocess.run([sys.executable, "-c", UNKNOWN, *section.settings], text=True, capture_output=True,
-                             env={**os.environ, **section.settings})
-        if unknown := (out.stdout.strip() or out.stderr.strip()):
-            return f"this package does not know {unknown.splitlines()[-1]}"
+    if unknown.get(section.name):
+        return f"this package does not know {unknown[section.name]}"
     return None
 
 
 def check(sections, gpus, kind, context, seconds, report):
     """Runs them. Each may use what those before it left, less what those after it are sure to get."""
     end = time.monotonic() + seconds
+    unknown = unknown_settings(sections) if gpus else {}
     for i, section in enumerate(sections):
         left = end - time.monotonic()
         spare = left - sum(s.least for s in sections[i + 1:]) - LAST_WORDS
         limit = min(section.limit, max(spare, section.least), left)
-        if reason := why_not(section, gpus, kind):
+        if reason := why_not(section, gpus, kind, unknown):
             outcome = Outcome(section.name, NOT_RUN, reason)
         elif limit < min(section.least, 1):
             outcome = Outcome(section.name, NOT_RUN, "no time was left", cut=True)
@@ -119,7 +145,7 @@ def main():
     slug = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
     out = Path(args.out or ROOT / "tests/gpu/results" / f"{now:%Y%m%d-%H%M%S}-{slug}-{what}.txt")
     settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(("C10D_CUSTOM_", "NCCL_", "CUDA_"))}
-    head = [f"date     {now:%Y-%m-%d %H:%M:%S} UTC", f"commit   {what}", f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
+    head = [f"date     {now:%Y-%m-%d %H:%M:%S} UTC", f"commit   {what}, sources {digest()}", f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
             f"options  {' '.join(sys.argv[1:]) or 'none'}", f"settings {settings or 'none'}"]
     report = Report(out, head)
     if args.failed_set_up:
