@@ -26,6 +26,17 @@ def nvidia_smi(*query):
         return "nvidia-smi gave no answer within 20 s"
 
 
+def cuda_versions():
+    try:
+        from cuda.bindings import nvrtc
+        from cupy.cuda import runtime
+
+        return (f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}, "
+                f"NVRTC {'.'.join(map(str, nvrtc.nvrtcVersion()[1:]))}")
+    except Exception as error:  # as above
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
 def first_line(*command):
     try:
         return subprocess.run(command, text=True, capture_output=True, timeout=20).stdout.splitlines()[0]
@@ -50,6 +61,7 @@ def main():
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "c10d_custom": version("c10d_custom"),
         "cupy": version("cupy"),
+        "CUDA": cuda_versions(),
         "cuda.bindings": version("cuda.bindings"),
         "mpi4py": version("mpi4py"),
         "g++": first_line("g++", "--version"),
@@ -63,11 +75,7 @@ def main():
         print("\n" + nvidia_smi("topo", "-m"))
         for i in range(torch.cuda.device_count()):
             print(torch.cuda.get_device_properties(i))
-        import cupy
-
-        print(f"driver {cupy.cuda.runtime.driverGetVersion()}, runtime {cupy.cuda.runtime.runtimeGetVersion()}, "
-              f"NVRTC {'.'.join(map(str, cupy.cuda.nvrtc.getVersion()))}")
-        print(f"SUMMARY: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy {cupy.__version__}")
+        print(f"SUMMARY: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy {facts['cupy']}")
     elif kind == "cpu":
         print(f"SUMMARY: tried on the CPU, torch {torch.__version__}")
     else:
