@@ -108,7 +108,7 @@ def sgd_partitioned(kind):
     device, rank = device_of(kind), dist.get_rank()
     torch.manual_seed(1234)
     model = Digits().to(device.name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     rng = torch.Generator().manual_seed(100 + rank)
     labels = torch.randint(0, 10, (256,), generator=rng)
     images = torch.rand(256, 1, 28, 28, generator=rng) * 0.1
