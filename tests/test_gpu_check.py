@@ -169,10 +169,12 @@ def test_the_whole_command_on_the_cpu(tmp_path):
     assert "2 PASS, 0 FAIL, 1 NOT RUN" in text
 
 
+@pytest.mark.timeout(420)
 def test_the_gpu_tests_bodies_on_the_cpu():
+    """Without those that the CPU's own tests hold already: the whole table of cases, and what a busy machine makes late."""
     out = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", "--device", "cpu",
-                          "--world-sizes", "2", "-k", "not test_conformance or all_reduce"],
-                         text=True, capture_output=True, timeout=280, cwd=ROOT)
+                          "--world-sizes", "2", "-k", "not test_conformance and not test_faults and not test_memory"],
+                         text=True, capture_output=True, timeout=400, cwd=ROOT)
     assert out.returncode == 0 and " passed" in out.stdout and "failed" not in out.stdout, out.stdout + out.stderr
 
 
