@@ -14,6 +14,8 @@ def pytest_addoption(parser):
                     help="the whole cross product instead of the covering selection")
     group.addoption("--world-sizes",
                     help="world sizes to run, comma-separated (default: 2,3,4,8; with --job the job's)")
+    group.addoption("--device", choices=("cuda", "cpu"), default="cuda",
+                    help="device of the tensors of tests/gpu (default: cuda; cpu: try them where there is no GPU)")
     group.addoption("--job", default=os.environ.get("C10D_TEST_JOB"),
                     help="run ranks as MPI jobs: ranks per emulated host, as 2+2 or openmpi:3+1; 4 is one host, this one")
 

@@ -46,11 +46,14 @@ def members_of(members, world_size):
 
 
 class Group:
-    """A process group as the cases see it. `ranks[i]` is the global rank at position i."""
+    """A process group as the cases see it. `ranks[i]` is the global rank at position i; `device`: where its tensors are."""
 
-    def __init__(self, pg, ranks):
-        self.pg, self.ranks, self.size = pg, ranks, len(ranks)
+    def __init__(self, pg, ranks, device="cpu"):
+        self.pg, self.ranks, self.size, self.device = pg, ranks, len(ranks), device
         self.me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
+
+    def on(self, device):
+        return Group(self.pg, self.ranks, device)
 
     def input(self, case, position=None, count=None, start=0):
         """What the rank at a position puts in (elements start .. start + count), as a plain tensor."""
@@ -58,10 +61,10 @@ class Group:
         return values.inputs(case.dtype, rank, case.kind, case.op, case.count if count is None else count, start)
 
     def placed_input(self, case, count=None, start=0):
-        return Placed(self.input(case, None, count, start), case.layout, self.me)
+        return Placed(self.input(case, None, count, start), case.layout, self.me, self.device)
 
     def output(self, case, count=None):
-        return blank(case.dtype, case.count if count is None else count, case.layout, self.me)
+        return blank(case.dtype, case.count if count is None else count, case.layout, self.me, self.device)
 
     def reduced(self, case, count=None, start=0):
         return reference.reduced(case.dtype, case.op, self.ranks, case.kind,
@@ -89,18 +92,18 @@ def finish(work, case):
         assert work is None, f"async_op=False returned {work!r}"
 
 
-def run_cases(perform, cases):
-    """Runs in each rank. Returns what was wrong; raises only at the end, when some case raised."""
+def run_cases(perform, cases, device="cpu"):
+    """Runs in each rank, on tensors of this device. Returns what was wrong; raises only at the end, when some case raised."""
     wrong, raised = [], []
     for name in sorted({case.members for case in cases}):
         group(name)
     for case in cases:
-        g = group(case.members)
+        g = group(case.members).on(device)
         if g.me is None:
             continue
         try:
             for what, got, want in perform(case, g):
-                placed, got = (got, got.tensor) if isinstance(got, Placed) else (None, got)
+                placed, got = (got, got.read()) if isinstance(got, Placed) else (None, got.cpu())
                 problem = reference.difference(got, want) or (placed and placed.stray_write())
                 if problem:
                     wrong.append(f"{case}: {what}: {problem}")
@@ -144,7 +147,7 @@ def _summary(problems, limit=12):
     return text if len(problems) <= limit else f"{text}\n... and {len(problems) - limit} more"
 
 
-def check(ranks, function, *args, timeout=60.0):
+def check(ranks, function, *args, timeout=None):
     """Run a function that returns a list of what was wrong, on every rank; fail with all of it."""
     found = ranks.run(function, *args, timeout=timeout)
     by_rank = {rank: _summary(problems) for rank, problems in enumerate(found) if problems}

@@ -9,8 +9,6 @@
 """
 import torch
 
-from . import values
-
 LAYOUTS = ("contiguous", "strided", "transposed", "offset", "scalar", "mixed")
 _MIXED = ("contiguous", "transposed", "strided", "offset")
 
@@ -18,37 +16,48 @@ _MIXED = ("contiguous", "transposed", "strided", "offset")
 class Placed:
     """A tensor with known content, inside memory of its own."""
 
-    def __init__(self, content, layout, rank=0):
+    def __init__(self, content, layout, rank=0, device="cpu"):
         self.layout = _MIXED[rank % len(_MIXED)] if layout == "mixed" else layout
-        count, dtype = content.numel(), content.dtype
-        room = {"strided": 2 * count, "offset": count + 8}.get(self.layout, count)
+        self._count, self._dtype = content.numel(), content.dtype
+        room = {"strided": 2 * self._count, "offset": self._count + 8}.get(self.layout, self._count)
         # 0x01: a byte that is valid in every dtype, bool included.
-        self._memory = torch.ones(room * dtype.itemsize, dtype=torch.uint8).view(dtype)
+        memory = torch.ones(room * self._dtype.itemsize, dtype=torch.uint8)
+        tensor = self._view(memory)
+        tensor.copy_(content.reshape(tensor.shape))
+        self._memory = memory.to(device)
+        self.tensor = self._view(self._memory)
+
+    def _view(self, memory):
+        memory = memory.view(self._dtype)
         if self.layout == "strided":
-            self.tensor = self._memory[::2]
-        elif self.layout == "transposed":
+            return memory[::2]
+        if self.layout == "transposed":
             # As many rows as needed: what splits dim 0 of n times count elements into n still can.
-            columns = 7 if count % 7 == 0 else 1
-            self.tensor = self._memory.view(columns, count // columns).t()
-        elif self.layout == "offset":
-            self.tensor = self._memory[3:3 + count]
-        elif self.layout == "scalar" and count == 1:
-            self.tensor = self._memory.view(())
-        else:
-            self.tensor = self._memory
-        self.tensor.copy_(content.reshape(self.tensor.shape))
+            columns = 7 if self._count % 7 == 0 else 1
+            return memory.view(columns, self._count // columns).t()
+        if self.layout == "offset":
+            return memory[3:3 + self._count]
+        if self.layout == "scalar" and self._count == 1:
+            return memory.view(())
+        return memory
+
+    def read(self):
+        """The tensor on the CPU, as it is when what is queued on the current stream is over."""
+        return self._view(self._memory.cpu())
 
     def stray_write(self):
         """What was written around the tensor, or None."""
-        if self.tensor.numel() == self._memory.numel():
+        memory = self._memory.cpu()
+        tensor = self._view(memory)
+        if tensor.numel() * self._dtype.itemsize == memory.numel():
             return None  # there is nothing around it
-        clean = Placed(self.tensor.contiguous().reshape(-1), self.layout)
-        if torch.equal(values.raw(clean._memory), values.raw(self._memory)):
+        clean = Placed(tensor.contiguous().reshape(-1), self.layout)
+        if torch.equal(clean._memory, memory):
             return None
         return f"memory around a {self.layout} tensor was written"
 
 
-def blank(dtype, count, layout, rank=0):
+def blank(dtype, count, layout, rank=0, device="cpu"):
     """A place for an output: bytes that no right answer consists of, and no view of the input."""
     content = torch.full((count * dtype.itemsize,), 1, dtype=torch.uint8).view(dtype)
-    return Placed(content, layout, rank)
+    return Placed(content, layout, rank, device)

@@ -4,6 +4,7 @@ import torch
 import torch.distributed._functional_collectives as funcol
 
 from .cases import Case, check, group as make_group
+from .layouts import Placed
 from .test_all_gather import everyones_input
 from .test_all_to_all import split, split_start
 from . import reference
@@ -40,8 +41,8 @@ def functional_broadcast(case, group):
 def functional_all_to_all(case, group):
     me, everyone = group.me, range(group.size)
     sent, received = [split(case, me, i) for i in everyone], [split(case, i, me) for i in everyone]
-    data = group.input(case, count=sum(sent))
-    result = _done(funcol.all_to_all_single(data, received, sent, group.pg))
+    data = Placed(group.input(case, count=sum(sent)), "contiguous", device=group.device)
+    result = _done(funcol.all_to_all_single(data.tensor, received, sent, group.pg))
     want = [group.input(case, i, split(case, i, me), split_start(case, i, me)).view(torch.uint8) for i in everyone]
     yield "result", result, torch.cat(want).view(case.dtype)
 

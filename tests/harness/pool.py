@@ -51,8 +51,10 @@ class RankPool:
         self.layout = layout and layout.of(world_size)  # None: spawned processes
         self._ranks, self._processes, self._connections = None, [], []
 
-    def run(self, function, *args, timeout=60.0):
-        """Call function(*args) on every rank; the list of what they returned, by rank."""
+    def run(self, function, *args, timeout=None):
+        """Call function(*args) on every rank; the list of what they returned, by rank. ``timeout``: 60 s, or what
+        C10D_TEST_CASE_SECONDS says."""
+        timeout = timeout or float(os.environ.get("C10D_TEST_CASE_SECONDS", 60))
         if not self._processes:
             self._start()
         # The path travels in front: the function's module is imported while it is unpickled.

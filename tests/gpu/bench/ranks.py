@@ -1,0 +1,113 @@
+"""What runs inside the ranks: groups, buffers and blocks of calls. The parent (session.py) says which and how many."""
+import functools
+import json
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+
+from c10d_custom import process_group
+from c10d_custom.bench.operations import OPERATIONS
+from c10d_custom.bench.references import Backend
+
+from ..device import device_of
+from .timing import take
+
+
+@functools.lru_cache(maxsize=None)
+def reference(name):
+    """A c10d backend over all ranks; "custom" is the default group. A JSON object: a group of ours under these settings."""
+    if name.startswith("{"):
+        return Backend(_group_under(json.loads(name)))
+    if name == "gloo":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return Backend(dist.group.WORLD if name == "custom" else dist.new_group(backend=name))
+
+
+def _group_under(settings):
+    """A group made while these variables have these values, which it keeps."""
+    kept = {variable: os.environ.get(variable) for variable in settings}
+    os.environ.update(settings)
+    process_group._config.cache_clear()
+    try:
+        return dist.new_group()
+    finally:
+        for variable, value in kept.items():
+            os.environ.pop(variable) if value is None else os.environ.update({variable: value})
+        process_group._config.cache_clear()
+
+
+@functools.lru_cache(maxsize=1)
+def buffers(kind, operation, count):
+    """(source, target) of an operation on the device; one tensor where it works in place."""
+    made = OPERATIONS[operation].make(count, dist.get_rank(), dist.get_world_size())
+    device = device_of(kind)
+    target = None if made.target is None else device.put(made.target)
+    source = target if made.source is made.target else None if made.source is None else device.put(made.source)
+    return source, target
+
+
+def call_of(kind, backend, operation, count):
+    return getattr(reference(backend), operation)(*buffers(kind, operation, count))
+
+
+def wrong_elements(kind, backend, operation, count):
+    """How many elements of one call's result are not what they must be, on this rank."""
+    made = OPERATIONS[operation].make(count, dist.get_rank(), dist.get_world_size())
+    made.fill()
+    source, target = buffers(kind, operation, count)
+    for here, content in ((source, made.source), (target, made.target)):
+        if here is not None:
+            here.copy_(content)
+    call_of(kind, backend, operation, count)()
+    if target is not None:
+        made.target.copy_(target)
+    wrong = made.wrong()
+    for tensor in (source, target):
+        if tensor is not None:
+            tensor.zero_()  # timed calls move zeros: repeated in-place sums would overflow
+    return wrong
+
+
+def block(kind, backend, operation, count, calls):
+    """Times of so many calls, or the text of what the backend raised (on every rank alike, or the pool ends)."""
+    device = device_of(kind)
+    try:
+        call = call_of(kind, backend, operation, count)
+        call()
+        device.synchronize()
+        reference(backend).barrier()
+        return take(call, device, calls)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+
+def copy_rate(kind, size, calls=20):
+    """Bytes read and written per second by copies on the device, by rank 0 while the others rest."""
+    rate, device = None, device_of(kind)
+    if dist.get_rank() == 0:
+        source, target = device.put(torch.ones(size // 4)), device.put(torch.zeros(size // 4))
+        times = take(lambda: target.copy_(source), device, calls)
+        rate = 2 * size / times.row
+        del source, target
+        if device.queues:
+            torch.cuda.empty_cache()
+    dist.barrier()
+    return rate
+
+
+_heard = []
+
+
+def listen():
+    """Keep what the package logs from here on: how it moves tensors of a GPU, and why so."""
+    handler = logging.Handler()
+    handler.emit = lambda record: _heard.append(record.getMessage())
+    logger = logging.getLogger("c10d_custom")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+
+
+def said():
+    return "; ".join(dict.fromkeys(_heard))

@@ -1,0 +1,23 @@
+"""A pytest plugin: writes each test's outcome to a file as it comes, so that a run that is cut short has told it.
+
+GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being its
+traceback, and {"begun"} for the test under way.
+"""
+import json
+import os
+
+
+def _write(**line):
+    if path := os.environ.get("GPU_CHECK_OUTCOMES"):
+        with open(path, "a") as f:
+            f.write(json.dumps(line) + "\n")
+
+
+def pytest_runtest_logstart(nodeid, location):
+    _write(begun=nodeid)
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else report.longreprtext
+        _write(test=report.nodeid, outcome=report.outcome, when=report.when, reason=reason)

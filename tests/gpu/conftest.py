@@ -1,0 +1,40 @@
+"""Tests that need a GPU. Without one they are skipped; --device cpu runs their bodies on CPU tensors instead."""
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.cases import check
+
+from .selection import chosen, run_cases_on, time_for
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("device") == "cuda" and not torch.cuda.is_available():
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """"cuda", or "cpu" to try the tests where there is no GPU."""
+    return request.config.getoption("device")
+
+
+@pytest.fixture
+def needs_queues(device):
+    """For tests of what a device without streams cannot have."""
+    if device == "cpu":
+        pytest.skip("the CPU has no streams")
+
+
+@pytest.fixture
+def conform(ranks, device, full):
+    """conform(perform, sections, reducing): cases of the table that the CPU is held to, on this device."""
+    def run(perform, sections, reducing=False):
+        cases = chosen(perform.__name__, sections, reducing, full, ranks.world_size)
+        check(ranks, run_cases_on, device, perform, cases, timeout=time_for(cases))
+    return run
