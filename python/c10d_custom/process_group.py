@@ -177,21 +177,22 @@ class CustomProcessGroup(ProcessGroup):
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
         tensor = self._lowered(only, inputs, "all_gather")
         outputs = own_list(output_lists)
-        return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor)
+        return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor,
+                                inputs=[tensor])
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         # c10d passes, for each rank, one output for each input.
         per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
         return self._coalesced("all_gather", opts, [t for outs in per_input for t in outs],
-                               self._lower.all_gather, list(zip(per_input, inputs)))
+                               self._lower.all_gather, list(zip(per_input, inputs)), inputs=inputs)
 
     def all_gather_single(self, output, input, opts=None, timeout=None):
         return self._collective("_all_gather_base", opts, timeout, [output], self._lower.all_gather_single,
-                                output, input)
+                                output, input, inputs=[input])
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
         return self._coalesced("all_gather_into_tensor_coalesced", opts, list(outputs),
-                               self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)))
+                               self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)), inputs=inputs)
 
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
         if opts is not None and not hasattr(opts, "asyncOp"):
@@ -200,25 +201,26 @@ class CustomProcessGroup(ProcessGroup):
         inputs = own_list(input_lists)
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective("reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter,
-                                output, inputs, op)
+                                output, inputs, op, inputs=inputs)
 
     def reduce_scatter_single(self, output, input, opts=None, timeout=None):
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective("_reduce_scatter_base", opts, timeout, [output],
-                                self._lower.reduce_scatter_single, output, input, op)
+                                self._lower.reduce_scatter_single, output, input, op, inputs=[input])
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced("reduce_scatter_tensor_coalesced", opts, list(outputs),
                                self._lower.reduce_scatter_single,
-                               [(o, i, op) for o, i in zip(outputs, inputs, strict=True)])
+                               [(o, i, op) for o, i in zip(outputs, inputs, strict=True)], inputs=inputs)
 
     def alltoall(self, outputs, inputs, opts=None, timeout=None):
-        return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs)
+        return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs,
+                                inputs=inputs)
 
     def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
         return self._collective("all_to_all", opts, timeout, [output], self._lower.all_to_all_single,
-                                output, input, list(output_splits), list(input_splits))
+                                output, input, list(output_splits), list(input_splits), inputs=[input])
 
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
@@ -226,7 +228,8 @@ class CustomProcessGroup(ProcessGroup):
         tensor = self._lowered(only, inputs, "gather")
         root = opts.rootRank if opts is not None else root or 0
         outputs = own_list(output_lists)
-        return self._collective("gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root)
+        return self._collective("gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root,
+                                inputs=[tensor])
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
@@ -234,7 +237,8 @@ class CustomProcessGroup(ProcessGroup):
         output = self._lowered(only, outputs, "scatter")
         root = opts.rootRank if opts is not None else root or 0
         inputs = own_list(input_lists)
-        return self._collective("scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root)
+        return self._collective("scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root,
+                                inputs=inputs)
 
     def barrier(self, opts=None, timeout=None):
         return self._collective("barrier", opts, timeout, [], self._lower.barrier)
@@ -339,9 +343,10 @@ class CustomProcessGroup(ProcessGroup):
             self._transport.run(self._lower.rejected(self._seconds))
             raise
 
-    def _collective(self, name, opts, timeout, tensors, lower, *arguments):
+    def _collective(self, name, opts, timeout, tensors, lower, *arguments, inputs=None):
+        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both."""
         asynchronous, seconds = self._options(opts, timeout)
-        with recorded(self, name, tensors) as record:
+        with recorded(self, name, tensors if inputs is None else inputs) as record:
             call = self._lowered(lower, *arguments, seconds)
             if not asynchronous and self._coalescing is None:
                 self._transport.run(call)
@@ -349,9 +354,9 @@ class CustomProcessGroup(ProcessGroup):
                 return DoneWork(tensors)
             return self._adopt([self._transport.submit(call)], tensors, [call], record)
 
-    def _coalesced(self, name, opts, tensors, lower, argument_lists):
+    def _coalesced(self, name, opts, tensors, lower, argument_lists, inputs=None):
         asynchronous, seconds = self._options(opts, None)
-        with recorded(self, name, tensors) as record:
+        with recorded(self, name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
             if not asynchronous and self._coalescing is None:
@@ -363,7 +368,7 @@ class CustomProcessGroup(ProcessGroup):
 
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
         tensor = self._lowered(only, tensors, name)
-        with recorded(self, name, [tensor]) as record:
+        with recorded(self, name if peer >= 0 else "recvAnySource", [tensor]) as record:
             message = self._lower.message(name, tensor, peer, tag, seconds, is_recv)
             return self._adopt([self._transport.post(message)], [tensor], [message], record)
 

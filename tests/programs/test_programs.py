@@ -9,11 +9,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from harness import Layout
+
 from .launch import SCRIPTS, backend, script
 
 two_gpus = pytest.mark.skipif(
     torch.cuda.device_count() < 2,
     reason="the article's program puts work on two GPUs; this machine has fewer (its CPU path is tested beside it)")
+no_ranks = pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this program is one process")
 
 
 def load(name):
@@ -175,6 +178,7 @@ def inside_rows(result):
         r"In Model: input size torch.Size\(\[(\d+), 5\]\) output size torch.Size\(\[\d+, 2\]\)", result.output)]
 
 
+@no_ranks
 def test_data_parallel_random_dataset_on_cpu():
     result = script("data_parallel_random_dataset", env={"CUDA_VISIBLE_DEVICES": ""})
     assert outside_shapes(result) == [(30, 30), (30, 30), (30, 30), (10, 10)], str(result)
@@ -260,6 +264,7 @@ def test_ddp_checkpoint(one_thread):
         assert value["final"] == after, str(result)
 
 
+@no_ranks
 def test_data_parallel_steps_on_cpu():
     result = script("data_parallel_steps", env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.output == "result:torch.Size([16, 20])\n", str(result)
