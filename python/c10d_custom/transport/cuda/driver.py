@@ -6,6 +6,7 @@ cuda.bindings are imported when the first driver is made.
 """
 import contextlib
 import functools
+import os
 from abc import ABC, abstractmethod
 
 import torch
@@ -16,10 +17,12 @@ _NOT_READY = 600  # cudaErrorNotReady
 
 
 class Driver(ABC):
-    """One GPU. ``device``: its torch.device; ``uuid``: the same for all processes that see it."""
+    """One GPU. ``device``: its torch.device; ``uuid``: the same for all processes that see it; ``process``: this
+    process, in which nothing can be opened that it has exported itself."""
 
     device = None
     uuid = None
+    process = None
 
     @abstractmethod
     def activate(self):
@@ -137,6 +140,7 @@ class CudaDriver(Driver):
         self._runtime = cupy.cuda.runtime
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        self.process = os.getpid()
         self._streams = {}
         self._kernels = None
 

@@ -6,7 +6,6 @@ see the dead.
 """
 import ctypes
 import json
-import os
 import time
 from dataclasses import dataclass
 
@@ -67,14 +66,23 @@ class Setup:
 
     def run(self):
         """(Mode, Peers or None)"""
+        try:
+            return self._run()
+        finally:
+            for peers in self.opened:
+                peers.forget_setup()  # and with it the tensors of the call
+
+    def _run(self):
         c = self.config
-        table = self.tell({"pid": os.getpid(), "gpu": self.driver.uuid, "mode": c.cuda_mode,
+        table = self.tell({"pid": self.driver.process, "gpu": self.driver.uuid, "mode": c.cuda_mode,
                            "staging": c.cuda_staging_bytes, "order": c.cuda_order})
         mode = choose(table)
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
-            return mode, Peers(self)  # which holds nothing
+            alone = Peers(self)  # which holds nothing
+            alone.forget_setup()
+            return mode, alone
         peers, problem = self._open(ValueOrder if c.cuda_order == "values" else EventOrder)
         if peers is None and c.cuda_order == "values":
             order_problem = problem
@@ -167,6 +175,9 @@ class Peers:
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
                 self.order.open(rank, order)
+
+    def forget_setup(self):
+        self._setup = None
 
     # --- the trial: every rank writes to every rank's memory, and reads from it
 
