@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from conformance.reference import reduce_in_order
+from conformance.values import raw
 from thread_ranks import SMALL, run_ranks
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import (AllgatherOptions, AllreduceOptions, AllToAllOptions, BroadcastOptions,
@@ -49,11 +50,10 @@ class Program:
         for _, _, outputs, _, got in seen:
             for t in outputs:
                 r.read(t, got)
-        r.world.settle()
+        r.synchronize()
         for kind, step, _, wanted, got in seen:
             for have, want in zip(got, wanted, strict=True):
-                same = torch.equal(have.view(torch.uint8), want.view(torch.uint8))
-                assert same, f"step {step}, {kind} {self.plan[step]}: rank {r.rank} of {self.size} has a wrong result"
+                assert torch.equal(raw(have), raw(want)), f"step {step}, {kind} {self.plan[step]}: rank {r.rank} of {self.size} has a wrong result"
 
     @classmethod
     def of(cls, seed, size, steps):

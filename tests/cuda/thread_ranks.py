@@ -3,6 +3,7 @@ tensors stand in for those of a GPU, except within `cpu_tensors`."""
 import contextlib
 import gc
 import threading
+import time
 from datetime import timedelta
 from unittest import mock
 
@@ -14,6 +15,7 @@ from c10d_custom.config import Config
 from c10d_custom.process_group import CustomProcessGroup
 from c10d_custom.topology import Exchange
 from c10d_custom.transport.cuda import driver as cuda_driver
+from c10d_custom.transport.cuda.flight import poll
 from c10d_custom.transport.devices import ByDevice
 from c10d_custom.transport.shm import ShmTransport
 
@@ -107,6 +109,14 @@ class Rank:
         with self.driver.activate():
             self.driver.user(self.driver.current_stream() if stream is None else stream, lambda: tensor.copy_(values),
                              writes=[tensor])
+
+    def synchronize(self, seconds=30.0):
+        """torch.cuda.current_stream().synchronize()"""
+        with self.driver.activate():
+            event = self.driver.create_event()
+            self.driver.record(event, self.driver.current_stream())
+            assert poll(lambda: self.driver.done(event), time.monotonic() + seconds, lambda: False), "the GPU hangs"
+            self.driver.destroy_event(event)
 
     def read(self, tensor, into, stream=None):
         """Queues a kernel that keeps what ``tensor`` then is in the list ``into``."""

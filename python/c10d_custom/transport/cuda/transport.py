@@ -227,3 +227,4 @@ class _Guard:
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+        self._flights = []
