@@ -83,6 +83,7 @@ class World:
         self.numbers = itertools.count(1)
         self.addresses = itertools.count(_BASE, _GAP)
         self.drivers = []
+        self.keep = []          # so that no address serves twice, nor a late access harms
 
     def wrong(self, text):
         self.violations.append(text)
@@ -331,6 +332,7 @@ class FakeDriver(Driver):
             if address not in self.world.pinned:
                 return self.world.wrong(f"rank {self.rank} frees pinned memory that is not there")
             _, buffer = self.world.pinned.pop(address)
+            self.world.keep.append(buffer)
             for stream in self.world.streams:
                 for op in stream.ops:
                     if any(a < address + buffer.nbytes and address < a + n for a, n in op.reads + op.writes):

@@ -160,12 +160,30 @@ class Program:
         return [output], [values(dtype, r.rank, step, count)], r.pg.scatter([output], inputs, o)
 
 
-def program(seed, size, steps, config):
+def program(seed, size, steps, config, **options):
     p = Program.of(seed, size, steps)
-    run_ranks(size, p.run, seed=seed, config=config)
+    run_ranks(size, p.run, seed=seed, config=config, **options)
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_collective_under_many_schedules(size):
     for seed in range(12 if size < 5 else 5):
         program(100 * size + seed, size, 10, SHARED)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_the_same_ordered_by_values(size):
+    for seed in range(8 if size < 5 else 3):
+        program(1000 * size + seed, size, 10, {**SHARED, "cuda_order": "values"})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_the_same_staged(size):
+    for seed in range(8 if size < 5 else 3):
+        program(2000 * size + seed, size, 10, {"cuda_mode": "staged"})
+
+
+@pytest.mark.parametrize("one_shot", [0, 1 << 30])
+def test_each_form_of_all_reduce_alone(one_shot):
+    for seed in range(4):
+        program(3000 + seed, 3, 10, {**SHARED, "cuda_one_shot_bytes": one_shot})
