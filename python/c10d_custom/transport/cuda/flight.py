@@ -3,7 +3,7 @@ import threading
 import time
 from collections import deque
 
-from ...errors import AbortedError
+from ...errors import AbortedError, PeerLostError
 
 # A poll for the GPU: at once for this long, then in steps.
 _EAGER = 100e-6
@@ -71,6 +71,7 @@ class Flight:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
         self.end = None
+        self.failed = False     # what it waited for on the GPU did not come, and it went on without
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
 
@@ -87,6 +88,7 @@ class Flight:
         """The GPU is done with it."""
         if self.end is None:
             return False
+        self._check()
         with self.driver.activate():
             return self.driver.done(self.end)
 
@@ -94,8 +96,14 @@ class Flight:
         """The calling thread's current stream waits for it."""
         if self.end is None:
             raise AbortedError("the call was abandoned before it reached the GPU: the group is of no more use")
+        self._check()
         with self.driver.activate():
             self.driver.wait(self.driver.current_stream(), self.end)
+
+    def _check(self):
+        if self.failed:
+            raise PeerLostError("a call on CUDA tensors went on without another rank's part, which did not come in "
+                                "time: its result is void, and the group of no more use. Destroy it.")
 
     def future(self):
         return self.driver.future()

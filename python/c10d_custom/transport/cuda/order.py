@@ -29,10 +29,13 @@ class EventOrder:
     meets = True
     name = "events"
 
-    def __init__(self, driver, rank):
+    def __init__(self, driver, rank, helper):
         self._driver, self._rank = driver, rank
-        self._own = [driver.create_event(shared=True) for _ in range(2 * HALVES)]
-        self._theirs = {}
+        self._own, self._theirs = [], {}
+
+    def prepare(self):
+        for _ in range(2 * HALVES):
+            self._own.append(self._driver.create_event(shared=True))
 
     def handles(self):
         return [self._driver.export_event(e).hex() for e in self._own]
@@ -41,6 +44,9 @@ class EventOrder:
         opened = self._theirs.setdefault(rank, [])
         for handle in handles:
             opened.append(self._driver.open_event(bytes.fromhex(handle)))
+
+    def trial(self, stream):
+        """Enqueues what ends only if the order works."""
 
     def reuse(self, stream, k, readers):
         if k >= HALVES:
@@ -82,11 +88,14 @@ class ValueOrder:
     meets = False
     name = "values"
 
-    def __init__(self, driver, rank):
-        self._driver, self._rank = driver, rank
-        self._helper = driver.create_stream()
-        self._pad = driver.allocate(3 * _WORD)
-        self._theirs = {}
+    def __init__(self, driver, rank, helper):
+        self._driver, self._rank, self._helper = driver, rank, helper
+        self._pad, self._theirs = None, {}
+
+    def prepare(self):
+        self._pad = self._driver.allocate(3 * _WORD)
+        for word in range(3):
+            self._driver.write_value(self._helper, self._pad + word * _WORD, 0)
 
     def handles(self):
         return [self._driver.export_memory(self._pad).hex()]
@@ -94,12 +103,7 @@ class ValueOrder:
     def open(self, rank, handles):
         self._theirs[rank] = self._driver.open_memory(bytes.fromhex(handles[0]))
 
-    def clear(self, stream):
-        for word in range(3):
-            self._driver.write_value(stream, self._pad + word * _WORD, 0)
-
     def trial(self, stream):
-        """Enqueues what ends only if such operations work between processes."""
         self._driver.write_value(stream, self._pad + 2 * _WORD, 1)
         for pad in self._theirs.values():
             self._driver.wait_value(stream, pad + 2 * _WORD, 1)

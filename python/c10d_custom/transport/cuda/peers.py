@@ -56,12 +56,13 @@ def choose(table):
 
 
 class Setup:
-    """On behalf of ``call``; ``left()``: the seconds it still has. ``opened``: every Peers there has been, for
+    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
+    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
     the transport to close."""
 
-    def __init__(self, cpu, driver, config, stream, call, left):
+    def __init__(self, cpu, driver, config, stream, helper, call, left):
         self.cpu, self.driver, self.config = cpu, driver, config
-        self.stream, self.call, self._left = stream, call, left
+        self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.opened = []
 
     def run(self):
@@ -96,28 +97,31 @@ class Setup:
     def _open(self, order):
         peers = Peers(self)
         self.opened.append(peers)
-        problem = self._all(lambda: peers.allocate(order))
-        handles = self.tell(None if problem else peers.handles())
-        if problem is None:
-            problem = (self._all(lambda: peers.open(handles)) or self._all(peers.write_own)
-                       or self._all(peers.read_others) or self._all(peers.read_own) or self._all(peers.try_order))
+        handles, problem = self._all(lambda: peers.allocate(order))
+        for step in (lambda: peers.open(handles), peers.write_own, peers.read_others, peers.read_own, peers.try_order):
+            if problem is None:
+                _, problem = self._all(step)
         if problem is None:
             return peers, None
         peers.let_go(0)
+        _, stuck = self._all(self.settle)
+        if stuck:
+            raise TransportError(f"set-up of CUDA: {problem}; and then {stuck}")
         peers.close_imports()
         self.tell(None)
         peers.free()
         return None, problem
 
     def _all(self, step):
-        """Every rank takes a step. None, or what went wrong first."""
-        problem = None
+        """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
+        gave, problem = None, None
         try:
-            step()
+            gave = step()
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"[:500]
-        said = self.tell(problem)
-        return next((f"rank {r}: {p}" for r, p in enumerate(said) if p), None)
+        said = self.tell([gave, problem])
+        problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
+        return (None, problem) if problem else ([g for g, _ in said], None)
 
     def tell(self, words):
         """Every rank's words."""
@@ -135,15 +139,16 @@ class Setup:
         return [json.loads(all_words.raw[r * _WORDS_BYTES:(r + 1) * _WORDS_BYTES]) for r in range(n)]
 
     def settle(self):
-        """Waits for what is on the stream."""
-        event = self.driver.create_event()
-        try:
-            self.driver.record(event, self.stream)
-            until = time.monotonic() + min(_TRIAL, self._left())
-            if not poll(lambda: self.driver.done(event), until, self.cpu.broken):
-                raise TransportError("the GPU did not finish the trial in time")
-        finally:
-            self.driver.destroy_event(event)
+        """Waits for what is on the streams."""
+        until = time.monotonic() + min(_TRIAL, self._left())
+        for stream in (self.stream, self.helper):
+            event = self.driver.create_event()
+            try:
+                self.driver.record(event, stream)
+                if not poll(lambda e=event: self.driver.done(e), until, self.cpu.broken):
+                    raise TransportError("the GPU did not finish the trial in time")
+            finally:
+                self.driver.destroy_event(event)
 
 
 class Peers:
@@ -160,14 +165,12 @@ class Peers:
         self._pinned = None
 
     def allocate(self, order):
+        """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank)
-        if hasattr(self.order, "clear"):
-            self.order.clear(self._setup.stream)
-            self._setup.settle()
-
-    def handles(self):
+        self.order = order(self.driver, self.rank, self._setup.helper)
+        self.order.prepare()
+        self._setup.settle()
         return [self.driver.export_memory(self.staging[self.rank]).hex(), self.order.handles()]
 
     def open(self, table):
@@ -212,9 +215,8 @@ class Peers:
                              f"rank {self.rank} does not find what rank {rank} has written in its GPU memory")
 
     def try_order(self):
-        if hasattr(self.order, "trial"):
-            self.order.trial(self._setup.stream)
-            self._setup.settle()
+        self.order.trial(self._setup.stream)
+        self._setup.settle()
 
     # --- the end
 

@@ -100,7 +100,7 @@ class CudaTransport:
         setup, peers = None, None
         if self._one_host:
             self.cpu.agree(call, left())
-            setup = Setup(self.cpu, self.driver, self._config, self.stream, call, left)
+            setup = Setup(self.cpu, self.driver, self._config, self.stream, self._create_stream(), call, left)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -173,6 +173,7 @@ class CudaTransport:
             if isinstance(self._collectives, StagedCollectives):
                 self._collectives.close()
             self._pinned.close()
+            self._failed = []
             self._events.close()
 
     def _idle(self, seconds):
@@ -215,6 +216,9 @@ class _Guard:
                 self._flights = [(f, d) for f, d in self._flights if not f.completed()]
                 late = any(time.monotonic() >= d for _, d in self._flights)
             if self._flights and (late or t.cpu.broken()):
+                # Before their waits end: who looks at them afterwards must find it.
+                for flight, _ in self._flights:
+                    flight.failed = True
                 with t.driver.activate():
                     t._let_go()
                 if late:
