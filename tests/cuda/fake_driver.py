@@ -180,6 +180,8 @@ class World:
                     event.latest.done = True
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
+            for event in self.drivers[rank].opened_events.values():
+                event.importers -= 1
             self.drivers[rank].dead = True
 
     def leaks(self, but=()):

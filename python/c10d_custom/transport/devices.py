@@ -72,7 +72,7 @@ class ByDevice(Transport):
                 self._cuda[call.device].execute(call)
             return None
         except CustomBackendError as error:
-            return error
+            return error.with_traceback(None)  # whose frames would keep the call's tensors
         except Exception as error:
             self.cpu.abort()
             return TransportError(f"{call.name}: {type(error).__name__}: {error}")
