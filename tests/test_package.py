@@ -28,8 +28,12 @@ LAYERS = [
     {"transport.cuda.p2p"},
     {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
      "sparse", "rendezvous"},
-    {"transport.shm", "transport.mpi", "transport.tickets", "work"},
-    {"transport.direct", "transport.messages"},
+    {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver",
+     "transport.cuda.flight"},
+    {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
+    {"transport.cuda.peers", "transport.cuda.shared"},
+    {"transport.cuda.transport"},
+    {"transport.devices"},
     {"transport.mpi_native"},
     {"transport.composed", "transport.doubling"},
     {"transport.hierarchical"},
@@ -39,7 +43,7 @@ LAYERS = [
     {"bench.model_command"},
     {"__main__"},
 ]
-SAME_LAYER = {("sparse", "collectives")}
+SAME_LAYER = {("sparse", "collectives"), ("transport.cuda.driver", "transport.cuda.kernels")}
 
 
 def python(code, **env):

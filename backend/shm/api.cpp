@@ -9,7 +9,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 2; }
+int c10d_abi_version() { return 3; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -164,8 +164,23 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   out->state = c.state.load(std::memory_order_acquire);
   out->pid = c.pid;
   out->alive = g->alive(rank);
+  out->mark = c.mark.load(std::memory_order_acquire);
   if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
   return kOk;
+}
+
+int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes) {
+  Use g(h);
+  if (g.status) return g.status;
+  const Fingerprint& f = g->ctl(rank).fingerprint[seq & 1];
+  if (f.seq != seq || f.count != kNever) return kUsage;
+  memcpy(sizes, g->table(rank, seq), 2 * sizeof(uint64_t) * g->n);
+  return kOk;
+}
+
+void c10d_set_mark(c10d_handle* h, uint32_t mark) {
+  Use g(h);
+  if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
 }
 
 void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {

@@ -31,6 +31,13 @@ enum Op : uint32_t {
   kOps,
 };
 
+// Whose bytes the spans of a call are. The ranks must agree on host or not.
+enum Memory : uint32_t {
+  kHost = 0,
+  kStaged,   // a device's, copied into host memory: moved as kHost
+  kDevice,   // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
+};
+
 struct Span {
   void* data;
   uint64_t bytes;
@@ -44,7 +51,7 @@ struct CallArgs {
   int32_t root;
   uint64_t count;       // goes into the fingerprint; kNever where ranks may differ
   uint32_t item_bytes;
-  uint32_t device;
+  uint32_t device;      // Memory
   double factor;        // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
   uint64_t number;      // what failures call this collective by; 0: its sequence number
   uint64_t outer;       // compared between the ranks, and nothing else
@@ -83,7 +90,7 @@ struct PeerState {
   uint32_t state;       // RankState
   uint32_t pid;
   int32_t alive;
-  uint32_t reserved;
+  uint32_t mark;        // of c10d_set_mark
   uint64_t fingerprint[8];  // the Fingerprint it published for the sequence asked for, or zeros
 };
 
@@ -135,6 +142,11 @@ C10D_API void c10d_release(c10d_ticket*);               // the caller's referenc
 C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);
 
 C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_custom::PeerState*);
+// The sizes that a rank gave for its last call but at most one, if that was `seq` and its count kNever: bytes for
+// (or from) each rank, `ranks` inputs and then as many outputs. Valid until this rank enters its next call.
+C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t* sizes);
+// A word of this rank's that the others see in PeerState, also once it has left, until it closes.
+C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
 // For a caller whose collectives go beyond this group. poison: the group is of no more use, and why;
 // health: kOk, kBroken (and why), or kPeerLost (the first rank found dead; one that
 // has left is not).

@@ -54,7 +54,7 @@ void Collective::announce() {
   f.dtype = args.dtype;
   f.root = args.root;
   f.count = args.count;
-  f.device = args.device;
+  f.device = args.device != kHost;
   f.factor = args.factor;
   f.outer = args.outer;
   if (uses_table()) {
@@ -144,6 +144,10 @@ Status Collective::run() {
   g.last_call_waited = args.op != kRejected;
   if (args.op == kRejected) return announce(), kOk;
   if (!shape_ok()) return fail(kUsage, -1);
+  if (args.device == kDevice) {
+    announce();  // alone, too: the sizes and factors are read back from what was announced
+    return agree() ? kOk : status_;
+  }
   if (n == 1) return run_alone(), kOk;
   if (fits_small()) return run_small(), status_;
   bool ok = false;

@@ -68,6 +68,7 @@ struct alignas(kLine) RankCtl {
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
   uint64_t pid_namespace;  // pids compare only within one
+  std::atomic<uint32_t> mark;  // written by its owner, for the layers above
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once.

@@ -170,6 +170,58 @@ void world(uint32_t n, uint64_t seed, uint64_t steps) {
   for (c10d_handle* g : groups) c10d_free(g);
 }
 
+// A call on memory that only the caller can reach.
+Status agree(c10d_handle* g, Op op, uint32_t n, std::vector<uint64_t> in, std::vector<uint64_t> out, int64_t timeout) {
+  std::vector<Span> ins, outs;
+  for (uint64_t bytes : in) ins.push_back({reinterpret_cast<void*>(8), bytes});
+  for (uint64_t bytes : out) outs.push_back({reinterpret_cast<void*>(8), bytes});
+  CallArgs a{};
+  a.op = op, a.redop = kPremulSum, a.dtype = kFloat32, a.root = -1, a.item_bytes = 4, a.device = kDevice;
+  a.count = op == kAllToAll ? kNever : in[0] / 8;
+  a.factor = double(n), a.timeout_ns = timeout;
+  a.nin = uint32_t(ins.size()), a.in = ins.data(), a.nout = uint32_t(outs.size()), a.out = outs.data();
+  if (op == kAllReduce) a.redop = kSum, a.dtype = kInt64, a.item_bytes = 8;
+  return Status(c10d_run(g, &a));
+}
+
+// The sizes and factors of device calls, read back by every rank; no byte is touched (the addresses are no good).
+void devices(uint32_t n) {
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  uint64_t total;
+  const int fd = c10d_segment_create(&geometry, &total);
+  std::vector<c10d_handle*> groups(n);
+  std::vector<std::thread> ranks;
+  int error;
+  for (uint32_t r = 0; r < n; ++r) groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
+  close(fd);
+  for (uint32_t me = 0; me < n; ++me)
+    ranks.emplace_back([&, me] {
+      auto bytes = [](uint64_t step, uint32_t from, uint32_t to) { return 4 * (100000 * step + 100 * from + to); };
+      for (uint64_t step = 0; step < 200; ++step) {
+        std::vector<uint64_t> in, out, sizes(2 * n);
+        for (uint32_t r = 0; r < n; ++r) in.push_back(bytes(step, me, r)), out.push_back(bytes(step, r, me));
+        require(agree(groups[me], kAllToAll, me, in, out, 60 * kSecond) == kOk, "device agreement", me, step);
+        const uint64_t seq = c10d_next_seq(groups[me]) - 1;
+        for (uint32_t r = 0; r < n; ++r) {
+          require(c10d_peer_sizes(groups[me], r, seq, sizes.data()) == kOk, "no sizes", me, step);
+          for (uint32_t i = 0; i < n; ++i)
+            require(sizes[i] == bytes(step, r, i) && sizes[n + i] == bytes(step, i, r), "sizes", me, step);
+          PeerState state;
+          c10d_peer_state(groups[me], r, seq, &state);
+          require(reinterpret_cast<Fingerprint*>(state.fingerprint)->factor == r, "factor", me, step);
+        }
+      }
+      c10d_leave(groups[me]);
+      c10d_set_mark(groups[me], me + 1);
+      PeerState state{};
+      for (uint32_t r = 0; r < n; ++r)
+        do c10d_peer_state(groups[me], r, 1, &state);
+        while (state.mark != r + 1);
+    });
+  for (auto& t : ranks) t.join();
+  for (c10d_handle* g : groups) c10d_free(g);
+}
+
 // A rank that disagrees, one that is late, one that leaves: everyone gets a status, nobody hangs.
 void faults() {
   const Geometry geometry{2, 3, 4096, 4096, 1024, 4};
@@ -194,6 +246,11 @@ void faults() {
        [&](c10d_handle* g) { usleep(200000); reduce(g, 10, 10 * kSecond, kBroken); });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kPeerLost); }, [&](c10d_handle* g) { c10d_leave(g); });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kBroken); }, [&](c10d_handle* g) { c10d_abort(g); });
+  // A rank that names device memory and one that names host memory.
+  pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },
+       [&](c10d_handle* g) {
+         require(agree(g, kAllReduce, 1, {80}, {80}, 10 * kSecond) == kMismatch, "host against device", 1, 0);
+       });
 }
 
 }  // namespace
@@ -203,5 +260,6 @@ int main(int argc, char** argv) {
   for (uint64_t seed = 1; seed <= 5; ++seed)
     for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, seed * 100 + n, steps);
   faults();
+  for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n);
   std::puts("group_test: ok");
 }

@@ -21,11 +21,44 @@ class Op(IntEnum):
     rejected = 9
 
 
+class Memory(IntEnum):
+    """Whose bytes the tensors of a Call are, to a transport of CPU tensors; the values are those of
+    backend/shm/api.h."""
+    host = 0
+    staged = 1   # a device's, copied into host memory
+    device = 2   # a device's: `agree` only
+
+
+class Region:
+    """The part of a tensor that transports use."""
+    __slots__ = ("address", "nbytes", "count")
+
+    def __init__(self, address, nbytes, count):
+        self.address, self.nbytes, self.count = address, nbytes, count
+
+    def data_ptr(self):
+        return self.address
+
+    def numel(self):
+        return self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What a collective's announcement told: its number; each rank's factor; each rank's (input sizes, output
+    sizes) in bytes for a call whose count is ANY_COUNT, else None. The last two may be None where only the
+    CPU transport reads them."""
+    number: int
+    factors: list | None = None
+    sizes: list | None = None
+
+
 @dataclass(slots=True)
 class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``copy_back`` holds
-    (destination, source) pairs to be copied when the call is done."""
+    (destination, source) pairs to be copied when the call is done. ``device``: the torch.device of the
+    tensors, None for the CPU; ``flight``: what a transport knows of a call on a device."""
     op: Op
     name: str
     dtype: dtypes.DType
@@ -36,6 +69,9 @@ class Call:
     count: int = 0
     redop: int = 0
     factor: float = 0.0
+    device: object = None
+    memory: Memory = Memory.host
+    flight: object = None
     copy_back: list = field(default_factory=list)
 
 
@@ -49,6 +85,8 @@ class Message:
     tag: int
     timeout: float
     is_recv: bool
+    device: object = None
+    flight: object = None
     copy_back: list = field(default_factory=list)
 
 
@@ -76,6 +114,8 @@ class Fingerprint:
             text.append(f"{dtype.name if dtype else f'dtype {self.dtype}'}[{count}]")
         if self.root >= 0:
             text.append(f"root {self.root}")
+        if self.device:
+            text.append("on CUDA")
         return " ".join(text)
 
     def differing_fields(self, other):

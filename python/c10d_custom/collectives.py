@@ -7,6 +7,11 @@ from .call import ANY_COUNT, Call, Message, Op
 from .errors import UsageError
 
 
+def device_of(t):
+    """The torch.device of a tensor, None for the CPU."""
+    return None if t.is_cpu else t.device
+
+
 def is_plain(t):
     """True if the tensor's bytes, in order, are its elements."""
     return t.is_contiguous() and not t.is_neg() and not t.is_conj()
@@ -46,9 +51,14 @@ def check_tensor(name, t, what="tensor"):
     if t.layout is not torch.strided:
         raise UsageError(f"{name}: {what} has layout {t.layout}; only dense tensors can be communicated"
                          + (" (all_reduce with SUM takes sparse COO tensors)" if t.is_sparse else ""))
-    if not t.is_cpu:
-        raise UsageError(f"{name}: {what} is on {t.device}; this version communicates CPU tensors only")
+    if not (t.is_cpu or t.is_cuda):
+        raise UsageError(f"{name}: {what} is on {t.device}; only CPU and CUDA tensors can be communicated")
     return dtypes.lookup(t.dtype)
+
+
+def check_device(name, t, like, what):
+    if device_of(t) != device_of(like):
+        raise UsageError(f"{name}: {what} is on {t.device}, the other tensors on {like.device}")
 
 
 def check_list(name, tensors, size, like, what, equal=True):
@@ -57,6 +67,7 @@ def check_list(name, tensors, size, like, what, equal=True):
         raise UsageError(f"{name}: {what} has {len(tensors)} tensors for a group of {size} ranks")
     for i, t in enumerate(tensors):
         check_tensor(name, t, f"{what}[{i}]")
+        check_device(name, t, like, f"{what}[{i}]")
         if t.dtype is not like.dtype:
             raise UsageError(f"{name}: {what}[{i}] is {t.dtype}, the other tensors are {like.dtype}")
         if equal and t.numel() != like.numel():
@@ -88,11 +99,12 @@ class Lowering:
             call.factor = float(factor)
         return call
 
-    def barrier(self, timeout):
-        return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout)
+    def barrier(self, device, timeout):
+        return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
     def broadcast(self, t, root, timeout):
-        call = Call(Op.broadcast, "broadcast", check_tensor("broadcast", t), timeout, root=root, count=t.numel())
+        call = Call(Op.broadcast, "broadcast", check_tensor("broadcast", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
         check_root("broadcast", root, self.size)
         if root == self.rank:
             call.inputs = [source(t)]
@@ -101,14 +113,16 @@ class Lowering:
         return call
 
     def all_reduce(self, t, op, timeout):
-        call = Call(Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel())
+        call = Call(Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(),
+                    device=device_of(t))
         self._reducing(call, op)
         call.outputs = [target(t, call.copy_back)]
         call.inputs = call.outputs if not call.copy_back else [source(t)]
         return call
 
     def reduce(self, t, root, op, timeout):
-        call = Call(Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel())
+        call = Call(Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
         check_root("reduce", root, self.size)
         self._reducing(call, op)
         call.inputs = [source(t)]
@@ -117,7 +131,7 @@ class Lowering:
         return call
 
     def all_gather(self, outputs, t, timeout):
-        call = Call(Op.all_gather, "all_gather", check_tensor("all_gather", t), timeout)
+        call = Call(Op.all_gather, "all_gather", check_tensor("all_gather", t), timeout, device=device_of(t))
         check_list("all_gather", outputs, self.size, t, "output list", equal=False)
         mine = outputs[self.rank].numel()
         if mine != t.numel():
@@ -134,9 +148,11 @@ class Lowering:
         dtype = check_tensor(name, t, "input")
         if output.dtype is not t.dtype:
             raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
         if output.numel() != t.numel() * self.size:
             raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
-        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)])
+        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)],
+                    device=device_of(t))
         in_place = is_plain(output) and t.data_ptr() == output.data_ptr() + self.rank * t.nbytes
         whole = output if in_place else self._apart(output, call.inputs, call)
         call.outputs = split_flat(name, whole, self.size, "output")
@@ -144,7 +160,7 @@ class Lowering:
 
     def reduce_scatter(self, output, inputs, op, timeout):
         name = "reduce_scatter"
-        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout)
+        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, device=device_of(output))
         check_list(name, inputs, self.size, output, "input list", equal=False)
         if inputs[self.rank].numel() != output.numel():
             raise UsageError(f"{name}: input[{self.rank}] has {inputs[self.rank].numel()} elements, the output {output.numel()}")
@@ -158,9 +174,11 @@ class Lowering:
     def reduce_scatter_single(self, output, t, op, timeout):
         name = "reduce_scatter_tensor"
         check_tensor(name, t, "input")
-        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, count=output.numel())
+        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, count=output.numel(),
+                    device=device_of(output))
         if output.dtype is not t.dtype:
             raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
         if t.numel() != output.numel() * self.size:
             raise UsageError(f"{name}: input has {t.numel()} elements, expected {output.numel()} x {self.size} ranks")
         self._reducing(call, op)
@@ -172,7 +190,8 @@ class Lowering:
         name = "all_to_all"
         if not inputs or not outputs:
             raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
-        call = Call(Op.all_to_all, name, check_tensor(name, inputs[0], "input[0]"), timeout, count=ANY_COUNT)
+        call = Call(Op.all_to_all, name, check_tensor(name, inputs[0], "input[0]"), timeout, count=ANY_COUNT,
+                    device=device_of(inputs[0]))
         check_list(name, inputs, self.size, inputs[0], "input list", equal=False)
         check_list(name, outputs, self.size, inputs[0], "output list", equal=False)
         self._own_part(name, inputs, outputs)
@@ -183,9 +202,11 @@ class Lowering:
     def all_to_all_single(self, output, t, output_splits, input_splits, timeout):
         name = "all_to_all_single"
         check_tensor(name, output, "output")
-        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT)
+        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT,
+                    device=device_of(t))
         if output.dtype is not t.dtype:
             raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
         call.inputs = self._split_rows(name, source(t), input_splits, "input")
         whole = self._apart(output, call.inputs, call)
         call.outputs = self._split_rows(name, whole, output_splits, "output")
@@ -193,7 +214,8 @@ class Lowering:
         return call
 
     def gather(self, outputs, t, root, timeout):
-        call = Call(Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel())
+        call = Call(Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
         check_root("gather", root, self.size)
         call.inputs = [source(t)]
         if root == self.rank:
@@ -204,7 +226,8 @@ class Lowering:
         return call
 
     def scatter(self, output, inputs, root, timeout):
-        call = Call(Op.scatter, "scatter", check_tensor("scatter", output), timeout, root=root, count=output.numel())
+        call = Call(Op.scatter, "scatter", check_tensor("scatter", output), timeout, root=root, count=output.numel(),
+                    device=device_of(output))
         check_root("scatter", root, self.size)
         if root == self.rank:
             check_list("scatter", inputs, self.size, output, "scatter list")
@@ -222,7 +245,7 @@ class Lowering:
         dtype = check_tensor(name, t)
         if peer >= self.size or peer < -1:
             raise UsageError(f"{name}: rank {peer} is not in a group of {self.size} ranks")
-        message = Message(name, t, dtype, peer, tag, timeout, is_recv)
+        message = Message(name, t, dtype, peer, tag, timeout, is_recv, device_of(t))
         message.tensor = target(t, message.copy_back) if is_recv else source(t)
         return message
 

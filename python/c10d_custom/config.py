@@ -8,6 +8,10 @@ def _number(name, default, low, high, doc):
     return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
 
 
+def _choice(name, default, among, doc):
+    return field(default=default, metadata={"env": name, "among": among, "doc": doc})
+
+
 @dataclass(frozen=True)
 class Config:
     block_bytes: int = _number("C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26,
@@ -28,12 +32,30 @@ class Config:
     launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
                             "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
 
+    cuda_mode: str = _choice("C10D_CUSTOM_CUDA_MODE", "auto", ("auto", "p2p", "shared", "staged"),
+                             "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
+                             "share GPUs), `staged` (through host memory), or `auto`: the first that works")
+    cuda_order: str = _choice("C10D_CUSTOM_CUDA_ORDER", "auto", ("auto", "events", "values"),
+                              "what orders the ranks' GPU work: interprocess `events`, or stream memory operations "
+                              "(`values`) where a trial shows that they work; `auto`: events")
+    cuda_staging_bytes: int = _number("C10D_CUSTOM_CUDA_STAGING_BYTES", 64 << 20, 1 << 16, 1 << 34,
+                                      "bytes of GPU memory that a rank of a group keeps for data on its way (a "
+                                      "multiple of 65536; as much pinned host memory at most, in staged mode)")
+    cuda_one_shot_bytes: int = _number("C10D_CUSTOM_CUDA_ONE_SHOT_BYTES", 512 << 10, 0, 1 << 34,
+                                       "largest all_reduce of CUDA tensors in which every rank reads every rank's "
+                                       "whole input; above, each rank reduces its part")
+
     @classmethod
     def from_env(cls):
         values = {}
         for f in fields(cls):
             text = os.environ.get(f.metadata["env"])
             if text is None:
+                continue
+            if among := f.metadata.get("among"):
+                if text not in among:
+                    raise ValueError(f"{f.metadata['env']}={text!r}: must be one of {', '.join(among)}")
+                values[f.name] = text
                 continue
             try:
                 value = int(text)
@@ -46,6 +68,8 @@ class Config:
         config = cls(**values)
         if config.block_bytes % 4096:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
+        if config.cuda_staging_bytes % 65536:
+            raise ValueError(f"C10D_CUSTOM_CUDA_STAGING_BYTES={config.cuda_staging_bytes}: must be a multiple of 65536")
         return config
 
 

@@ -23,9 +23,10 @@ from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
 from .topology import by_host, places, require_mpi, require_one_user
+from .transport.devices import ByDevice
 from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
-from .work import Completer, DoneWork, Work
+from .work import Completer, DeviceWork, DoneWork, Work
 
 _live = weakref.WeakSet()
 _QUICK = {(torch_dtype, code): (dtype, code) for torch_dtype, dtype in dtypes.BY_DTYPE.items()
@@ -62,9 +63,10 @@ def _transport(exchange, name, members):
     everywhere = places(exchange)
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:
-        return ShmTransport(exchange, _config(), name, members)
+        return ByDevice(ShmTransport(exchange, _config(), name, members), _config(), one_host=True)
     require_mpi(exchange, everywhere)
-    return HierarchicalTransport(exchange, _config(), name, members, everywhere, job(exchange.left()), abandon)
+    return ByDevice(HierarchicalTransport(exchange, _config(), name, members, everywhere, job(exchange.left()), abandon),
+                    _config(), one_host=False)
 
 
 @opaque_to_dynamo
@@ -113,7 +115,7 @@ class CustomProcessGroup(ProcessGroup):
 
     @property
     def _device_types(self):
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), torch.device("cuda")] if torch.cuda.is_available() else [torch.device("cpu")]
 
     def _get_backend(self, device):
         return DeviceBackend(self)
@@ -241,7 +243,9 @@ class CustomProcessGroup(ProcessGroup):
                                 inputs=inputs)
 
     def barrier(self, opts=None, timeout=None):
-        return self._collective("barrier", opts, timeout, [], self._lower.barrier)
+        # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
+        devices = self._transport.devices()
+        return self._collective("barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         self._monitored_barriers += 1
@@ -307,6 +311,7 @@ class CustomProcessGroup(ProcessGroup):
         self._transport.leave()
         self._completer.close()
         self._transport.close()
+        self._completer.drop_all()
 
     # --- how everything above is issued
 
@@ -324,6 +329,13 @@ class CustomProcessGroup(ProcessGroup):
             sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)
             self._transport.run(sizes)
             calls, finish = sparse.exchange(self._lower, tensor, sizes, seconds)
+            if calls[0].device is not None:
+                # What comes of them is added up on the current stream.
+                for call in calls:
+                    self._lowered(self._transport.issue, call)
+                    self._transport.run(call)
+                finish()
+                return DoneWork([tensor], calls[-1].flight)
             work = self._adopt([self._transport.submit(c) for c in calls], [tensor], calls, record, finish)
         if not asynchronous:
             work.wait()
@@ -348,10 +360,12 @@ class CustomProcessGroup(ProcessGroup):
         asynchronous, seconds = self._options(opts, timeout)
         with recorded(self, name, tensors if inputs is None else inputs) as record:
             call = self._lowered(lower, *arguments, seconds)
+            if call.device is not None:
+                self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
                 self._transport.run(call)
                 _copy_back(call)
-                return DoneWork(tensors)
+                return DoneWork(tensors, call.flight)
             return self._adopt([self._transport.submit(call)], tensors, [call], record)
 
     def _coalesced(self, name, opts, tensors, lower, argument_lists, inputs=None):
@@ -359,22 +373,28 @@ class CustomProcessGroup(ProcessGroup):
         with recorded(self, name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            for call in calls:
+                if call.device is not None:
+                    self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
                 for call in calls:
                     self._transport.run(call)
                     _copy_back(call)
-                return DoneWork(tensors)
+                return DoneWork(tensors, calls[-1].flight if calls else None)
             return self._adopt([self._transport.submit(c) for c in calls], tensors, calls, record)
 
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
         tensor = self._lowered(only, tensors, name)
         with recorded(self, name if peer >= 0 else "recvAnySource", [tensor]) as record:
             message = self._lower.message(name, tensor, peer, tag, seconds, is_recv)
+            if message.device is not None:
+                self._transport.issue(message)
             return self._adopt([self._transport.post(message)], [tensor], [message], record)
 
     def _adopt(self, tickets, tensors, calls, record=None, then=None):
         """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
-        copies = [c for c in calls if c.copy_back]
+        flights = [c.flight for c in calls if c.flight is not None]
+        copies = [c for c in calls if c.copy_back and c.device is None]
 
         def finish():
             for call in copies:
@@ -387,7 +407,11 @@ class CustomProcessGroup(ProcessGroup):
         ends = bool(copies) or record is not None or then is not None
         if record is not None:
             record.goes_on()
-        work = Work(self._completer, tickets, tensors, finish if ends else None, calls)
+        finish = finish if ends else None
+        if flights:
+            work = DeviceWork(self._completer, tickets, tensors, finish, calls, flights)
+        else:
+            work = Work(self._completer, tickets, tensors, finish, calls)
         self._completer.adopt(work, eager=ends)
         if self._coalescing is not None:
             self._coalescing.append(work)
@@ -401,12 +425,18 @@ class CustomProcessGroup(ProcessGroup):
             for w in works:
                 w.settle()
 
-        work = Work(self._completer, tickets, tensors, finish, works)
+        flights = [f for w in works if isinstance(w, DeviceWork) for f in w._flights]
+        if flights:
+            work = DeviceWork(self._completer, tickets, tensors, finish, works, flights)
+        else:
+            work = Work(self._completer, tickets, tensors, finish, works)
         self._completer.adopt(work, eager=False)
         return work
 
 
 def _copy_back(call):
+    if call.device is not None:
+        return  # done on the stream of the call
     for destination, plain in call.copy_back:
         destination.copy_(plain.view(destination.shape))
 

@@ -12,8 +12,6 @@ def sizes(lower, tensor, op, seconds):
     """The call that tells every rank how many entries each rank has. Checks the arguments."""
     if dtypes.split_op(op)[0] != int(dtypes.RedOp.SUM):
         raise UsageError("all_reduce: sparse tensors can only be reduced with SUM")
-    if not tensor.is_cpu:
-        raise UsageError(f"all_reduce: tensor is on {tensor.device}; this version communicates CPU tensors only")
     mine = torch.tensor([tensor.coalesce()._nnz()])
     return lower.all_gather_single(torch.empty(lower.size, dtype=torch.int64), mine, seconds)
 

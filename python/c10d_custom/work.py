@@ -21,6 +21,9 @@ _SWEEP = 4
 # How long to wait for a callback of a future that does not return (the thread is a daemon).
 _JOIN = 5.0
 
+# How long a wait for the GPU sleeps before it asks again.
+_GPU_STEP = 50e-6
+
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
 
@@ -28,9 +31,10 @@ _SLICE = 0.1
 class DoneWork(_TorchWork):
     """A synchronous operation, over when the caller gets to see it."""
 
-    def __init__(self, tensors):
+    def __init__(self, tensors, flight=None):
         super().__init__()
         self._tensors = tensors
+        self._flight = flight   # of tensors on a device: the current stream waits for it already
 
     def wait(self, timeout=None):
         return True
@@ -51,6 +55,10 @@ class DoneWork(_TorchWork):
         return self._tensors
 
     def get_future(self):
+        if self._flight is not None:
+            future = self._flight.future()
+            self._flight.resolve(future, self._tensors, [self._flight])
+            return future
         future = torch.futures.Future()
         future.set_result(self._tensors)
         return future
@@ -109,7 +117,7 @@ class Work(_TorchWork):
     _source_rank = source_rank
 
     def get_future(self):
-        future = torch.futures.Future()
+        future = self._new_future()
         with self._lock:
             pending = not self._over
             if pending:
@@ -119,6 +127,9 @@ class Work(_TorchWork):
         else:
             self._resolve(future)
         return future
+
+    def _new_future(self):
+        return torch.futures.Future()
 
     # --- the end
 
@@ -146,18 +157,70 @@ class Work(_TorchWork):
                     self._finish()
                 except Exception as error:
                     self._error = error
-            self._finish = self._keep = None
+            self._finish = None
             self._over = True
             futures, self._futures = self._futures, []
-        self._completer.forget(self)
+        self._let_go()
         for future in futures:
             self._resolve(future)
+
+    def _let_go(self):
+        self._keep = None
+        self._completer.forget(self)
 
     def _resolve(self, future):
         if self._error is not None:
             future.set_exception(self._error)
         else:
             future.set_result(self._tensors)
+
+
+class DeviceWork(Work):
+    """Work on tensors of a device. It is settled when the GPU has been told of all of it: then futures resolve,
+    and `wait` lets the current stream wait for the rest. ``flights``: what tells of the GPU's side, one for
+    each operation. What was kept is so until a stream waits, or the GPU is done."""
+
+    def __init__(self, completer, tickets, tensors, finish, keep, flights):
+        super().__init__(completer, tickets, tensors, finish, keep)
+        self._flights = flights
+
+    def wait(self, timeout=None):
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        began = time.monotonic()
+        super().wait(timeout)
+        for flight in self._flights:
+            flight.join()
+        if seconds and seconds > 0:
+            self._await_gpu(began + seconds, seconds)
+        super()._let_go()
+        return True
+
+    def is_completed(self):
+        if not super().is_completed():
+            return False
+        if self._error is None and not all(f.completed() for f in self._flights):
+            return False
+        super()._let_go()
+        return True
+
+    def _await_gpu(self, deadline, seconds):
+        while not all(f.completed() for f in self._flights):
+            if time.monotonic() >= deadline:
+                raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
+            time.sleep(_GPU_STEP)
+
+    def _let_go(self):
+        if self._error is not None:
+            super()._let_go()
+
+    def _new_future(self):
+        return self._flights[0].future()
+
+    def _resolve(self, future):
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            self._flights[0].resolve(future, self._tensors, self._flights)
 
 
 class Completer:
@@ -228,6 +291,11 @@ class Completer:
         for work in list(self._in_flight):
             work.settle()
         self._remembered.clear()
+
+    def drop_all(self):
+        """The transport is closed: nothing uses what unfinished Works have kept."""
+        with self._lock:
+            self._in_flight.clear()
 
     def _start(self):
         thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)

@@ -12,7 +12,7 @@ from collections import deque
 from ctypes import c_void_p
 from hashlib import blake2b
 
-from ..call import ANY_COUNT, Op
+from ..call import ANY_COUNT, Memory, Op
 from . import native
 from .direct import HEAD_BYTES, fingerprint
 from .failure import Trouble
@@ -55,6 +55,8 @@ class Composed:
         call, direct = self.call, self.t.direct
         if call.op is Op.rejected:
             return self._rejected()
+        if call.memory is Memory.device:
+            return self._agree() if direct is None else direct.announce(self.number, call, self.deadline)
         if direct is not None:
             if call.op is Op.all_reduce and call.inputs[0].nbytes <= self.t.doubling.limit:
                 return self.t.doubling.run(self.number, call, self.deadline)

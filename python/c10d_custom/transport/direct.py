@@ -20,17 +20,24 @@ MOST_RANKS = 16
 _HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
 _COMPARED = 32
 _TINY = 64
+_DEVICE = 1 << 16
 HEAD_BYTES = _HEAD.size
+
+
+def announced(call):
+    """The operation, and whether its tensors are a device's."""
+    return call.op | _DEVICE if call.memory else call.op
 
 
 def fingerprint(number, call):
     """What must be equal on all ranks, as bytes."""
-    return _HEAD.pack(number, call.op, call.redop, call.dtype.code, call.root, call.count, 0, 0.0)[:_COMPARED]
+    return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)[:_COMPARED]
 
 
 def parse(head):
-    """(number, op, redop, dtype, root, count) of a head."""
-    return _HEAD.unpack(bytes(head[:_COMPARED]) + bytes(HEAD_BYTES - _COMPARED))[:6]
+    """(number, op, redop, dtype, root, count, device) of a head."""
+    number, op, *others = _HEAD.unpack(bytes(head[:_COMPARED]) + bytes(HEAD_BYTES - _COMPARED))[:6]
+    return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
 
 
 class Direct:
@@ -79,14 +86,14 @@ class Direct:
     def tell(self, number, call):
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
-        _HEAD.pack_into(buffer.memory, 0, number, call.op, call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
+        _HEAD.pack_into(buffer.memory, 0, number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
         return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
 
     # --- the exchange
 
     def _exchange(self, number, call, deadline, payload):
         me, mine = self._link.rank, self.slots[self._link.rank]
-        head = (number, call.op, call.redop, call.dtype.code, call.root, call.count)
+        head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
         self._start(self.receives)
         sends = None
         if payload and call.inputs:

@@ -9,7 +9,7 @@ from ctypes import addressof, c_char, c_void_p, memmove
 from ..call import Op
 from ..errors import TransportError
 from . import native
-from .direct import HEAD_BYTES
+from .direct import HEAD_BYTES, announced
 from .mpi import HEAD, Buffer
 from .mpi_native import STATUS_BYTES
 from .native import DirectReduce, Head, lib
@@ -69,16 +69,17 @@ class Doubling:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():
             memmove(result.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        self.all_reduce(number, result.data_ptr(), call.count, call.dtype, call.redop, deadline, call.factor)
+        self.all_reduce(number, result.data_ptr(), call.count, call.dtype, call.redop, deadline, call.factor,
+                        announced(call))
 
-    def all_reduce(self, number, address, count, dtype, redop, deadline, factor=0.0):
+    def all_reduce(self, number, address, count, dtype, redop, deadline, factor=0.0, op=Op.all_reduce):
         """In place, of ``count`` items at ``address``. ``factor``: this rank's, of PREMUL_SUM."""
         nbytes = count * dtype.item_bytes
         for length in _LENGTHS:
             if nbytes <= length:
                 break
         length = min(length, self.limit)
-        call = self._calls.get((dtype.code, redop, length)) or self._make(dtype, redop, length)
+        call = self._calls.get((dtype.code, redop, length, op)) or self._make(dtype, redop, length, op)
         head = call.head
         head.number, head.count, head.payload, head.factor = number, count, nbytes, factor
         call.data, call.stage = address, 0
@@ -92,11 +93,11 @@ class Doubling:
             else:
                 raise TransportError("MPI failed in a small all_reduce")
 
-    def _make(self, dtype, redop, length):
+    def _make(self, dtype, redop, length, op):
         steps = self._direct.steps(dtype, redop)
         inside, between = self._inside.requests(length), self._between.requests(length)
-        call = DirectReduce(Head(0, Op.all_reduce, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors,
+        call = DirectReduce(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors,
                             steps.between.factors, inside[0], between[0], steps.inside.redop, steps.between.redop,
                             len(inside[1]), len(between[1]))
-        self._calls[dtype.code, redop, length] = call
+        self._calls[dtype.code, redop, length, op] = call
         return call

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch.distributed import PrefixStore
 
-from ..call import Call, Fingerprint, Op, mismatch_table
+from ..call import Agreement, Call, Fingerprint, Memory, Op, Region, mismatch_table
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
@@ -37,20 +37,6 @@ _GRACE = 1.0
 # Bytes a host may send for one direct collective.
 _DIRECT_BYTES = 128 << 10
 _DIRECT_MOST, _DOUBLING_MOST = 16 << 10, 64 << 10
-
-
-class _Region:
-    """The part of a tensor that transports use."""
-    __slots__ = ("address", "nbytes", "count")
-
-    def __init__(self, address, nbytes, count):
-        self.address, self.nbytes, self.count = address, nbytes, count
-
-    def data_ptr(self):
-        return self.address
-
-    def numel(self):
-        return self.count
 
 
 class _LocalTicket(Ticket):
@@ -123,8 +109,8 @@ class HierarchicalTransport(Transport):
         if self.direct is not None:
             most = min(_DOUBLING_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
             self.doubling = Doubling(self.link, calls, hosts, self.direct, most)
-        self._queue = Queue(self._execute, self._complete, group_name)
-        self._messages = Messages(self.link, self._complete, self._message_error, self.check, self._probe_local,
+        self._queue = Queue(self._execute, self.complete, group_name)
+        self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
                                   self._post_local_from)
 
     # --- the Transport's face
@@ -139,7 +125,7 @@ class HierarchicalTransport(Transport):
         if self.doubling is not None and count * dtype.item_bytes <= self.doubling.limit and self._queue.take():
             self._quick(address, count, dtype, redop, seconds)
             return
-        region = [_Region(address, count * dtype.item_bytes, count)]
+        region = [Region(address, count * dtype.item_bytes, count)]
         self.run(Call(Op.all_reduce, "all_reduce", dtype, seconds, region, region, count=count, redop=redop))
 
     def _quick(self, address, count, dtype, redop, seconds):
@@ -160,6 +146,19 @@ class HierarchicalTransport(Transport):
             self._queue.free()
         if error is not None:
             raise error
+
+    def agree(self, call, seconds):
+        """As ShmTransport's, but for the factors and sizes."""
+        self.run(replace(call, memory=Memory.device, timeout=seconds))
+        return Agreement(self._queue.number)
+
+    def broken(self):
+        """As ShmTransport's."""
+        try:
+            self.check([])
+        except Trouble:
+            return True
+        return False
 
     def submit(self, call):
         return self._queue.submit(call)
@@ -211,7 +210,7 @@ class HierarchicalTransport(Transport):
         source = lib.c10d_probe(self.local._handle, tag)
         return self.hosts.here[source] if source >= 0 else -1
 
-    def _complete(self, token):
+    def complete(self, token):
         lib.c10d_complete(self.local._handle, token)
 
     # --- one collective
@@ -347,14 +346,14 @@ def _published(transport, number, call, seconds):
     exchange = Exchange(PrefixStore(f"failed/{number}", transport._store), transport.rank, transport.size, seconds)
     prints = dict.fromkeys(range(transport.size))
     mine = parse(fingerprint(number, call))
-    prints[transport.rank] = Fingerprint(*mine, 0)
+    prints[transport.rank] = Fingerprint(*mine)
 
     def ask():
         try:
             exchange.say(str(transport.rank), mine)
             for rank in range(transport.size):
                 try:
-                    prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"), 0)
+                    prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"))
                 except TransportError:
                     pass  # it has not called, or its process is gone
         except RuntimeError:

@@ -2,7 +2,7 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED = range(10)
 JOINED, LEFT = 1, 2
 
@@ -72,7 +72,7 @@ class PublishedFingerprint(c.Structure):
 class PeerState(c.Structure):
     _fields_ = [("arrived", c.c_uint64), ("blocks_in", c.c_uint64), ("blocks_reduced", c.c_uint64),
                 ("blocks_out", c.c_uint64), ("state", c.c_uint32), ("pid", c.c_uint32),
-                ("alive", c.c_int32), ("reserved", c.c_uint32), ("fingerprint", PublishedFingerprint)]
+                ("alive", c.c_int32), ("mark", c.c_uint32), ("fingerprint", PublishedFingerprint)]
 
 
 def _load():
@@ -102,6 +102,8 @@ def _load():
         "release": (None, ticket),
         "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
+        "peer_sizes": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
+        "set_mark": (None, handle, c.c_uint32),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
         "health": (c.c_int, handle, failure),
         "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),

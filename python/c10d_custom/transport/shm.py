@@ -2,11 +2,12 @@
 import functools
 from ctypes import byref, c_uint64
 
-from ..call import Call, Fingerprint, Op, mismatch_table
+from ..call import ANY_COUNT, Agreement, Call, Fingerprint, Memory, Op, mismatch_table
 from ..errors import AbortedError
 from . import native
 from .base import Ticket, Transport
 from .failure import ErrorText
+from .hosts import PREMUL_SUM
 from .native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from .segment import open_segment
 
@@ -61,6 +62,34 @@ class ShmTransport(Transport):
             return failure
         return None
 
+    def agree(self, call, seconds):
+        """All ranks see that they call alike, and wait for each other; no bytes move."""
+        args = self._args(call)
+        args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
+        if lib.c10d_run(self._handle, byref(args)):
+            raise self._last_error(call)
+        number = self.next_sequence() - 1
+        if call.redop == PREMUL_SUM and call.inputs:
+            factors = [s.fingerprint.factor for s in self.states(number)]
+        else:
+            factors = None
+        return Agreement(number, factors, self._sizes(number) if call.count == ANY_COUNT else None)
+
+    def _sizes(self, number):
+        n, out = self.size, []
+        for rank in range(n):
+            sizes = (c_uint64 * (2 * n))()
+            if lib.c10d_peer_sizes(self._handle, rank, number, sizes):
+                raise AbortedError(f"group {self.name or '(unnamed)'}: closed during a call")
+            out.append((sizes[:n], sizes[n:]))
+        return out
+
+    def meet(self, call, number, seconds):
+        """All ranks wait for each other, amid the collective ``number``."""
+        args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
+        if failure := self.attempt(args):
+            raise self.error(failure, call)
+
     def submit(self, call):
         return self._ticket(lib.c10d_submit(self._handle, byref(self._args(call))), call)
 
@@ -69,7 +98,7 @@ class ShmTransport(Transport):
             return (Span * len(tensors))(*[(t.data_ptr(), t.nbytes) for t in tensors])
 
         return CallArgs(call.op, call.redop, call.dtype.code, call.root, call.count, call.dtype.item_bytes,
-                        0, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
+                        call.memory, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
                         spans(call.inputs), spans(call.outputs))
 
     def _ticket(self, ticket, call):
@@ -94,6 +123,25 @@ class ShmTransport(Transport):
         if status not in (native.OK, native.PENDING):
             raise AbortedError("the group is closed")
         return token.value if status == native.OK else None
+
+    def complete(self, token):
+        """Lets ``token`` come out of next_completed."""
+        lib.c10d_complete(self._handle, token)
+
+    def broken(self):
+        """True if the next call of this group fails: a rank is gone, or a call has failed."""
+        failure = Failure()
+        if lib.c10d_health(self._handle, byref(failure)) == native.PEER_LOST:
+            lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.next_sequence())
+        return failure.status != native.OK
+
+    def set_mark(self, mark):
+        lib.c10d_set_mark(self._handle, mark)
+
+    def unmarked(self, mark):
+        """The other ranks that are there and have not set their mark to ``mark``."""
+        states = self.states(0)
+        return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
 
     def next_sequence(self):
         return lib.c10d_next_seq(self._handle)

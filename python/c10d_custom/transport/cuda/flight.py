@@ -1,0 +1,118 @@
+"""A call on a device from its issue until the GPU is done with it."""
+import threading
+import time
+from collections import deque
+
+from ...errors import AbortedError, PeerLostError
+
+# A poll for the GPU: at once for this long, then in steps.
+_EAGER = 100e-6
+_STEP = 50e-6
+_LONG_STEP = 1e-3
+_LOOK = 20e-3
+
+
+def poll(done, deadline, broken):
+    """Waits until ``done()``: True; False at the deadline, or once ``broken()``."""
+    began = looked = time.monotonic()
+    while not done():
+        now = time.monotonic()
+        if now >= deadline:
+            return False
+        if now - looked >= _LOOK:
+            looked = now
+            if broken():
+                return False
+        if now - began > _EAGER:
+            time.sleep(_STEP if now - began < _LOOK else _LONG_STEP)
+    return True
+
+
+class Events:
+    """Events of one device, used again and again: a wait captures what is recorded when it is called."""
+
+    def __init__(self, driver):
+        self._driver = driver
+        self._free = deque()
+        self._lock = threading.RLock()  # a Flight may be collected anywhere, here too
+        self._closed = False
+
+    def take(self):
+        with self._lock:
+            if self._free:
+                return self._free.popleft()
+        return self._driver.create_event()
+
+    def give(self, event):
+        with self._lock:
+            if not self._closed:
+                self._free.append(event)
+                return
+        self._destroy(event)
+
+    def close(self):
+        """Those that are lent go when they come back."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, deque()
+        for event in free:
+            self._destroy(event)
+
+    def _destroy(self, event):
+        with self._driver.activate():
+            self._driver.destroy_event(event)
+
+
+class Flight:
+    """``ready``: recorded on the issuer's stream at the issue; ``end``: on the stream that does the work,
+    after it. None until enqueued."""
+
+    def __init__(self, driver, events):
+        self.driver, self._events = driver, events
+        self.began = time.monotonic()
+        self.end = None
+        self.failed = False     # what it waited for on the GPU did not come, and it went on without
+        self.ready = events.take()
+        driver.record(self.ready, driver.current_stream())
+
+    def begin(self, stream):
+        """``stream`` comes after what was queued at the issue."""
+        self.driver.wait(stream, self.ready)
+
+    def finish(self, stream):
+        end = self._events.take()
+        self.driver.record(end, stream)
+        self.end = end
+
+    def completed(self):
+        """The GPU is done with it."""
+        if self.end is None:
+            return False
+        self._check()
+        with self.driver.activate():
+            return self.driver.done(self.end)
+
+    def join(self):
+        """The calling thread's current stream waits for it."""
+        if self.end is None:
+            raise AbortedError("the call was abandoned before it reached the GPU: the group is of no more use")
+        self._check()
+        with self.driver.activate():
+            self.driver.wait(self.driver.current_stream(), self.end)
+
+    def _check(self):
+        if self.failed:
+            raise PeerLostError("a call on CUDA tensors went on without another rank's part, which did not come in "
+                                "time: its result is void, and the group of no more use. Destroy it.")
+
+    def future(self):
+        return self.driver.future()
+
+    def resolve(self, future, value, flights):
+        with self.driver.activate():
+            self.driver.resolve(future, value, [f.end for f in flights])
+
+    def __del__(self):
+        for event in (getattr(self, "ready", None), getattr(self, "end", None)):
+            if event is not None:
+                self._events.give(event)

@@ -1,0 +1,257 @@
+"""The ranks of one host and their GPUs: which mode can serve them, and each other's staging memory.
+
+Set up by the first collective on CUDA tensors, in steps that all ranks take together; what one rank cannot do
+is told to all, and all fall back alike. They speak through the CPU transport, whose waits have deadlines and
+see the dead.
+"""
+import ctypes
+import json
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ... import dtypes
+from ...call import Call, Op, Region
+from ...errors import TransportError
+from .flight import poll
+from .order import EventOrder, ValueOrder
+
+_WORDS_BYTES = 8192
+_BYTES = dtypes.BY_DTYPE[torch.uint8]
+_CHECKED = 4096       # bytes at the start of the staging memory that the trial reads
+_TRIAL = 5.0
+_MARK = 1             # in the segment: this rank holds no memory of another any more
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    reason: str
+
+
+def choose(table):
+    """The Mode for ranks that said these words: a function of them alone, hence alike on all ranks."""
+    forced = {w["mode"] for w in table}
+    if len(forced) > 1:
+        said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
+        raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
+    if len({w["staging"] for w in table}) > 1 or len({w["order"] for w in table}) > 1:
+        raise TransportError("C10D_CUSTOM_CUDA_STAGING_BYTES and C10D_CUSTOM_CUDA_ORDER must be equal on all ranks")
+    wanted = forced.pop()
+    pids = [w["pid"] for w in table]
+    gpus = [w["gpu"] for w in table]
+    if wanted == "staged":
+        return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
+    if len(set(pids)) < len(pids):
+        return Mode("staged", "several ranks in one process cannot open each other's memory")
+    if len(set(gpus)) == len(gpus) > 1:
+        if wanted == "shared":
+            return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
+        return Mode("p2p", "each rank has its own GPU")
+    if wanted == "p2p" and len(gpus) > 1:
+        raise TransportError("C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here "
+                             f"{len(gpus)} ranks share {len(set(gpus))}")
+    return Mode("shared", f"{len(gpus)} ranks on {len(set(gpus))} GPU{'s' if len(set(gpus)) > 1 else ''}")
+
+
+class Setup:
+    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
+    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
+    the transport to close."""
+
+    def __init__(self, cpu, driver, config, stream, helper, call, left):
+        self.cpu, self.driver, self.config = cpu, driver, config
+        self.stream, self.helper, self.call, self._left = stream, helper, call, left
+        self.opened = []
+
+    def run(self):
+        """(Mode, Peers or None)"""
+        try:
+            return self._run()
+        finally:
+            for peers in self.opened:
+                peers.forget_setup()  # and with it the tensors of the call
+
+    def _run(self):
+        c = self.config
+        table = self.tell({"pid": self.driver.process, "gpu": self.driver.uuid, "mode": c.cuda_mode,
+                           "staging": c.cuda_staging_bytes, "order": c.cuda_order})
+        mode = choose(table)
+        if mode.name == "staged":
+            return mode, None
+        if self.cpu.size == 1:
+            alone = Peers(self)  # which holds nothing
+            alone.forget_setup()
+            return mode, alone
+        peers, problem = self._open(ValueOrder if c.cuda_order == "values" else EventOrder)
+        if peers is None and c.cuda_order == "values":
+            order_problem = problem
+            peers, problem = self._open(EventOrder)
+            if peers is not None:
+                return Mode(mode.name, f"{mode.reason}; ordered by events, as values do not work: {order_problem}"), peers
+        if peers is None:
+            return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
+        return mode, peers
+
+    def _open(self, order):
+        peers = Peers(self)
+        self.opened.append(peers)
+        handles, problem = self._all(lambda: peers.allocate(order))
+        for step in (lambda: peers.open(handles), peers.write_own, peers.read_others, peers.read_own, peers.try_order):
+            if problem is None:
+                _, problem = self._all(step)
+        if problem is None:
+            return peers, None
+        peers.let_go(0)
+        _, stuck = self._all(self.settle)
+        if stuck:
+            raise TransportError(f"set-up of CUDA: {problem}; and then {stuck}")
+        peers.close_imports()
+        self.tell(None)
+        peers.free()
+        return None, problem
+
+    def _all(self, step):
+        """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
+        gave, problem = None, None
+        try:
+            gave = step()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"[:500]
+        said = self.tell([gave, problem])
+        problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
+        return (None, problem) if problem else ([g for g, _ in said], None)
+
+    def tell(self, words):
+        """Every rank's words."""
+        n = self.cpu.size
+        data = json.dumps(words).encode()
+        if len(data) > _WORDS_BYTES:
+            raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_WORDS_BYTES} at most")
+        mine = ctypes.create_string_buffer(data.ljust(_WORDS_BYTES), _WORDS_BYTES)
+        all_words = ctypes.create_string_buffer(_WORDS_BYTES * n)
+        base = ctypes.addressof(all_words)
+        self.cpu.run(Call(
+            Op.all_gather, f"{self.call.name} (set-up of CUDA)", _BYTES, self._left(), count=_WORDS_BYTES,
+            inputs=[Region(ctypes.addressof(mine), _WORDS_BYTES, _WORDS_BYTES)],
+            outputs=[Region(base + r * _WORDS_BYTES, _WORDS_BYTES, _WORDS_BYTES) for r in range(n)]))
+        return [json.loads(all_words.raw[r * _WORDS_BYTES:(r + 1) * _WORDS_BYTES]) for r in range(n)]
+
+    def settle(self):
+        """Waits for what is on the streams."""
+        until = time.monotonic() + min(_TRIAL, self._left())
+        for stream in (self.stream, self.helper):
+            event = self.driver.create_event()
+            try:
+                self.driver.record(event, stream)
+                if not poll(lambda e=event: self.driver.done(e), until, self.cpu.broken):
+                    raise TransportError("the GPU did not finish the trial in time")
+            finally:
+                self.driver.destroy_event(event)
+
+
+class Peers:
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each
+    rank; ``half``: bytes of a half. Whoever imports closes before the exporter frees."""
+
+    def __init__(self, setup):
+        self._setup = setup
+        self.driver, self.cpu = setup.driver, setup.cpu
+        self.rank, self.size = setup.cpu.rank, setup.cpu.size
+        self.half = setup.config.cuda_staging_bytes // 2
+        self.staging = {}
+        self.order = None
+        self._pinned = None
+
+    def allocate(self, order):
+        """What the others open it by."""
+        self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
+        self.staging[self.rank] = self.driver.allocate(2 * self.half)
+        self.order = order(self.driver, self.rank, self._setup.helper)
+        self.order.prepare()
+        self._setup.settle()
+        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.order.handles()]
+
+    def open(self, table):
+        for rank, (memory, order) in enumerate(table):
+            if rank != self.rank:
+                self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
+                self.order.open(rank, order)
+
+    def forget_setup(self):
+        self._setup = None
+
+    # --- the trial: every rank writes to every rank's memory, and reads from it
+
+    def _pattern(self, writer, owner):
+        return bytes((17 * writer + 31 * owner + i) % 251 for i in range(64))
+
+    def _put(self, at, data):
+        ctypes.memmove(self._pinned, data, len(data))
+        self.driver.copy(self._setup.stream, at, self._pinned, len(data))
+        self._setup.settle()
+
+    def _expect(self, address, data, what):
+        self.driver.copy(self._setup.stream, self._pinned, address, len(data))
+        self._setup.settle()
+        if ctypes.string_at(self._pinned, len(data)) != data:
+            raise TransportError(what)
+
+    def write_own(self):
+        self._put(self.staging[self.rank], self._pattern(self.rank, self.rank))
+
+    def read_others(self):
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._expect(self.staging[rank], self._pattern(rank, rank),
+                             f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
+                self._put(self.staging[rank] + 64 * (1 + self.rank), self._pattern(self.rank, rank))
+
+    def read_own(self):
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._expect(self.staging[self.rank] + 64 * (1 + rank), self._pattern(rank, self.rank),
+                             f"rank {self.rank} does not find what rank {rank} has written in its GPU memory")
+
+    def try_order(self):
+        self.order.trial(self._setup.stream)
+        self._setup.settle()
+
+    # --- the end
+
+    def let_go(self, k):
+        if self.order is not None:
+            self.order.let_go(k)
+
+    def close_imports(self):
+        if self.order is not None:
+            self.order.close_imports()
+        mine = self.staging.pop(self.rank, None)
+        theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
+        for address in theirs.values():
+            self.driver.close_memory(address)
+        if self._pinned is not None:
+            self.driver.free_pinned(self._pinned)
+            self._pinned = None
+
+    def free(self):
+        if self.order is not None:
+            self.order.free()
+        for address in self.staging.values():
+            self.driver.free(address)
+        self.staging = {}
+
+
+def close_all(cpu, opened, seconds):
+    """Closes what the others gave, waits until they have closed alike or are gone, and frees. False: some have
+    not in that time, and this rank's memory stays until its process ends, for they may use it."""
+    for peers in opened:
+        peers.close_imports()
+    if any(peers.staging for peers in opened):
+        cpu.set_mark(_MARK)
+        if not poll(lambda: not cpu.unmarked(_MARK), time.monotonic() + seconds, lambda: False):
+            return False
+    for peers in opened:
+        peers.free()
+    return True

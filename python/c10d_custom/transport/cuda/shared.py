@@ -1,0 +1,292 @@
+"""Collectives through staging memory that the ranks of a host open in each other's processes: a rank puts what
+the others need into its own, and takes what it needs from theirs (order.py says in what order).
+
+Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
+read the sources in rank order, a rank's own input where it lies.
+"""
+from ...call import ANY_COUNT, Op
+from ...dtypes import RedOp
+from .order import HALVES
+
+_ALIGN = 256
+_AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
+
+
+def _split(nbytes, parts, at_least):
+    """Offsets that cut ``nbytes`` into ``parts`` at multiples of ``at_least``: parts + 1 of them."""
+    lines = -(-nbytes // at_least)
+    return [min(nbytes, lines * p // parts * at_least) for p in range(parts + 1)]
+
+
+class SharedCollectives:
+    """``k``: the number of the next round; ``readers``: the ranks that read the halves last. One collective at a
+    time."""
+
+    def __init__(self, cpu, driver, peers, config, stream):
+        self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
+        self.k = 0
+        self.readers = [()] * HALVES
+
+    def run(self, call, left):
+        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, not for the GPU."""
+        _Run(self, call, left).run()
+
+    def let_go(self):
+        self.peers.let_go(self.k)
+
+
+class _Run:
+    def __init__(self, group, call, left):
+        self.g, self.call, self.left = group, call, left
+        self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
+        self.order, self.peers = group.peers.order, group.peers
+        self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
+        self.agreed = None
+
+    def run(self):
+        if self.n == 1:
+            self._meet()
+            return self._alone()
+        {Op.all_reduce: self._all_reduce, Op.reduce: self._reduce, Op.broadcast: self._broadcast,
+         Op.all_gather: self._all_gather, Op.reduce_scatter: self._reduce_scatter, Op.all_to_all: self._all_to_all,
+         Op.gather: self._gather, Op.scatter: self._scatter}[self.call.op]()
+        if self.agreed is None:  # nothing to move
+            self._meet()
+
+    # --- rounds
+
+    def _meet(self):
+        if self.agreed is None:
+            self.agreed = self.cpu.agree(self.call, self.left())
+        elif self.order.meets:
+            self.cpu.meet(self.call, self.agreed.number, self.left())
+
+    def _round(self, put, take, sources=None, readers=None):
+        """``put(base)`` into this rank's half; ``take(bases)`` from the others'. ``sources``: the ranks that put;
+        ``readers``: those that take. Default: all. Every rank must say the same."""
+        k = self._put(put, readers)
+        self._meet()
+        self._take(k, take, sources)
+
+    def _put(self, put, readers=None):
+        g = self.g
+        k, g.k = g.k, g.k + 1
+        self.order.reuse(self.stream, k, g.readers[k % HALVES])
+        g.readers[k % HALVES] = range(self.n) if readers is None else readers
+        put(self._bases(k)[self.me])
+        self.order.publish(self.stream, k)
+        return k
+
+    def _take(self, k, take, sources=None):
+        self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
+        take(self._bases(k))
+        self.order.release(self.stream, k)
+
+    def _bases(self, k):
+        at = (k % HALVES) * self.half
+        return [self.peers.staging[r] + at for r in range(self.n)]
+
+    # --- work on the stream
+
+    def _copy(self, target, source, nbytes):
+        if nbytes > 0 and target != source:
+            self.driver.copy(self.stream, target, source, nbytes)
+
+    def _combine(self, targets, sources, nbytes):
+        if nbytes > 0:
+            call = self.call
+            factor = float(self.n) if call.redop == _AVG else self.agreed.factors if call.redop == _PREMUL_SUM else None
+            self.driver.reduce(self.stream, call.dtype, call.redop, factor, sources, targets,
+                               nbytes // call.dtype.item_bytes)
+
+    def _with_own(self, sources, own):
+        return [own if r == self.me else s for r, s in enumerate(sources)]
+
+    def _alone(self):
+        call = self.call
+        if not call.inputs or not call.outputs:
+            return
+        source, target = call.inputs[0], call.outputs[0]
+        if call.op in (Op.all_reduce, Op.reduce, Op.reduce_scatter):
+            self._combine([target.data_ptr()], [source.data_ptr()], source.nbytes)
+        else:
+            self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    # --- reductions
+
+    def _all_reduce(self):
+        source, target, total = self.call.inputs[0].data_ptr(), self.call.outputs[0].data_ptr(), self.call.inputs[0].nbytes
+        one_shot = total <= min(self.g.config.cuda_one_shot_bytes, self.half)
+        for at in range(0, total, self.half):
+            step = self._one_shot if one_shot else self._two_shot
+            step(source + at, target + at, min(self.half, total - at))
+
+    def _one_shot(self, source, target, nbytes):
+        """Every rank reads every rank's input."""
+        self._round(lambda base: self._copy(base, source, nbytes),
+                    lambda bases: self._combine([target], self._with_own(bases, source), nbytes))
+
+    def _two_shot(self, source, target, nbytes):
+        """Each rank reduces one slice of it; then each copies the others' results. A slice lies at its own
+        offset in the staging memory, in both rounds."""
+        cut = _split(nbytes, self.n, _ALIGN)
+        slices = [(cut[r], cut[r + 1] - cut[r]) for r in range(self.n)]
+        low, size = slices[self.me]
+
+        def put(base):
+            for r, (at, length) in enumerate(slices):
+                if r != self.me:
+                    self._copy(base + at, source + at, length)
+
+        first = self._put(put)
+        self._meet()
+        # The kernel both takes in the first round and puts in the second.
+        self.order.arrive(self.stream, first, range(self.n))
+        bases = self._bases(first)
+        second = self._put(lambda base: self._combine(
+            [target + low, base + low], self._with_own([b + low for b in bases], source + low), size))
+        self.order.release(self.stream, first)
+        self._meet()
+
+        def take(bases):
+            for r, (at, length) in enumerate(slices):
+                if r != self.me:
+                    self._copy(target + at, bases[r] + at, length)
+
+        self._take(second, take)
+
+    def _reduce(self):
+        call, root = self.call, self.call.root
+        source, total = call.inputs[0].data_ptr(), call.inputs[0].nbytes
+        for at in range(0, total, self.half):
+            nbytes = min(self.half, total - at)
+
+            def put(base, at=at, nbytes=nbytes):
+                if self.me != root:
+                    self._copy(base, source + at, nbytes)
+
+            def take(bases, at=at, nbytes=nbytes):
+                if self.me == root:
+                    self._combine([call.outputs[0].data_ptr() + at], self._with_own(bases, source + at), nbytes)
+
+            self._round(put, take, *self._to(root))
+
+    def _reduce_scatter(self):
+        call, slot = self.call, self._slot()
+        own, output = call.inputs[self.me].data_ptr(), call.outputs[0]
+        longest = max(t.nbytes for t in call.inputs)
+        for at in range(0, longest, slot):
+            def take(bases, at=at):
+                sources = [b + self.me * slot for b in bases]
+                self._combine([output.data_ptr() + at], self._with_own(sources, own + at),
+                              min(slot, output.nbytes - at))
+
+            self._round(lambda base, at=at: self._put_parts(base, slot, at), take)
+
+    # --- what only moves
+
+    def _broadcast(self):
+        call, root = self.call, self.call.root
+        region = (call.inputs or call.outputs)[0]
+        for at in range(0, region.nbytes, self.half):
+            nbytes = min(self.half, region.nbytes - at)
+
+            def put(base, at=at, nbytes=nbytes):
+                if self.me == root:
+                    self._copy(base, region.data_ptr() + at, nbytes)
+
+            def take(bases, at=at, nbytes=nbytes):
+                if self.me != root:
+                    self._copy(region.data_ptr() + at, bases[root], nbytes)
+
+            self._round(put, take, *self._from(root))
+
+    def _all_gather(self):
+        call = self.call
+        mine, outputs = call.inputs[0], call.outputs
+        longest = max(t.nbytes for t in outputs)
+        self._copy_own(outputs[self.me], mine)
+        for at in range(0, longest, self.half):
+            def put(base, at=at):
+                self._copy(base, mine.data_ptr() + at, min(self.half, mine.nbytes - at))
+
+            def take(bases, at=at):
+                for r, output in enumerate(outputs):
+                    if r != self.me:
+                        self._copy(output.data_ptr() + at, bases[r], min(self.half, output.nbytes - at))
+
+            self._round(put, take)
+
+    def _all_to_all(self):
+        """Ranks know the sizes of their own parts only, until they meet."""
+        call, slot, at = self.call, self._slot(), 0
+        self._copy_own(call.outputs[self.me], call.inputs[self.me])
+        while True:
+            def take(bases, at=at):
+                for r, output in enumerate(call.outputs):
+                    if r != self.me:
+                        self._copy(output.data_ptr() + at, bases[r] + self.me * slot, min(slot, output.nbytes - at))
+
+            self._round(lambda base, at=at: self._put_parts(base, slot, at), take)
+            at += slot
+            if at >= self._longest():
+                return
+
+    def _gather(self):
+        call, root = self.call, self.call.root
+        mine = call.inputs[0]
+        if self.me == root:
+            self._copy_own(call.outputs[root], mine)
+        for at in range(0, mine.nbytes, self.half):
+            nbytes = min(self.half, mine.nbytes - at)
+
+            def put(base, at=at, nbytes=nbytes):
+                if self.me != root:
+                    self._copy(base, mine.data_ptr() + at, nbytes)
+
+            def take(bases, at=at, nbytes=nbytes):
+                for r, output in enumerate(call.outputs):
+                    if r != root:
+                        self._copy(output.data_ptr() + at, bases[r], nbytes)
+
+            self._round(put, take, *self._to(root))
+
+    def _scatter(self):
+        call, root, slot = self.call, self.call.root, self._slot()
+        output = call.outputs[0]
+        if self.me == root:
+            self._copy_own(output, call.inputs[root])
+        for at in range(0, output.nbytes, slot):
+            def take(bases, at=at):
+                if self.me != root:
+                    self._copy(output.data_ptr() + at, bases[root] + self.me * slot, min(slot, output.nbytes - at))
+
+            self._round(lambda base, at=at: self._put_parts(base, slot, at), take, *self._from(root))
+
+    # --- parts
+
+    def _slot(self):
+        """Bytes that a half has for each rank."""
+        return self.half // self.n // _ALIGN * _ALIGN
+
+    def _put_parts(self, base, slot, at):
+        for r, part in enumerate(self.call.inputs):
+            if r != self.me:
+                self._copy(base + r * slot, part.data_ptr() + at, min(slot, part.nbytes - at))
+
+    def _copy_own(self, output, mine):
+        self._copy(output.data_ptr(), mine.data_ptr(), mine.nbytes)
+
+    def _longest(self):
+        """Bytes of the longest part that any rank sends another."""
+        if self.call.count != ANY_COUNT:
+            return max(t.nbytes for t in self.call.inputs)
+        return max((size for r, (sends, _) in enumerate(self.agreed.sizes) for to, size in enumerate(sends) if to != r),
+                   default=0)
+
+    def _to(self, root):
+        """(sources, readers) of what goes to the root."""
+        return [r for r in range(self.n) if r != root], [root]
+
+    def _from(self, root):
+        return [root], [r for r in range(self.n) if r != root]

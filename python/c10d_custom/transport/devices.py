@@ -1,0 +1,129 @@
+"""A group's tensors by device: those of the CPU go to one transport, those of GPUs to another, in one order.
+
+Until the first CUDA tensor comes, everything goes straight to the CPU transport. From then on a queue holds
+the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
+"""
+import threading
+
+from ..call import Call, Op, Region
+from ..errors import CustomBackendError, TransportError, UsageError
+from .base import Transport
+from .cuda import driver as cuda_driver
+from .cuda.transport import CudaTransport
+from .tickets import Queue
+
+
+class ByDevice(Transport):
+    """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one. A call or message on
+    a device goes through `issue` first."""
+
+    def __init__(self, cpu, config, one_host):
+        self.cpu, self._config, self._one_host = cpu, config, one_host
+        self.members = cpu.members
+        self._lock = threading.Lock()
+        self._cuda = {}     # torch.device -> CudaTransport
+        self._first = None  # the device of the first collective: the one that the ranks' modes are for
+        self._queue = None
+        self._here = threading.local()
+        self.quick_all_reduce = cpu.quick_all_reduce
+
+    @property
+    def name(self):
+        return self.cpu.name
+
+    @name.setter
+    def name(self, name):
+        self.cpu.name = name
+
+    # --- what is on a device
+
+    def issue(self, call):
+        """UsageError if the call cannot be made, before any rank is told of it."""
+        device = call.device
+        cuda = self._cuda.get(device) or self._open(device)
+        if isinstance(call, Call) and call.op is not Op.barrier:
+            if self._first is None:
+                self._first = device
+            elif self._first != device:
+                raise UsageError(f"{call.name}: tensors on {device}, but this group's collectives began with tensors on "
+                                 f"{self._first}; a rank uses one GPU in one group")
+        cuda.issue(call)
+
+    def _open(self, device):
+        with self._lock:
+            if device not in self._cuda:
+                cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
+                if self._queue is None:
+                    self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name)
+                    self.quick_all_reduce = self._ordered_all_reduce
+                self._cuda[device] = cuda
+            return self._cuda[device]
+
+    def devices(self):
+        """Those of which this rank has used tensors."""
+        return list(self._cuda)
+
+    def _execute(self, number, call):
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+        try:
+            if call.device is None:
+                self.cpu.run(call)
+            else:
+                self._cuda[call.device].execute(call)
+            return None
+        except CustomBackendError as error:
+            return error.with_traceback(None)  # whose frames would keep the call's tensors
+        except Exception as error:
+            self.cpu.abort()
+            return TransportError(f"{call.name}: {type(error).__name__}: {error}")
+        except BaseException:
+            # A signal handler raised. The others must not wait for what will not come.
+            self.cpu.abort()
+            raise
+        finally:
+            self._here.depth -= 1
+
+    def _ordered_all_reduce(self, address, count, dtype, redop, seconds):
+        region = [Region(address, count * dtype.item_bytes, count)]
+        self.run(Call(Op.all_reduce, "all_reduce", dtype, seconds, region, region, count=count, redop=redop))
+
+    # --- the Transport's face
+
+    def run(self, call):
+        if self._queue is None:
+            return self.cpu.run(call)
+        error = self._queue.run(call)
+        if error is not None:
+            raise error
+        if call.flight is not None and call.op is not Op.barrier:
+            call.flight.join()
+
+    def submit(self, call):
+        return self.cpu.submit(call) if self._queue is None else self._queue.submit(call)
+
+    def post(self, message):
+        return self.cpu.post(message) if message.flight is None else self._cuda[message.device].post(message)
+
+    def next_completed(self, seconds):
+        return self.cpu.next_completed(seconds)
+
+    def next_sequence(self):
+        return self.cpu.next_sequence()
+
+    def interrupted_here(self):
+        return getattr(self._here, "depth", 0) > 0 or self.cpu.interrupted_here()
+
+    def abort(self):
+        self.cpu.abort()
+
+    def leave(self):
+        self.cpu.leave()
+        if self._queue is not None:
+            self._queue.close()
+        for cuda in self._cuda.values():
+            cuda.leave()
+
+    def close(self):
+        for cuda in self._cuda.values():
+            cuda.close()
+        self.cpu.close()

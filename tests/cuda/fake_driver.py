@@ -1,0 +1,525 @@
+"""A driver without a GPU: streams are queues that a seeded scheduler empties as late and in as odd an order as
+streams, events and values permit.
+
+Every piece of work says what memory it reads and writes. Vector clocks (Mattern 1989; one component per stream
+and one per rank's host) tell what must have happened before it: by the order of its stream, by events, by
+values, by what the host had seen finished when it enqueued it, and by the collectives in which the hosts met.
+Two accesses to one byte, one of them a write, that are not so ordered are a race, whether or not this run shows
+it. Races and broken rules go into `World.violations`; tests assert that there are none.
+
+Rules of the real driver that are held here: an address is good only in the process that has it mapped; what a
+process exports it cannot open itself; memory and events that others have opened are not freed; a wait for an
+event takes the record that was last at the time, and passes if there was none (a violation: nobody means that);
+calls are made with the device active; nothing is used after it is freed.
+"""
+import contextlib
+import ctypes
+import itertools
+import random
+import threading
+from collections import deque
+
+import torch
+
+from c10d_custom.transport.cuda.driver import Driver
+from c10d_custom.transport.native import lib
+
+_BASE = 0x7E00_0000_0000
+_GAP = 1 << 21
+
+
+class Buffer:
+    def __init__(self, owner, nbytes):
+        self.owner, self.nbytes = owner, nbytes
+        self.bytes = ctypes.create_string_buffer(b"\xee" * nbytes, nbytes)
+        self.real = ctypes.addressof(self.bytes)
+        self.freed = False
+        self.importers = set()
+
+
+class Record:
+    def __init__(self, tag):
+        self.done, self.clock, self.tag = False, {}, tag
+
+
+class Event:
+    def __init__(self, owner):
+        self.owner, self.latest, self.destroyed = owner, None, False
+        self.importers = 0
+
+
+class Op:
+    """``ready()``: may run now; ``run()``: does it; ``reads`` and ``writes``: [(real address, bytes)]."""
+
+    def __init__(self, label, ready=None, run=None, reads=(), writes=(), buffers=(), waits=None):
+        self.label, self.ready, self.run = label, ready, run
+        self.reads, self.writes, self.buffers, self.waits = list(reads), list(writes), buffers, waits
+        self.host = {}
+
+
+class Stream:
+    def __init__(self, number, rank, weight):
+        self.number, self.rank, self.weight = number, rank, weight
+        self.ops = deque()
+        self.clock = {}
+
+
+class World:
+    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run."""
+
+    def __init__(self, seed=0, laziness=None):
+        self.lock = threading.RLock()
+        self.random = random.Random(seed)
+        self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
+        self.violations = []
+        self.streams = []
+        self.buffers = {}       # handle -> Buffer
+        self.events = {}        # number -> Event, as opened anywhere
+        self.pinned = {}        # address -> (rank, buffer)
+        self.accesses = {}      # where -> [(low, high, write, component, tick, label)]
+        self.values = {}        # real address -> the clock of its writes
+        self.hosts = {}         # rank -> clock
+        self.meetings = {}
+        self.numbers = itertools.count(1)
+        self.addresses = itertools.count(_BASE, _GAP)
+        self.drivers = []
+        self.keep = []          # so that no address serves twice, nor a late access harms
+
+    def wrong(self, text):
+        self.violations.append(text)
+
+    # --- time
+
+    def step(self):
+        """Runs one piece of work, if any can."""
+        with self.lock:
+            heads = [s for s in self.streams if s.ops and (s.ops[0].ready is None or s.ops[0].ready())]
+            if not heads:
+                return False
+            stream = self.random.choices(heads, [s.weight for s in heads])[0]
+            op = stream.ops.popleft()
+            clock = stream.clock
+            _merge(clock, op.host)
+            if op.waits is not None:
+                _merge(clock, op.waits())
+            tick = clock[stream.number] = clock.get(stream.number, 0) + 1
+            if any(b.freed for b in op.buffers):
+                self.wrong(f"{op.label} of rank {stream.rank} uses memory that is freed")
+                return True
+            for span in op.reads:
+                self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+            for span in op.writes:
+                self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+            if op.run is not None:
+                op.run(clock)
+            return True
+
+    def _access(self, span, write, component, tick, clock, label):
+        low, high = span[0], span[0] + span[1]
+        if low == high:
+            return
+        kept = []
+        where = self.accesses.setdefault(low >> 40, [])
+        for other in where:
+            olow, ohigh, owrite, ocomponent, otick, olabel = other
+            ordered = clock.get(ocomponent, 0) >= otick
+            if olow < high and low < ohigh and (write or owrite) and not ordered:
+                self.wrong(f"race: {label} {'writes' if write else 'reads'} what {olabel} "
+                           f"{'writes' if owrite else 'reads'}")
+            if not (ordered and write and low <= olow and ohigh <= high):
+                kept.append(other)
+        kept.append((low, high, write, component, tick, label))
+        self.accesses[low >> 40] = kept
+
+    def host_access(self, rank, reads, writes, label):
+        """The CPU's, in the thread of a rank."""
+        with self.lock:
+            clock = self.hosts.setdefault(rank, {})
+            component = f"host {rank}"
+            tick = clock[component] = clock.get(component, 0) + 1
+            for spans, write in ((reads, False), (writes, True)):
+                for span in spans:
+                    self._access(span, write, component, tick, clock, f"{label} of rank {rank}'s CPU")
+
+    def forget(self, low, nbytes):
+        """Memory goes back to where it came from."""
+        with self.lock:
+            where = self.accesses.get(low >> 40, [])
+            self.accesses[low >> 40] = [a for a in where if a[1] <= low or low + nbytes <= a[0]]
+
+    def pace(self):
+        with self.lock:
+            if self.random.random() >= self.laziness:
+                for _ in range(self.random.choice([1, 1, 2, 5])):
+                    self.step()
+
+    def settle(self):
+        """Runs all that can run: torch.cuda.synchronize on every device."""
+        while self.step():
+            pass
+
+    # --- hosts
+
+    def enter(self, key, rank):
+        with self.lock:
+            self.meetings.setdefault(key, {})[rank] = dict(self.hosts.setdefault(rank, {}))
+
+    def met(self, key, rank):
+        with self.lock:
+            for clock in self.meetings[key].values():
+                _merge(self.hosts[rank], clock)
+
+    def kill(self, rank):
+        """The process of a rank is gone: what it had queued never runs; what it had recorded counts as past."""
+        with self.lock:
+            for stream in self.streams:
+                if stream.rank == rank:
+                    stream.ops.clear()
+            for event in self.events.values():
+                if event.owner == rank and event.latest is not None:
+                    event.latest.done = True
+            for buffer in self.buffers.values():
+                buffer.importers.discard(rank)
+            for event in self.drivers[rank].opened_events.values():
+                event.importers -= 1
+            self.drivers[rank].dead = True
+
+    def leaks(self, but=()):
+        """What is left that belongs to ranks other than ``but``."""
+        with self.lock:
+            left = [f"rank {b.owner}: {b.nbytes} bytes" for b in self.buffers.values() if not b.freed and b.owner not in but]
+            left += [f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but]
+            left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
+            left += [f"rank {d.rank}: an opened address or event" for d in self.drivers
+                     if d.rank not in but and (d.opened_events or any(not own for _, own in d.maps.values()))]
+            return left
+
+
+def _merge(clock, other):
+    for component, tick in other.items():
+        if clock.get(component, 0) < tick:
+            clock[component] = tick
+
+
+class FakeDriver(Driver):
+    """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry."""
+
+    def __init__(self, world, rank, gpu="GPU-0", process=None):
+        self.world, self.rank = world, rank
+        self.device = torch.device("cuda", 0)
+        self.uuid, self.process = gpu, rank if process is None else process
+        self.maps = {}          # address -> (Buffer, own)
+        self.opened_events = {}
+        self.fails = {}
+        self.dead = False
+        self.is_capturing = False
+        self.round = None       # what records and waits are expected to carry: set by tests of the order
+        self._here = threading.local()
+        with world.lock:
+            world.drivers.append(self)
+            self.default = self._new_stream()
+
+    # --- how it is called
+
+    @contextlib.contextmanager
+    def activate(self):
+        depth = getattr(self._here, "depth", 0)
+        self._here.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._here.depth = depth
+
+    def _called(self, name):
+        if not getattr(self._here, "depth", 0):
+            self.world.wrong(f"{name} of rank {self.rank} with another device active")
+        if self.dead:
+            raise RuntimeError("this process is gone")
+        if name in self.fails:
+            raise self.fails.pop(name)
+        self.world.pace()
+
+    def _span(self, address, nbytes, what):
+        """(real address, its Buffer or None)"""
+        if address < _BASE or address >= _BASE + (1 << 40):
+            return address, None
+        for base, (buffer, _) in self.maps.items():
+            if base <= address and address + nbytes <= base + buffer.nbytes:
+                return buffer.real + address - base, buffer
+        self.world.wrong(f"{what} of rank {self.rank} uses an address that is not mapped there")
+        raise RuntimeError(f"illegal address {address:#x} in {what}")
+
+    def _enqueue(self, stream, op):
+        with self.world.lock:
+            op.host = dict(self.world.hosts.setdefault(self.rank, {}))
+            self._stream(stream).ops.append(op)
+        self.world.pace()
+
+    def _stream(self, number):
+        stream = self.world.streams[number - 1]
+        if stream.rank != self.rank:
+            self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
+        return stream
+
+    # --- memory
+
+    def allocate(self, nbytes):
+        with self.world.lock:
+            self._called("allocate")
+            buffer = Buffer(self.rank, nbytes)
+            address = next(self.world.addresses)
+            for _ in range(nbytes // _GAP):
+                next(self.world.addresses)
+            self.maps[address] = (buffer, True)
+            self.world.buffers[f"memory {next(self.world.numbers)}".ljust(64)] = buffer
+            return address
+
+    def free(self, address):
+        with self.world.lock:
+            self._called("free")
+            buffer, own = self.maps.pop(address, (None, False))
+            if buffer is None or not own:
+                return self.world.wrong(f"rank {self.rank} frees what it has not allocated")
+            if buffer.importers:
+                self.world.wrong(f"rank {self.rank} frees memory that ranks {sorted(buffer.importers)} have open")
+            self._unused(buffer, "frees")
+            buffer.freed = True
+            self.world.forget(buffer.real, buffer.nbytes)
+
+    def _unused(self, buffer, what):
+        for stream in self.world.streams:
+            if any(buffer in op.buffers for op in stream.ops) and (stream.rank == self.rank or what == "frees"):
+                self.world.wrong(f"rank {self.rank} {what} memory that rank {stream.rank}'s stream still uses")
+
+    def export_memory(self, address):
+        with self.world.lock:
+            self._called("export_memory")
+            return next(h for h, b in self.world.buffers.items() if b is self.maps[address][0]).encode()
+
+    def open_memory(self, handle):
+        with self.world.lock:
+            self._called("open_memory")
+            buffer = self.world.buffers[handle.decode()]
+            if self.world.drivers[buffer.owner].process == self.process:
+                self.world.wrong(f"rank {self.rank} opens memory of its own process")
+                raise RuntimeError("invalid device context")
+            if buffer.freed:
+                self.world.wrong(f"rank {self.rank} opens memory that is freed")
+            buffer.importers.add(self.rank)
+            address = next(self.world.addresses)
+            for _ in range(buffer.nbytes // _GAP):
+                next(self.world.addresses)
+            self.maps[address] = (buffer, False)
+            return address
+
+    def close_memory(self, address):
+        with self.world.lock:
+            self._called("close_memory")
+            buffer, own = self.maps.pop(address, (None, True))
+            if own:
+                return self.world.wrong(f"rank {self.rank} closes what it has not opened")
+            self._unused(buffer, "closes")
+            buffer.importers.discard(self.rank)
+
+    def allocate_pinned(self, nbytes):
+        with self.world.lock:
+            self._called("allocate_pinned")
+            buffer = Buffer(self.rank, nbytes)
+            self.world.pinned[buffer.real] = (self.rank, buffer)
+            return buffer.real
+
+    def free_pinned(self, address):
+        with self.world.lock:
+            self._called("free_pinned")
+            if address not in self.world.pinned:
+                return self.world.wrong(f"rank {self.rank} frees pinned memory that is not there")
+            _, buffer = self.world.pinned.pop(address)
+            self.world.keep.append(buffer)
+            for stream in self.world.streams:
+                for op in stream.ops:
+                    if any(a < address + buffer.nbytes and address < a + n for a, n in op.reads + op.writes):
+                        self.world.wrong(f"rank {self.rank} frees pinned memory under a copy")
+            self.world.forget(address, buffer.nbytes)
+
+    # --- streams and events
+
+    def _new_stream(self):
+        with self.world.lock:
+            stream = Stream(len(self.world.streams) + 1, self.rank, self.world.random.choice([1, 1, 0.02, 20]))
+            self.world.streams.append(stream)
+            return stream.number
+
+    def create_stream(self):
+        self._called("create_stream")
+        return self._new_stream()
+
+    def current_stream(self):
+        return getattr(self._here, "stream", self.default)
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        """torch.cuda.stream, for the calling thread."""
+        before = self.current_stream()
+        self._here.stream = stream
+        try:
+            yield
+        finally:
+            self._here.stream = before
+
+    def capturing(self):
+        return self.is_capturing
+
+    def create_event(self, shared=False):
+        with self.world.lock:
+            self._called("create_event")
+            number = next(self.world.numbers)
+            self.world.events[number] = event = Event(self.rank)
+            event.shared = shared
+            return number
+
+    def destroy_event(self, event):
+        with self.world.lock:
+            self._called("destroy_event")
+            if event in self.opened_events:
+                self.opened_events.pop(event).importers -= 1
+                return
+            found = self.world.events[event]
+            if found.importers:
+                self.world.wrong(f"rank {self.rank} destroys an event that others have open")
+            if found.destroyed or found.owner != self.rank:
+                self.world.wrong(f"rank {self.rank} destroys an event twice, or another's")
+            found.destroyed = True
+
+    def export_event(self, event):
+        with self.world.lock:
+            self._called("export_event")
+            if not self.world.events[event].shared:
+                self.world.wrong(f"rank {self.rank} exports an event that is not interprocess")
+            return f"event {event}".ljust(64).encode()
+
+    def open_event(self, handle):
+        with self.world.lock:
+            self._called("open_event")
+            event = self.world.events[int(handle.decode().split()[1])]
+            if self.world.drivers[event.owner].process == self.process:
+                self.world.wrong(f"rank {self.rank} opens an event of its own process")
+            event.importers += 1
+            number = next(self.world.numbers)
+            self.opened_events[number] = event
+            return number
+
+    def _event(self, event, what):
+        found = self.opened_events.get(event) or self.world.events[event]
+        if found.owner != self.rank and event not in self.opened_events:
+            self.world.wrong(f"rank {self.rank} uses an event of rank {found.owner} that it has not opened")
+        if found.destroyed:
+            self.world.wrong(f"{what} of rank {self.rank} uses an event that is destroyed")
+        return found
+
+    def record(self, event, stream):
+        with self.world.lock:
+            self._called("record")
+            record = self._event(event, "record").latest = Record(self.round)
+
+            def run(clock):
+                record.done, record.clock = True, dict(clock)
+
+            self._enqueue(stream, Op("record", run=run))
+
+    def wait(self, stream, event):
+        with self.world.lock:
+            self._called("wait")
+            record = self._event(event, "wait").latest
+            if record is None:
+                self.world.wrong(f"rank {self.rank} waits for an event that was never recorded")
+                return
+            if self.round is not None and record.tag is not None and record.tag != self.round:
+                self.world.wrong(f"rank {self.rank} waits for {self.round} of an event that stands at {record.tag}")
+            self._enqueue(stream, Op("wait", ready=lambda: record.done, waits=lambda: record.clock))
+
+    def done(self, event):
+        with self.world.lock:
+            self._called("done")
+            record = self._event(event, "done").latest
+            if record is None:
+                return True
+            if not record.done:
+                self.world.step()
+            if record.done:
+                _merge(self.world.hosts.setdefault(self.rank, {}), record.clock)
+            return record.done
+
+    def write_value(self, stream, address, value):
+        with self.world.lock:
+            self._called("write_value")
+            real, buffer = self._span(address, 4, "write_value")
+
+            def run(clock):
+                ctypes.c_uint32.from_address(real).value = value
+                _merge(self.world.values.setdefault(real, {}), clock)
+
+            self._enqueue(stream, Op("write_value", run=run, buffers=[buffer]))
+
+    def wait_value(self, stream, address, value):
+        with self.world.lock:
+            self._called("wait_value")
+            real, buffer = self._span(address, 4, "wait_value")
+
+            def ready():
+                return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xffffffff).value >= 0
+
+            self._enqueue(stream, Op("wait_value", ready=ready, buffers=[buffer],
+                                     waits=lambda: self.world.values.get(real, {})))
+
+    # --- work
+
+    def copy(self, stream, target, source, nbytes):
+        with self.world.lock:
+            self._called("copy")
+            to, there = self._span(target, nbytes, "copy")
+            at, here = self._span(source, nbytes, "copy")
+            self._enqueue(stream, Op("copy", run=lambda clock: ctypes.memmove(to, at, nbytes), reads=[(at, nbytes)],
+                                     writes=[(to, nbytes)], buffers=[b for b in (there, here) if b]))
+
+    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+        with self.world.lock:
+            self._called("reduce")
+            nbytes = count * dtype.item_bytes
+            spans = [self._span(a, nbytes, "reduce") for a in [*sources, *targets]]
+            reals, n = [real for real, _ in spans], len(sources)
+            factors = factor if isinstance(factor, list) else [] if factor is None else [factor]
+
+            def run(clock):
+                result = ctypes.create_string_buffer(nbytes)
+                status = lib.c10d_reduce(dtype.code, redop, result, (ctypes.c_void_p * n)(*reals[:n]), n, count,
+                                         (ctypes.c_double * len(factors))(*factors) if factors else None)
+                if status:
+                    self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
+                for target in reals[n:]:
+                    ctypes.memmove(target, result, nbytes)
+
+            self._enqueue(stream, Op("reduce", run=run, reads=[(a, nbytes) for a in reals[:n]],
+                                     writes=[(a, nbytes) for a in reals[n:]], buffers=[b for _, b in spans if b]))
+
+    def copy_tensors(self, stream, pairs):
+        self._called("copy_tensors")
+        for destination, plain in pairs:
+            self.user(stream, lambda d=destination, p=plain: d.copy_(p.view(d.shape)), reads=[plain], writes=[destination])
+
+    def future(self):
+        return torch.futures.Future()
+
+    def resolve(self, future, value, events):
+        self._called("resolve")
+        for event in events:
+            self._event(event, "resolve")
+        future.set_result(value)
+
+    # --- for tests
+
+    def user(self, stream, run, reads=(), writes=(), ready=None):
+        """A kernel of the user's on tensors, which are CPU tensors here."""
+        def spans(tensors):
+            return [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
+
+        self._enqueue(stream, Op("user", ready=ready, run=lambda clock: run(), reads=spans(reads), writes=spans(writes)))

@@ -1,0 +1,134 @@
+"""The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
+from unittest import mock
+
+import pytest
+import torch
+from c10d_custom.transport.cuda import order, shared, staged, transport
+from c10d_custom.transport.cuda.flight import Flight
+from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
+from c10d_custom.transport.shm import ShmTransport
+from fake_driver import FakeDriver
+from test_shared import program
+from thread_ranks import run_ranks
+
+EVENTS, VALUES, STAGED = {"cuda_mode": "shared"}, {"cuda_mode": "shared", "cuda_order": "values"}, {"cuda_mode": "staged"}
+
+
+def nothing(*_, **__):
+    pass
+
+
+def off(target, name, new=nothing, *more):
+    return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
+
+
+_PUT, _TAKE = shared._Run._put, shared._Run._take
+
+
+def published_before_it_is_put(self, put, readers=None):
+    k = _PUT(self, nothing, readers)
+    put(self._bases(k)[self.me])
+    return k
+
+
+def released_before_it_is_taken(self, k, take, sources=None):
+    _TAKE(self, k, nothing, sources)
+    take(self._bases(k))
+
+
+def one_half(self, k):
+    return [self.peers.staging[r] for r in range(self.n)]
+
+
+def backwards(driver, stream, dtype, redop, factor, sources, targets, count):
+    _REDUCE(driver, stream, dtype, redop, factor, sources[::-1], targets, count)
+
+
+_REDUCE = FakeDriver.reduce
+
+
+def slot_of_its_own(self, call, slot, lo, hi, in_place):
+    return _FETCH(self, call, 0, lo, hi, in_place)
+
+
+_FETCH = staged.StagedCollectives._fetch
+
+
+def finished_at_once(self, stream):
+    _BEGIN(self, stream)
+    _FINISH(self, stream)
+
+
+def not_finished_again(self, stream):
+    if self.end is None:
+        _FINISH(self, stream)
+
+
+_BEGIN, _FINISH = Flight.begin, Flight.finish
+
+
+def hasty(seed, size, steps, config, seconds):
+    """A group that is destroyed as soon as its last collective is enqueued."""
+    def body(r):
+        t = torch.ones(5000)
+        r.fill(t, torch.ones(5000))
+        r.pg.allreduce([t]).wait()
+
+    run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
+
+
+MUTATIONS = {
+    "no wait for what was published": (EVENTS, lambda: off(EventOrder, "arrive")),
+    "no wait for the readers": (EVENTS, lambda: off(EventOrder, "reuse")),
+    "nothing is recorded when published": (EVENTS, lambda: off(EventOrder, "publish")),
+    "nothing is recorded when released": (EVENTS, lambda: off(EventOrder, "release")),
+    "published before it is put": (EVENTS, lambda: off(shared._Run, "_put", published_before_it_is_put)),
+    "released before it is taken": (EVENTS, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
+    "no meeting but the first": (EVENTS, lambda: off(EventOrder, "meets", False)),
+    "one half for all rounds": (EVENTS, lambda: off(shared._Run, "_bases", one_half)),
+    "one event for all rounds": (EVENTS, lambda: off(order, "HALVES", 1)),
+    "only the first source is waited for": (EVENTS, lambda: off(
+        EventOrder, "arrive", lambda self, stream, k, sources, real=EventOrder.arrive: real(self, stream, k, list(sources)[:1]))),
+    "only the first reader is waited for": (EVENTS, lambda: off(
+        EventOrder, "reuse", lambda self, stream, k, readers, real=EventOrder.reuse: real(self, stream, k, list(readers)[:1]))),
+    "the sources backwards": (EVENTS, lambda: off(FakeDriver, "reduce", backwards)),
+    "the caller's stream is not waited for": (EVENTS, lambda: off(Flight, "begin")),
+    "the caller's stream does not wait": (EVENTS, lambda: off(Flight, "join")),
+    "the end is recorded at the beginning": (EVENTS, lambda: off(Flight, "begin", finished_at_once, "finish", not_finished_again)),
+    "freed without waiting for those who have it open": (EVENTS, lambda: off(ShmTransport, "unmarked", lambda self, mark: [])),
+    "closed while the stream is at work": (EVENTS, lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
+                                           hasty),
+    "values: no wait for what was published": (VALUES, lambda: off(ValueOrder, "arrive")),
+    "values: no wait for the readers": (VALUES, lambda: off(ValueOrder, "reuse")),
+    "values: published before it is put": (VALUES, lambda: off(shared._Run, "_put", published_before_it_is_put)),
+    "values: released before it is taken": (VALUES, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
+    "values: a wait for one round too few": (VALUES, lambda: off(
+        ValueOrder, "arrive", lambda self, stream, k, sources, real=ValueOrder.arrive: real(self, stream, k - 1, sources))),
+    "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
+    "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
+    "staged: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin")),
+    "staged: the caller's stream does not wait": (STAGED, lambda: off(Flight, "join")),
+}
+
+
+def test_what_is_left_as_it_is_passes():
+    for seed in range(6):
+        program(seed, 3, 12, EVENTS)
+        hasty(seed, 3, 1, EVENTS, 10.0)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_is_left_out_is_noticed(name, monkeypatch):
+    config, mutation, *other = MUTATIONS[name]
+    run = other[0] if other else program
+    monkeypatch.setattr(transport, "_DRAIN", 0.3)
+    caught = []
+    with mutation():
+        for seed in range(6):
+            try:
+                run(seed, 3, 12, config, seconds=3.0)
+            except AssertionError as error:
+                caught.append(error)
+                break
+    assert caught, "no test failed"
+    print(f"{name}: caught at seed {seed}: {str(caught[0])[:200]} {str(caught[0].__cause__)[:160]}")

@@ -1,0 +1,208 @@
+"""Ranks as threads of this process: real groups over real shared memory, with a simulated GPU under them. CPU
+tensors stand in for those of a GPU, except within `cpu_tensors`."""
+import contextlib
+import gc
+import threading
+import time
+from datetime import timedelta
+from unittest import mock
+
+import torch
+from torch.distributed import HashStore, PrefixStore
+
+from c10d_custom import collectives, process_group
+from c10d_custom.config import Config
+from c10d_custom.process_group import CustomProcessGroup
+from c10d_custom.exchange import Exchange
+from c10d_custom.transport.cuda import driver as cuda_driver
+from c10d_custom.transport.cuda.flight import poll
+from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.transport.devices import ByDevice
+from c10d_custom.transport.shm import ShmTransport
+
+from fake_driver import FakeDriver, World
+
+SMALL = {"spin_us": 0, "cuda_staging_bytes": 65536, "cuda_one_shot_bytes": 4096}
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def cpu_tensors():
+    """What the calling thread communicates in here are CPU tensors after all."""
+    before = getattr(_here, "cpu", False)
+    _here.cpu = True
+    try:
+        yield
+    finally:
+        _here.cpu = before
+
+
+def _device_of(tensor):
+    return None if getattr(_here, "cpu", False) else torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def standing_in(driver_of):
+    """Tensors count as those of cuda:0, with the driver that ``driver_of(device)`` gives."""
+    quick = CustomProcessGroup._quick
+
+    def _quick(self, tensor, op):
+        return quick(self, tensor, op) if getattr(_here, "cpu", False) else None
+
+    def kept(function):
+        # The stand-ins' memory is not freed in the order of a stream, as that of CUDA tensors is.
+        def wrapped(*arguments):
+            t = function(*arguments)
+            if t is not arguments[0] and hasattr(_here, "driver"):
+                _here.driver.world.keep.append(t)
+            return t
+        return wrapped
+
+    with mock.patch.object(collectives, "device_of", _device_of), \
+            mock.patch.object(collectives, "source", kept(collectives.source)), \
+            mock.patch.object(collectives, "target", kept(collectives.target)), \
+            mock.patch.object(CustomProcessGroup, "_quick", _quick), \
+            mock.patch.object(cuda_driver, "driver_of", driver_of):
+        yield
+
+
+def _told(step, kind, back):
+    """A step of EventOrder that tells the driver which round's record it makes or means."""
+    def told(self, stream, k, *ranks):
+        self._driver.round = kind, k - back
+        try:
+            step(self, stream, k, *ranks)
+        finally:
+            self._driver.round = None
+    return told
+
+
+@contextlib.contextmanager
+def rounds_told():
+    """A wait that takes another round's record than it means is a violation: recorded again too early, or not yet."""
+    with contextlib.ExitStack() as stack:
+        for name, kind, back in (("publish", "published", 0), ("arrive", "published", 0), ("release", "released", 0),
+                                 ("reuse", "released", 2)):
+            stack.enter_context(mock.patch.object(EventOrder, name, _told(getattr(EventOrder, name), kind, back)))
+        yield
+
+
+class Met:
+    """The CPU transport, telling the World when hosts meet and what memory the CPU touches."""
+
+    def __init__(self, cpu, world, key):
+        self.__dict__.update(cpu=cpu, world=world, key=key, calls=0)
+
+    def __getattr__(self, name):
+        return getattr(self.cpu, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.cpu if name == "name" else self, name, value) if name == "name" else self.__dict__.update({name: value})
+
+    def _meeting(self, function, *arguments):
+        self.calls += 1
+        key = self.key, self.calls
+        self.world.enter(key, self.cpu.rank)
+        result = function(*arguments)
+        self.world.met(key, self.cpu.rank)
+        return result
+
+    def _touch(self, call):
+        spans = [[(t.data_ptr(), t.nbytes) for t in tensors] for tensors in (call.inputs, call.outputs)]
+        self.world.host_access(self.cpu.rank, *spans, call.name)
+
+    def run(self, call):
+        self._touch(call)
+        self._meeting(self.cpu.run, call)
+
+    def agree(self, call, seconds):
+        return self._meeting(self.cpu.agree, call, seconds)
+
+    def meet(self, call, number, seconds):
+        return self._meeting(self.cpu.meet, call, number, seconds)
+
+    def post(self, message):
+        t = message.tensor
+        spans = [(t.data_ptr(), t.nbytes)]
+        self.world.host_access(self.cpu.rank, [] if message.is_recv else spans, spans if message.is_recv else [],
+                               message.name)
+        return self.cpu.post(message)
+
+
+class Rank:
+    """What a test's body gets: ``pg``, ``driver``, ``rank``, ``size``."""
+
+    def __init__(self, pg, driver, cpu, rank, size, world):
+        self.pg, self.driver, self.cpu, self.rank, self.size, self.world = pg, driver, cpu, rank, size, world
+        self.keep = world.keep
+
+    def fill(self, tensor, values, stream=None):
+        """Queues a kernel that writes ``values`` into ``tensor``."""
+        self.keep += [tensor, values]
+        with self.driver.activate():
+            self.driver.user(self.driver.current_stream() if stream is None else stream, lambda: tensor.copy_(values),
+                             writes=[tensor])
+
+    def synchronize(self, seconds=30.0):
+        """torch.cuda.current_stream().synchronize()"""
+        with self.driver.activate():
+            event = self.driver.create_event()
+            self.driver.record(event, self.driver.current_stream())
+            assert poll(lambda: self.driver.done(event), time.monotonic() + seconds, lambda: False), "the GPU hangs"
+            self.driver.destroy_event(event)
+
+    def read(self, tensor, into, stream=None):
+        """Queues a kernel that keeps what ``tensor`` then is in the list ``into``."""
+        self.keep.append(tensor)
+        with self.driver.activate():
+            self.driver.user(self.driver.current_stream() if stream is None else stream,
+                             lambda: into.append(tensor.clone()), reads=[tensor])
+
+
+def run_ranks(size, body, seed=0, laziness=None, config=None, gpus=None, seconds=60.0, world=None, drivers=None,
+              clean=True, may_race=False):
+    """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
+    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void."""
+    world = world or World(seed, laziness)
+    drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
+    store, results, errors = HashStore(), [None] * size, [None] * size
+    made = []
+    options = Config(**{**SMALL, **(config or {})})
+
+    def one(rank):
+        try:
+            _here.driver = drivers[rank]
+            cpu = Met(ShmTransport(Exchange(PrefixStore("x", store), rank, size, 30.0), options, "test",
+                                   list(range(size))), world, id(store))
+            transport = ByDevice(cpu, options, one_host=True)
+            pg = CustomProcessGroup(transport, store, rank, size, timedelta(seconds=seconds), "test")
+            made.append(pg)
+            results[rank] = body(Rank(pg, drivers[rank], cpu, rank, size, world))
+            pg.shutdown()
+        except BaseException as error:  # the main thread raises it
+            errors[rank] = error
+
+    with standing_in(lambda device: _here.driver), rounds_told():
+        threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(size)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(seconds + 15)
+        stuck = [r for r, t in enumerate(threads) if t.is_alive()]
+        for pg in made:
+            if any(errors):
+                pg.abort()
+    pg = None
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise AssertionError(f"rank {rank} (violations: {world.violations})") from error
+    assert not stuck, f"ranks {stuck} hang"
+    world.settle()
+    broken = [v for v in world.violations if not may_race or not v.startswith("race")]
+    assert not broken, broken
+    process_group._live.difference_update(made)
+    made.clear()
+    gc.collect()  # a Work that nobody waits for gives its events back when it goes
+    if clean:
+        assert not world.leaks(), world.leaks()
+    return results
