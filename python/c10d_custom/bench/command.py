@@ -8,13 +8,14 @@ import importlib.util
 import os
 
 from .. import dtypes
-from . import ranks, references, sweep
+from . import bar, cost_check, ddp, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
 from .values import REDOPS
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MODELS = "256x4,1024x6,2048x6"
 _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
@@ -65,6 +66,16 @@ def _positive(text):
     return value
 
 
+def _models(text):
+    try:
+        models = tuple(tuple(int(n) for n in model.split("x")) for model in text.split(","))
+    except ValueError:
+        models = ((),)
+    if any(len(m) != 2 or min(m) < 1 for m in models):
+        raise argparse.ArgumentTypeError(f"{text}: WIDTHxLAYERS, as in {_MODELS}")
+    return models
+
+
 def _calls(text):
     return None if text == "0" else _positive(text)
 
@@ -103,6 +114,16 @@ def add_to(commands):
     how.add_argument("--seconds", type=float, default=0.15, help="length of a block, about (default: %(default)s)")
     how.add_argument("-c", "--check", action="store_true",
                      help="check each result, bit for bit; #wrong counts elements, over all ranks")
+    instead = bench.add_argument_group("instead of the sweep over operations and sizes")
+    instead = instead.add_mutually_exclusive_group()
+    instead.add_argument("--ddp", type=_models, nargs="?", const=_MODELS, metavar="WIDTHxLAYERS[,...]",
+                         help=f"DDP steps of models of so many Linear layers, and what communication costs them "
+                              f"(without a value: {_MODELS})")
+    instead.add_argument("--bar", action="store_true",
+                         help="measure each row of the project's bar for speed: goal, figure, met or missed")
+    instead.add_argument("--cost", action="store_true",
+                         help="compare the cost model (bench/COST.md) with measurements at 2, 4, 8 and 16 ranks")
+    bench.add_argument("--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)")
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
     bench.set_defaults(run=lambda args: main(args, bench))
@@ -125,6 +146,8 @@ def _why_not(args):
         return f"{args.redop.lower()} has no meaning for {name_of(args.dtype)}"
     if any(o in ROOTED for o in args.operation) and not 0 <= args.root < ranks.count(args.ranks or 2):
         return f"--root {args.root}: no such rank"
+    if (args.bar or args.cost) and ranks.launched():
+        return "--bar and --cost launch their own runs: not under torchrun or mpirun"
     for file in (args.json, args.plot):
         if file and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
             return f"cannot write {file}"
@@ -144,6 +167,13 @@ def main(args, parser):
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)
+    if args.ddp:
+        return ranks.run(ddp.run, args.ranks or 2, ddp.Ddp(args.ddp, args.batch, args.against, args.busy,
+                                                           args.rounds * args.seconds * 10, args.json))
+    if args.bar:
+        return bar.main(args.busy, args.json)
+    if args.cost:
+        return cost_check.main(args.busy, args.json)
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
     todo = sweep.Sweep(args.operation, tuple(_sizes(args)), args.dtype, args.redop, args.root, args.asynchronous, args.against,
                        args.ratio_to or args.against[0], args.check, args.busy, plan, args.json, args.plot)

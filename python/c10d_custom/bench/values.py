@@ -16,6 +16,9 @@ def _exact(dtype):
     if dtype is torch.bool:
         return 1
     if dtype.is_floating_point or dtype.is_complex:
+        if dtype.itemsize == 1:  # finfo says other things of some of these
+            integers = torch.arange(256.0)
+            return int((integers.to(dtype).float() != integers).nonzero()[0]) - 1
         return int(2 / torch.finfo(dtype).eps)
     return torch.iinfo(dtype).max
 
