@@ -18,6 +18,10 @@ from .cost import cost
 from .parts import Part
 
 RANKS = (2, 4, 8, 16)
+SIZES = (16, 512, 16 << 10, 512 << 10, 16 << 20)
+# A larger host, by assumption: bytes per second that all its cores together read and write, and what it takes to see
+# a cache line that a peer has written. A core copies as fast as here.
+LARGE, LARGE_MEMORY, LINE = 64, 250e9, 100e-9
 FITTED_ON = (2, 4)  # the other numbers of ranks are predicted
 _RING = [0.05 * k for k in range(1, 31)]
 _PER_BLOCK = [0.0, *(0.005 * 1.35 ** k for k in range(20))]
@@ -63,8 +67,18 @@ def fit(known):
 
 def plan(busy):
     burn = ("--busy", str(busy)) if busy else ()
-    return [Part(f"{n} ranks", ("all", "-r", str(n), "-b", "16", "-e", "16M", "-f", "32", "--against", "noop,floor",
+    return [Part(f"{n} ranks", ("all", "-r", str(n), "-b", str(SIZES[0]), "-e", str(SIZES[-1]), "-f", "32", "--against", "noop,floor",
                                 "--rounds", "5", "--seconds", "0.03", *burn)) for n in RANKS]
+
+
+def large_host(measured):
+    """[Point] of as many ranks as cores, nothing measured: what the model says of it."""
+    alone = [p for p in measured if p.ranks <= p.cores and p.nbytes == max(SIZES)]
+    core = max(p.nbytes / p.floor for p in alone)
+    call = statistics.median(p.call for p in measured if p.ranks <= p.cores)
+    sync = 2 * (LARGE - 1) * LINE  # each peer's signal and fingerprint, one after the other
+    return [Point(o, LARGE, nbytes, LARGE, 0.0, call, sync, max(nbytes / core, 2 * LARGE * nbytes / LARGE_MEMORY))
+            for o in dict.fromkeys(p.operation for p in measured) for nbytes in SIZES]
 
 
 def errors(measured, parameters):
@@ -86,6 +100,15 @@ def text(measured, parameters):
     return "\n".join(lines)
 
 
+def text_of_large_host(measured, parameters):
+    expected = {(p.operation, p.nbytes): p.predicted(*parameters) * 1e6 for p in large_host(measured)}
+    lines = [f"predicted us, {LARGE} ranks on {LARGE} cores that move {LARGE_MEMORY / 1e9:.0f} GB/s together, {LINE * 1e9:.0f} ns for a "
+             "peer's cache line", f"{'operation':>15}" + "".join(f" {nbytes:>10}" for nbytes in SIZES)]
+    for operation in dict.fromkeys(o for o, _ in expected):
+        lines.append(f"{operation:>15}" + "".join(f" {expected[operation, nbytes]:>10.1f}" for nbytes in SIZES))
+    return "\n".join(lines)
+
+
 def main(busy, json_file, run=parts.run):
     about = {**environment.about(), "load": os.getloadavg()[0]}
     print(f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before\n", flush=True)
@@ -98,7 +121,8 @@ def main(busy, json_file, run=parts.run):
             return 1
     measured = [p for r in runs.values() for p in points(r)]
     parameters = fit([p for p in measured if p.ranks in FITTED_ON])
-    print(f"\n{text(measured, parameters)}\n\nload {os.getloadavg()[0]:.1f} after")
+    print(f"\n{text(measured, parameters)}\n\n"
+          f"{text_of_large_host(measured, parameters)}\n\nload {os.getloadavg()[0]:.1f} after")
     if json_file:
         with open(json_file, "w") as f:
             json.dump({**about, "busy": busy, "ring": parameters[0], "per_block": parameters[1], "parts": runs}, f, indent=1)
