@@ -106,11 +106,12 @@ def plan(busy):
     """The parts that ROWS need, all with so many busy cores."""
     burn = ("--busy", str(busy)) if busy else ()
     quick = ("--rounds", "5", "--seconds", "0.04", *burn)
+    long = ("--rounds", "7", "--seconds", "0.06", *burn)
     return [
-        Part("2 ranks", ("all_reduce", "-r", "2", "--against", "gloo,noop,floor", "--rounds", "7", "--seconds", "0.06", *burn)),
+        Part("2 ranks", ("all_reduce", "-r", "2", "--against", "gloo,noop,floor", *long)),
         Part("2 ranks, others", (",".join(OTHERS), "-r", "2", "-f", "64", *quick)),
         *(Part(f"{n} ranks", (",".join(("all_reduce", *OTHERS, *ROOTED)), "-r", str(n), "-f", "64", *quick)) for n in MANY),
-        Part("mpi", ("all_reduce", "-b", "64K", "--against", "mpi", "--rounds", "7", "--seconds", "0.06", *burn), mpi_ranks=2),
+        Part("mpi", ("all_reduce", "-b", "64K", "--against", "mpi", *long), mpi_ranks=2),
         Part("ddp", ("--ddp", "1024x6", "-r", "2", "--rounds", "10", *burn)),
     ]
 

@@ -88,8 +88,10 @@ def add_to(commands):
     bench.add_argument("operation", type=_operations, nargs="?", default="all_reduce", metavar="OPERATION[,...]",
                        help=f"of {', '.join(OPERATIONS)}; all (default: %(default)s)")
     what = bench.add_argument_group("what is called")
-    what.add_argument("-b", "--begin", type=size_in_bytes, default="4", metavar="BYTES", help="smallest size (default: 4)")
-    what.add_argument("-e", "--end", type=size_in_bytes, default="64M", metavar="BYTES", help="largest size (default: 64M)")
+    what.add_argument("-b", "--begin", type=size_in_bytes, default="4", metavar="BYTES",
+                      help="smallest size (default: %(default)s)")
+    what.add_argument("-e", "--end", type=size_in_bytes, default="64M", metavar="BYTES",
+                      help="largest size (default: %(default)s)")
     what.add_argument("-f", "--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
     what.add_argument("-d", "--dtype", type=_dtype, default="float32", help="default: %(default)s")
     what.add_argument("-o", "--redop", type=_redop, default="sum", metavar="REDOP",
@@ -101,7 +103,8 @@ def add_to(commands):
     where.add_argument("--against", type=_names, default="gloo", metavar="NAME[,...]",
                        help="other backends; mpi: raw MPI by mpi4py, under mpirun only; noop: a ProcessGroup that does "
                             "nothing; floor: all ranks copy so many bytes at once (default: %(default)s)")
-    where.add_argument("--ratio-to", metavar="NAME", help="what the last column compares with (default: the first of --against)")
+    where.add_argument("--ratio-to", metavar="NAME",
+                       help="what the last column compares with (default: the first of --against)")
     where.add_argument("--busy", type=int, default=0, metavar="N", help="meanwhile N more processes burn a core each")
     how = bench.add_argument_group("how it is timed")
     how.add_argument("-n", "--calls", type=_calls, help="timed calls of each (default: what fits --rounds times --seconds)")
@@ -117,7 +120,7 @@ def add_to(commands):
     instead = bench.add_argument_group("instead of the sweep over operations and sizes")
     instead = instead.add_mutually_exclusive_group()
     instead.add_argument("--ddp", type=_models, nargs="?", const=_MODELS, metavar="WIDTHxLAYERS[,...]",
-                         help=f"DDP steps of models of so many Linear layers, and what communication costs them "
+                         help="DDP steps of models of so many Linear layers, and what communication costs them "
                               f"(without a value: {_MODELS})")
     instead.add_argument("--bar", action="store_true",
                          help="measure each row of the project's bar for speed: goal, figure, met or missed")
@@ -175,6 +178,6 @@ def main(args, parser):
     if args.cost:
         return cost_check.main(args.busy, args.json)
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
-    todo = sweep.Sweep(args.operation, tuple(_sizes(args)), args.dtype, args.redop, args.root, args.asynchronous, args.against,
-                       args.ratio_to or args.against[0], args.check, args.busy, plan, args.json, args.plot)
+    todo = sweep.Sweep(args.operation, tuple(_sizes(args)), args.dtype, args.redop, args.root, args.asynchronous,
+                       args.against, args.ratio_to or args.against[0], args.check, args.busy, plan, args.json, args.plot)
     return ranks.run(sweep.run, args.ranks or 2, todo)

@@ -40,7 +40,9 @@ class Point:
 
     def predicted(self, ring, per_block):
         c, n = cost(self.operation, self.nbytes, self.ranks), self.ranks
-        weight = lambda m: (m.private + ring * m.ring) / (2 * self.nbytes)  # noqa: E731
+
+        def weight(moved):
+            return (moved.private + ring * moved.ring) / (2 * self.nbytes)
         together = weight(c.total(n)) / n * self.floor
         alone = weight(c.busiest) * self.floor * min(self.cores, n) / n
         blocks = max(c.blocks - 1, 0) * c.syncs
@@ -55,7 +57,8 @@ def points(run):
         times.setdefault((r["operation"], r["bytes"]), {})[r["reference"]] = r["median_us"] / 1e6
     smallest = times[min(k for k in times if k[0] == "all_reduce")]
     sync = max(smallest["custom"] - smallest["noop"], 1e-7)
-    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], sync, t["floor"]) for (operation, nbytes), t in times.items()]
+    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], sync, t["floor"])
+            for (operation, nbytes), t in times.items()]
 
 
 def fit(known):
@@ -67,8 +70,9 @@ def fit(known):
 
 def plan(busy):
     burn = ("--busy", str(busy)) if busy else ()
-    return [Part(f"{n} ranks", ("all", "-r", str(n), "-b", str(SIZES[0]), "-e", str(SIZES[-1]), "-f", "32", "--against", "noop,floor",
-                                "--rounds", "5", "--seconds", "0.03", *burn)) for n in RANKS]
+    sizes = ("-b", str(SIZES[0]), "-e", str(SIZES[-1]), "-f", "32")
+    return [Part(f"{n} ranks", ("all", "-r", str(n), *sizes, "--against", "noop,floor", "--rounds", "5", "--seconds", "0.03",
+                                *burn)) for n in RANKS]
 
 
 def large_host(measured):
@@ -86,13 +90,14 @@ def errors(measured, parameters):
 
 
 def text(measured, parameters):
-    lines = [f"{'operation':>15} {'ranks':>5} {'size':>10} {'blocks':>6} {'measured us':>12} {'predicted us':>12} {'error':>7}"]
+    head = f"{'operation':>15} {'ranks':>5} {'size':>10} {'blocks':>6} {'measured us':>12} {'predicted us':>12}"
+    lines = [f"{head} {'error':>7}"]
     for p in measured:
         expected = p.predicted(*parameters)
         lines.append(f"{p.operation:>15} {p.ranks:>5} {p.nbytes:>10} {cost(p.operation, p.nbytes, p.ranks).blocks:>6} "
                      f"{p.seconds * 1e6:>12.1f} {expected * 1e6:>12.1f} {expected / p.seconds - 1:>+7.0%}")
-    lines.append(f"\na ring's byte costs {parameters[0]:.2f} of one of private memory, a block's synchronisation {parameters[1]:.3f} of "
-                 f"a call's (fitted on {' and '.join(map(str, FITTED_ON))} ranks)")
+    lines.append(f"\na ring's byte costs {parameters[0]:.2f} of one of private memory, a block's synchronisation "
+                 f"{parameters[1]:.3f} of a call's (fitted on {' and '.join(map(str, FITTED_ON))} ranks)")
     for n in sorted({p.ranks for p in measured}):
         off = errors([p for p in measured if p.ranks == n], parameters)
         lines.append(f"{n:>3} ranks: median error {statistics.median(off):.0%}, largest {off[-1]:.0%}, of {len(off)} times"
@@ -102,8 +107,9 @@ def text(measured, parameters):
 
 def text_of_large_host(measured, parameters):
     expected = {(p.operation, p.nbytes): p.predicted(*parameters) * 1e6 for p in large_host(measured)}
-    lines = [f"predicted us, {LARGE} ranks on {LARGE} cores that move {LARGE_MEMORY / 1e9:.0f} GB/s together, {LINE * 1e9:.0f} ns for a "
-             "peer's cache line", f"{'operation':>15}" + "".join(f" {nbytes:>10}" for nbytes in SIZES)]
+    what = f"predicted us, {LARGE} ranks on {LARGE} cores that together move {LARGE_MEMORY / 1e9:.0f} GB/s"
+    lines = [f"{what}, {LINE * 1e9:.0f} ns for a peer's cache line",
+             f"{'operation':>15}" + "".join(f" {nbytes:>10}" for nbytes in SIZES)]
     for operation in dict.fromkeys(o for o, _ in expected):
         lines.append(f"{operation:>15}" + "".join(f" {expected[operation, nbytes]:>10.1f}" for nbytes in SIZES))
     return "\n".join(lines)

@@ -63,8 +63,9 @@ def run(ddp):
     groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend) and r.checked}
     first = next(name for name in (*groups, "custom") if name != "custom" or len(groups) == 1)
     say = print if rank == 0 else lambda *text, **how: None
-    say(f"torch {torch.__version__}, {table.place(hosts, ddp.busy)}\n\nDDP, {dist.get_world_size()} ranks, float32, batches of "
-        f"{ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local\n{_head(first)}")
+    say(f"torch {torch.__version__}, {table.place(hosts, ddp.busy)}\n\nDDP, {dist.get_world_size()} ranks, float32, batches "
+        f"of {ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local\n"
+        f"{_head(first)}")
     results = []
     with burning(ddp.busy if rank == 0 else 0):
         for width, layers in ddp.models:

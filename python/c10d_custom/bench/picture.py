@@ -1,4 +1,5 @@
-"""Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP scales."""
+"""Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP
+scales."""
 OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
 
 

@@ -81,14 +81,15 @@ def _of_size(sweep, case, usable):
     part = operation.takes_part(case.rank, case.size)
     timed = {name: Timed(r.bind(case, buffers), r.barrier, r.repeats(case), part) for name, r in usable.items()}
     wrong = {name: _wrong(t.call, buffers, usable[name]) if sweep.check else None for name, t in timed.items()}
-    return [_result(case, name, seconds, wrong[name], case.size) for name, seconds in times(timed, sweep.plan).items()]
+    return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
 def _of_operation(sweep, operation, timed, say):
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
     usable = {name: r for name, r in timed.items() if refusals[name] is None}
-    say(f"\n{operation}{', asynchronous' if sweep.asynchronous else ''}, {smallest.size} ranks; {table.HOW[sweep.plan.average]}")
+    say(f"\n{operation}{', asynchronous' if sweep.asynchronous else ''}, {smallest.size} ranks; "
+        f"{table.HOW[sweep.plan.average]}")
     for name, why in refusals.items():
         if why is not None:
             say(f"{name} is not timed: {why}")
