@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import demo_mpi
+from c10d_custom.bench.step_time import measure
 from demo_picture import draw
-from demo_timing import measure
 
 BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it evenly
 

@@ -38,9 +38,13 @@ LAYERS = [
     {"transport.composed", "transport.doubling"},
     {"transport.hierarchical"},
     {"process_group"},
-    {"__init__", "bench.operations", "bench.references", "bench.ranks", "bench.model", "bench.picture"},
-    {"bench.command", "bench.fit"},
-    {"bench.model_command"},
+    {"__init__", "bench.case", "bench.values", "bench.noop", "bench.busy", "bench.environment", "bench.parts", "bench.ranks",
+     "bench.cost", "bench.model", "bench.picture"},
+    {"bench.operations", "bench.raw_mpi", "bench.floor", "bench.step_time", "bench.timing", "bench.table",
+     "bench.sweep_picture", "bench.fit", "bench.bar", "bench.cost_check"},
+    {"bench.references", "bench.model_command"},
+    {"bench.sweep", "bench.ddp"},
+    {"bench.command"},
     {"__main__"},
 ]
 SAME_LAYER = {("sparse", "collectives"), ("transport.cuda.driver", "transport.cuda.kernels")}

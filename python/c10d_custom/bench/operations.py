@@ -8,17 +8,7 @@ from typing import Callable
 
 import torch
 
-_PERIOD = 11
-
-
-def _values(count, of_ranks, first=0):
-    """Elements ``first`` to ``first + count`` of the check's input, summed over ``of_ranks``: small integers,
-    so that float32 sums are exact in any order; they differ from rank to rank and between neighbours."""
-    one = torch.zeros(_PERIOD)
-    for rank in of_ranks:
-        one += (torch.arange(_PERIOD) + 3 * rank) % _PERIOD + 1
-    first %= _PERIOD
-    return one.repeat((first + count) // _PERIOD + 1)[first:first + count]
+from .values import Values, differing, overwrite, zeros
 
 
 @dataclass(frozen=True)
@@ -28,94 +18,110 @@ class Buffers:
     source: torch.Tensor | None
     target: torch.Tensor | None
     given: Callable  # () -> what source holds before a checked call
-    expected: Callable  # () -> what target must hold after it
+    expected: Callable  # () -> what target must hold after it; None where that is not defined
 
     def clear(self):
         """Timed calls move zeros: repeated in-place sums would overflow."""
         for t in (self.source, self.target):
             if t is not None:
-                t.zero_()
+                t.view(torch.uint8).zero_()
 
     def fill(self):
         if self.target is not None:
-            self.target.fill_(-1)
+            overwrite(self.target)
         if self.source is not None:
             self.source.copy_(self.given())
 
     def wrong(self):
         """How many elements of target are not what they must be."""
-        return 0 if self.target is None else int((self.target != self.expected()).sum())
+        expected = None if self.target is None else self.expected()
+        return 0 if expected is None else differing(self.target, expected)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``make(count, rank, size)`` gives the Buffers of one operation on ``count`` float32 elements, ``bus_factor(size)``
-    turns algbw into busbw. The size column is the bytes of the largest buffer."""
+    """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
+    ranks)`` is false for a rank that does nothing. The size column is the bytes of the largest buffer."""
     make: Callable
     bus_factor: Callable
+    takes_part: Callable = lambda rank, ranks: True
+
+    def split(self, count, ranks):
+        """``count`` rounded to what can be cut into equal parts, at least one element each."""
+        return max(1, count // ranks) * ranks if self.make in _CUT else count
 
 
-def _in_place(expected_on):
-    """One tensor of ``count`` elements; ``expected_on(rank, size)`` names the ranks whose values sum up in it
-    (None: its content afterwards is not defined)."""
-    def make(count, rank, size):
-        t, ranks = torch.zeros(count), expected_on(rank, size)
-        return Buffers(t, t, lambda: _values(count, [rank]), lambda: t if ranks is None else _values(count, ranks))
-    return make
+def _values(c):
+    return Values(c.dtype, c.redop, c.size)
 
 
-def _all_gather(count, rank, size):
-    each = max(1, count // size)
-    return Buffers(torch.zeros(each), torch.zeros(each * size), lambda: _values(each, [rank]),
-                   lambda: torch.cat([_values(each, [r]) for r in range(size)]))
+def _all_reduce(c):
+    t, v = zeros(c.count, c.dtype), _values(c)
+    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count))
 
 
-def _reduce_scatter(count, rank, size):
-    each = max(1, count // size)
-    return Buffers(torch.zeros(each * size), torch.zeros(each), lambda: _values(each * size, [rank]),
-                   lambda: _values(each, range(size), rank * each))
+def _reduce(c):
+    t, v = zeros(c.count, c.dtype), _values(c)
+    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count) if c.rank == c.root else None)
 
 
-def _all_to_all(count, rank, size):
-    each = max(1, count // size)
-    return Buffers(torch.zeros(each * size), torch.zeros(each * size), lambda: _values(each * size, [rank]),
-                   lambda: torch.cat([_values(each, [r], rank * each) for r in range(size)]))
+def _broadcast(c):
+    t, v = zeros(c.count, c.dtype), _values(c)
+    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(c.root, c.count))
 
 
-def _gather(count, rank, size):
-    each = max(1, count // size)
-    return Buffers(torch.zeros(each), torch.zeros(each * size) if rank == 0 else None, lambda: _values(each, [rank]),
-                   lambda: torch.cat([_values(each, [r]) for r in range(size)]))
+def _all_gather(c):
+    each, v = c.count // c.size, _values(c)
+    return Buffers(zeros(each, c.dtype), zeros(c.count, c.dtype), lambda: v.of(c.rank, each),
+                   lambda: torch.cat([v.of(r, each) for r in range(c.size)]))
 
 
-def _scatter(count, rank, size):
-    each = max(1, count // size)
-    return Buffers(torch.zeros(each * size) if rank == 0 else None, torch.zeros(each),
-                   lambda: _values(each * size, [0]), lambda: _values(each, [0], rank * each))
+def _reduce_scatter(c):
+    each, v = c.count // c.size, _values(c)
+    return Buffers(zeros(c.count, c.dtype), zeros(each, c.dtype), lambda: v.of(c.rank, c.count),
+                   lambda: v.reduced(each, c.rank * each))
 
 
-def _twice(size):
-    return 2 * (size - 1) / size
+def _all_to_all(c):
+    each, v = c.count // c.size, _values(c)
+    return Buffers(zeros(c.count, c.dtype), zeros(c.count, c.dtype), lambda: v.of(c.rank, c.count),
+                   lambda: torch.cat([v.of(r, each, c.rank * each) for r in range(c.size)]))
 
 
-def _rooted(size):
-    return (size - 1) / size
+def _gather(c):
+    each, v = c.count // c.size, _values(c)
+    return Buffers(zeros(each, c.dtype), zeros(c.count, c.dtype) if c.rank == c.root else None,
+                   lambda: v.of(c.rank, each), lambda: torch.cat([v.of(r, each) for r in range(c.size)]))
 
 
-def _every(rank, size):
-    return range(size)
+def _scatter(c):
+    each, v = c.count // c.size, _values(c)
+    return Buffers(zeros(c.count, c.dtype) if c.rank == c.root else None, zeros(each, c.dtype),
+                   lambda: v.of(c.root, c.count), lambda: v.of(c.root, each, c.rank * each))
+
+
+def _send_recv(c):
+    t, v = zeros(c.count, c.dtype), _values(c)
+    whose = 0 if c.rank == c.size - 1 else c.rank
+    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(whose, c.count))
+
+
+_CUT = {_all_gather, _reduce_scatter, _all_to_all, _gather, _scatter}
+
+
+def _parts(n):
+    return (n - 1) / n
 
 
 OPERATIONS = {
-    "all_reduce": Operation(_in_place(_every), _twice),
-    "all_reduce_async": Operation(_in_place(_every), _twice),
-    "broadcast": Operation(_in_place(lambda rank, size: [0]), lambda n: 1),
-    "reduce": Operation(_in_place(lambda rank, size: None if rank else range(size)), lambda n: 1),
-    "all_gather": Operation(_all_gather, _rooted),
-    "reduce_scatter": Operation(_reduce_scatter, _rooted),
-    "all_to_all": Operation(_all_to_all, _rooted),
-    "gather": Operation(_gather, _rooted),
-    "scatter": Operation(_scatter, _rooted),
-    # Half a round trip each way between the first rank and the last: other hosts' where there are several.
-    "send_recv": Operation(_in_place(lambda rank, size: [0] if rank == size - 1 else [rank]), lambda n: 2),
+    "all_reduce": Operation(_all_reduce, lambda n: 2 * _parts(n)),
+    "broadcast": Operation(_broadcast, lambda n: 1),
+    "reduce": Operation(_reduce, lambda n: 1),
+    "all_gather": Operation(_all_gather, _parts),
+    "reduce_scatter": Operation(_reduce_scatter, _parts),
+    "all_to_all": Operation(_all_to_all, _parts),
+    "gather": Operation(_gather, _parts),
+    "scatter": Operation(_scatter, _parts),
+    # There and back between the first rank and the last: other hosts' where there are several.
+    "send_recv": Operation(_send_recv, lambda n: 2, lambda rank, ranks: rank in (0, ranks - 1)),
 }

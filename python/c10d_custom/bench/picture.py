@@ -1,4 +1,5 @@
-"""The model's picture: all_reduce over the number of hosts, with what was measured, and how DDP scales."""
+"""Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP
+scales."""
 OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
 
 
@@ -9,16 +10,22 @@ def readable(nbytes):
     return f"{nbytes:g} B"
 
 
-def draw(path, title, hosts, sizes, curves, points, scaling):
-    """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":
-    [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``:
-    {"hierarchical": [efficiency for each of hosts], ...}"""
+def pyplot():
     try:
         import matplotlib
     except ImportError as error:
         raise SystemExit("--plot draws with matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def draw(path, title, hosts, sizes, curves, points, scaling):
+    """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":
+    [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``:
+    {"hierarchical": [efficiency for each of hosts], ...}"""
+    plt = pyplot()
     from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
     figure, (times, ddp) = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")

@@ -1,7 +1,9 @@
 """How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us."""
+import itertools
 import os
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -27,6 +29,13 @@ def launched():
 def is_first():
     """Whether a launched process is rank 0. RANK, where set, wins over MPI's, as in init_process_group."""
     return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else detect().rank == 0
+
+
+def count(ranks):
+    """How many ranks the job has, or would have: ``ranks``, if this process is to start them."""
+    if not launched():
+        return ranks
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else detect().size
 
 
 def run(function, ranks, *args):
@@ -65,6 +74,20 @@ def _run(function, args, **init):
     failed = function(*args)
     dist.destroy_process_group()
     return bool(failed)
+
+
+_sums = itertools.count()
+
+
+def sum_through_store(number):
+    """The sum over all ranks, by nothing that the benchmark times."""
+    # c10d gives the default group's store by this name alone.
+    store, key = dist.PrefixStore("bench", dist.distributed_c10d._get_default_store()), f"sum {next(_sums)}"
+    store.add(key, number)
+    store.add(f"{key} ranks", 1)
+    while store.add(f"{key} ranks", 0) < dist.get_world_size():
+        time.sleep(0.001)
+    return store.add(key, 0)
 
 
 def hosts():

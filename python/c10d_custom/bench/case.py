@@ -1,0 +1,41 @@
+"""What one measurement is of: an operation, on how many bytes of what, with what options."""
+from dataclasses import dataclass
+
+import torch
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+# nccl-tests' names beside torch's.
+_ALIASES = {"half": torch.float16, "float": torch.float32, "double": torch.float64}
+
+
+class Unavailable(Exception):
+    """This reference cannot be timed here, or not on this case; the message says why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Case:
+    operation: str
+    count: int  # elements of the largest buffer
+    dtype: torch.dtype
+    redop: str | None  # "SUM", ...; None where the operation does not reduce
+    root: int  # -1 where the operation has none
+    asynchronous: bool
+    rank: int
+    size: int  # ranks
+
+    @property
+    def nbytes(self):
+        return self.count * self.dtype.itemsize
+
+
+def dtype_named(name):
+    """KeyError for a name that is no dtype's."""
+    dtype = _ALIASES.get(name, getattr(torch, name, None))
+    if not isinstance(dtype, torch.dtype):
+        raise KeyError(name)
+    return dtype
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")

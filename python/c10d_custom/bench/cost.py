@@ -1,0 +1,80 @@
+"""What each collective moves and how often it synchronises on one host, as backend/shm does it; its COST.md derives it.
+
+Bytes count once where they are read and once where they are written. Private: a rank's own input and output, as far as
+they come from memory. Ring: shared slots and blocks, which stay in the caches, and input read again while it is there.
+"""
+from dataclasses import dataclass
+
+from ..config import Config
+
+_CONFIG = Config()
+CELL = _CONFIG.cell_bytes
+
+
+@dataclass(frozen=True)
+class Moved:
+    """By one rank, in one call."""
+    private: float
+    ring: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    busiest: Moved  # the root, or any rank where all do the same
+    other: Moved
+    others: int  # ranks that do what `other` says; the rest do what the busiest does
+    blocks: int  # that pass through a ring one after the other; 0: the small slots
+    syncs: int  # a rank's waits for all others, for each block
+
+    def total(self, size):
+        return Moved(*(self.others * getattr(self.other, k) + (size - self.others) * getattr(self.busiest, k)
+                       for k in ("private", "ring")))
+
+
+def _alike(private, ring, blocks=0, syncs=1):
+    return Cost(Moved(private, ring), Moved(0, 0), 0, blocks, syncs)
+
+
+def _rooted(size, root, other, blocks=0, syncs=1):
+    return Cost(Moved(*root), Moved(*other), size - 1, blocks, syncs)
+
+
+def _blocks(nbytes, block):
+    return int(-(-nbytes // block))
+
+
+def cost(operation, nbytes, n, config=_CONFIG):
+    """Of ``operation`` with ``nbytes`` in its largest buffer, on ``n`` >= 2 ranks of a host."""
+    S, s, small, block = nbytes, nbytes / n, config.small_bytes, config.block_bytes
+    lane = block // (n - 1) // 64 * 64  # of a block that carries other bytes for each rank
+    rest = S - s
+    if operation in ("all_reduce", "reduce"):
+        if S <= small:
+            all_of_it, half = (2 * S, S + n * S), (S, S)
+            blocks, syncs = 0, 1
+        elif n == 2:
+            all_of_it, half = (2 * S, 3 * S), (S, S)
+            blocks, syncs = _blocks(S, block), 1
+        else:
+            all_of_it, half = (2 * S, 3 * S - s), (S, 2 * rest + s)
+            blocks, syncs = _blocks(S, block), 2
+        return _alike(*all_of_it, blocks, syncs) if operation == "all_reduce" else _rooted(n, all_of_it, half, blocks, syncs)
+    if operation == "broadcast":
+        return _alike(S, S, _blocks(S, block) if S > small else 0)
+    if operation == "all_gather":
+        return _alike(S + s, S + s, _blocks(s, block) if s > small else 0)
+    if operation == "reduce_scatter":
+        return _alike(S + s, 2 * rest, _blocks(s, lane)) if S > small else _alike(S + s, 2 * S)
+    if operation == "all_to_all":
+        return _alike(2 * S, 2 * rest, _blocks(s, lane)) if S > small else _alike(2 * S, 2 * S)
+    if operation == "gather":
+        if s > small:
+            return _rooted(n, (S + s, rest), (s, s), _blocks(s, block))
+        return _rooted(n, (S + s, S + s), (s, s))
+    if operation == "scatter":
+        if S > small:
+            return _rooted(n, (S + s, rest), (s, s), _blocks(s, lane))
+        return _rooted(n, (S + s, S + s), (s, s))
+    if operation == "send_recv":  # there and back; the ranks between do nothing
+        return Cost(Moved(2 * S, 2 * S), Moved(0, 0), n - 2, 2 * _blocks(S, CELL), 1)
+    raise KeyError(operation)

@@ -1,0 +1,54 @@
+"""A ProcessGroup that does nothing, at once: what a call through c10d costs before any backend gets to work."""
+import torch.distributed as dist
+
+NAME = "noop"
+
+
+class _Nothing(dist.Work):
+    def __init__(self):
+        super().__init__()
+
+    def wait(self, timeout=None):
+        return True
+
+    def is_completed(self):
+        return True
+
+
+class NoopProcessGroup(dist.ProcessGroup):
+    def __init__(self, rank, size, name):
+        super().__init__(rank, size)
+        self._name, self._nothing = name, _Nothing()
+
+    def getBackendName(self):
+        return NAME
+
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = name
+
+    def getGroupDesc(self):
+        return ""
+
+    def setGroupDesc(self, desc):
+        pass
+
+    def _done(self, *args, **options):
+        return self._nothing
+
+    # torch's names, those before 2.13 among them.
+    allreduce = broadcast = reduce = allgather = reduce_scatter = alltoall = gather = scatter = barrier = _done
+    all_gather_single = reduce_scatter_single = all_to_all_single = _done
+    _allgather_base = _reduce_scatter_base = alltoall_base = _done
+    send = recv = _done
+
+
+def register():
+    if not dist.is_backend_available(NAME):
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options, _backend_options):
+    return NoopProcessGroup(options.group_rank, options.group_size, options.group_id)

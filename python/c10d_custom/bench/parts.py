@@ -1,0 +1,46 @@
+"""Runs of the benchmark that a larger measurement is made of: each a command of its own, that can be repeated by hand."""
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT = 600  # s, of one part
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    options: tuple  # of bench
+    mpi_ranks: int = 0  # 0: bench starts its ranks itself
+
+    def launcher(self):
+        """None where there is no mpiexec to launch with: that of this Python, else of PATH."""
+        if not self.mpi_ranks:
+            return []
+        found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+        return found and [found, "-n", str(self.mpi_ranks)]
+
+    def text(self):
+        return shlex.join([*(["mpiexec", "-n", str(self.mpi_ranks)] if self.mpi_ranks else []),
+                           "python", "-m", "c10d_custom", "bench", *self.options])
+
+
+def run(part):
+    """(what it wrote as JSON, None), or (None, why there is nothing)."""
+    if (launcher := part.launcher()) is None:
+        return None, "there is no mpiexec: pip install mpi4py mpich"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "part.json"
+        command = [*launcher, sys.executable, "-m", "c10d_custom", "bench", *part.options, "--json", str(file)]
+        try:
+            out = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return None, f"not done after {TIMEOUT} s"
+        if out.returncode or not file.exists():
+            last = (out.stderr or out.stdout).strip().splitlines()[-1:] or [f"exit status {out.returncode}"]
+            return None, last[0]
+        return json.loads(file.read_text()), None

@@ -1,0 +1,105 @@
+"""MPI's own collectives on the tensors' memory, by mpi4py: one flat communicator of all ranks, in rank order."""
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from .case import REDUCING, Unavailable, name_of
+
+_REDOPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+
+
+def version():
+    """"MPICH 5.0.2", of the MPI library in this process, whoever loaded it; None without one."""
+    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if MPI is None:
+        return None
+    vendor, number = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, number))}"
+
+
+class RawMpi:
+    checked = True
+
+    def __init__(self):
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MPI library
+            raise Unavailable(f"raw MPI needs mpi4py and an MPI library (pip install mpi4py mpich): {error}") from error
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if MPI.COMM_WORLD.size != dist.get_world_size():
+            raise Unavailable(f"MPI counts {MPI.COMM_WORLD.size} ranks where this job has {dist.get_world_size()}: is mpirun "
+                              f"that of the library mpi4py found, {version()}?")
+        self.MPI, self.comm = MPI, MPI.COMM_WORLD.Split(0, dist.get_rank())
+
+    def barrier(self):
+        self.comm.Barrier()
+
+    def repeats(self, case):
+        return 1
+
+    def bind(self, case, buffers):
+        if case.operation in REDUCING and case.redop not in _REDOPS:
+            raise Unavailable(f"MPI has no reduction {case.redop}")
+        return getattr(self, case.operation)(case, *(self._array(case, t) for t in (buffers.source, buffers.target)))
+
+    def _array(self, case, tensor):
+        if tensor is None:
+            return None
+        if case.operation not in REDUCING:
+            return tensor.view(torch.uint8).numpy()
+        try:
+            return tensor.numpy()
+        except TypeError:
+            raise Unavailable(f"MPI cannot reduce {name_of(case.dtype)}") from None
+
+    def _call(self, case, name, *args, **options):
+        if not case.asynchronous:
+            return partial(getattr(self.comm, name), *args, **options)
+        start = partial(getattr(self.comm, "I" + name.lower()), *args, **options)
+        return lambda: start().Wait()
+
+    def _op(self, case):
+        return getattr(self.MPI, _REDOPS[case.redop])
+
+    def all_reduce(self, case, source, target):
+        return self._call(case, "Allreduce", self.MPI.IN_PLACE, target, op=self._op(case))
+
+    def broadcast(self, case, source, target):
+        return self._call(case, "Bcast", target, root=case.root)
+
+    def reduce(self, case, source, target):
+        buffers = (self.MPI.IN_PLACE, target) if case.rank == case.root else (target, None)
+        return self._call(case, "Reduce", *buffers, op=self._op(case), root=case.root)
+
+    def all_gather(self, case, source, target):
+        return self._call(case, "Allgather", source, target)
+
+    def reduce_scatter(self, case, source, target):
+        return self._call(case, "Reduce_scatter_block", source, target, op=self._op(case))
+
+    def all_to_all(self, case, source, target):
+        return self._call(case, "Alltoall", source, target)
+
+    def gather(self, case, source, target):
+        return self._call(case, "Gather", source, target, root=case.root)
+
+    def scatter(self, case, source, target):
+        return self._call(case, "Scatter", source, target, root=case.root)
+
+    def send_recv(self, case, source, target):
+        if case.rank not in (0, case.size - 1):
+            return lambda: None
+        peer = case.size - 1 - case.rank
+        send, recv = self._call(case, "Send", target, peer), self._call(case, "Recv", target, peer)
+
+        def first_rank():
+            send()
+            recv()
+
+        def last_rank():
+            recv()
+            send()
+        return last_rank if case.rank else first_rank

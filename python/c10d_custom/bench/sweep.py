@@ -1,0 +1,136 @@
+"""One run over operations and sizes, on every rank: what each reference makes of each, checked where asked."""
+import json
+import statistics
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from . import environment, raw_mpi, ranks, references, table
+from .busy import burning
+from .case import REDUCING, ROOTED, Case, Unavailable, name_of
+from .operations import OPERATIONS
+from .timing import Plan, Timed, times
+
+
+@dataclass(frozen=True)
+class Sweep:
+    operations: tuple
+    sizes: tuple  # bytes
+    dtype: torch.dtype
+    redop: str
+    root: int
+    asynchronous: bool
+    against: tuple
+    ratio_to: str
+    check: bool
+    busy: int
+    plan: Plan
+    json: str | None
+    plot: str | None
+
+    def case(self, operation, nbytes):
+        size = dist.get_world_size()
+        count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
+        return Case(operation, count, self.dtype, self.redop if operation in REDUCING else None,
+                    self.root if operation in ROOTED else -1, self.asynchronous, dist.get_rank(), size)
+
+
+def _refusal(reference, case):
+    """Why a reference cannot do this case, alike on all ranks; None if it can. It is tried."""
+    why = None
+    try:
+        call = reference.bind(case, OPERATIONS[case.operation].make(case))
+    except Unavailable as error:
+        why = str(error)
+    if why is None:
+        try:
+            call()
+        except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
+            why = str(error).splitlines()[0]
+    said = [None] * case.size
+    dist.all_gather_object(said, why)
+    return next((w for w in said if w is not None), None)
+
+
+def _wrong(call, buffers, reference):
+    """Wrong elements over all ranks after one call. The sum goes through the Store: none of those that are being checked."""
+    if not reference.checked:
+        return None
+    buffers.fill()
+    call()
+    mine = buffers.wrong()
+    buffers.clear()
+    return ranks.sum_through_store(mine)
+
+
+def _result(case, reference, seconds, wrong, ranks_):
+    ordered, p50 = sorted(seconds), statistics.median(seconds)
+    algbw = case.nbytes / p50 / 1e9
+    return {"operation": case.operation, "bytes": case.nbytes, "count": case.count, "type": name_of(case.dtype),
+            "redop": case.redop, "root": case.root, "async": case.asynchronous, "reference": reference, "ranks": ranks_,
+            "calls": len(ordered), "min_us": ordered[0] * 1e6, "median_us": p50 * 1e6,
+            "p99_us": ordered[int(len(ordered) * 0.99)] * 1e6, "mean_us": statistics.fmean(ordered) * 1e6,
+            "algbw": algbw, "busbw": algbw * OPERATIONS[case.operation].bus_factor(ranks_), "wrong": wrong}
+
+
+def _of_size(sweep, case, usable):
+    """The results of all references on one case."""
+    operation = OPERATIONS[case.operation]
+    buffers = operation.make(case)
+    part = operation.takes_part(case.rank, case.size)
+    timed = {name: Timed(r.bind(case, buffers), r.barrier, r.repeats(case), part) for name, r in usable.items()}
+    wrong = {name: _wrong(t.call, buffers, usable[name]) if sweep.check else None for name, t in timed.items()}
+    return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
+
+
+def _of_operation(sweep, operation, timed, say):
+    smallest = sweep.case(operation, min(sweep.sizes))
+    refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
+    usable = {name: r for name, r in timed.items() if refusals[name] is None}
+    say(f"\n{operation}{', asynchronous' if sweep.asynchronous else ''}, {smallest.size} ranks; "
+        f"{table.HOW[sweep.plan.average]}")
+    for name, why in refusals.items():
+        if why is not None:
+            say(f"{name} is not timed: {why}")
+    if not usable:
+        return []
+    say(table.head(sweep.ratio_to))
+    results, done = [], set()
+    for nbytes in sweep.sizes:
+        case = sweep.case(operation, nbytes)
+        if case.count in done:  # small sizes become one where they are cut into equal parts
+            continue
+        done.add(case.count)
+        results += (rows := _of_size(sweep, case, usable))
+        say(table.rows(rows, sweep.ratio_to), flush=True)
+    return results
+
+
+def run(sweep):
+    """One rank's whole run; true where a check found wrong elements."""
+    hosts, rank = ranks.hosts(), dist.get_rank()
+    try:
+        timed = references.make(sweep.against, len(hosts))
+    except Unavailable as error:
+        raise SystemExit(f"bench: {error}") from None
+    mpi = raw_mpi.version()
+    about = {**environment.about(), "mpi": mpi, "ranks": dist.get_world_size(), "hosts": hosts, "busy": sweep.busy}
+    say = print if rank == 0 else lambda *text, **how: None
+    say(f"torch {torch.__version__}, {mpi + ', ' if mpi else ''}{table.place(hosts, sweep.busy)}")
+    results = []
+    with burning(sweep.busy if rank == 0 else 0):
+        for name in sweep.operations:
+            results += _of_operation(sweep, name, timed, say)
+    about["load_after"] = [h["load"] for h in ranks.hosts()]
+    say(f"\nload {'/'.join(format(load, '.1f') for load in about['load_after'])} after")
+    if rank == 0:
+        if sweep.json:
+            with open(sweep.json, "w") as f:
+                json.dump({**about, "results": results}, f, indent=1)
+        if sweep.plot:
+            from .sweep_picture import draw
+
+            draw(sweep.plot, f"{dist.get_world_size()} ranks, {table.place(hosts, sweep.busy)}", results)
+            say(sweep.plot)
+    return any(r["wrong"] for r in results)
