@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "group.h"
@@ -9,7 +10,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 2; }
+int c10d_abi_version() { return 3; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -166,6 +167,23 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   out->alive = g->alive(rank);
   if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
   return kOk;
+}
+
+void c10d_keep_trace(c10d_handle* h, uint32_t calls) {
+  Use g(h);
+  if (g.status) return;
+  g->queue().keep_trace(calls);
+  g->messenger().keep_trace(calls);
+}
+
+uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {
+  Use g(h);
+  if (g.status) return 0;
+  std::vector<TraceRecord> all;
+  g->queue().trace(all);
+  g->messenger().trace(all);
+  std::copy(all.end() - int64_t(std::min<uint64_t>(room, all.size())), all.end(), out);
+  return all.size();
 }
 
 void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {

@@ -1,11 +1,16 @@
 """Every environment variable of this package, read once per process. README's table is checked
 against `TABLE`."""
 import os
+import signal
 from dataclasses import dataclass, fields, field
 
 
 def _number(name, default, low, high, doc):
     return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
+
+
+def _text(name, doc):
+    return field(default="", metadata={"env": name, "low": None, "high": None, "doc": doc})
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,22 @@ class Config:
     launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
                             "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
 
+    trace: int = _number("C10D_CUSTOM_TRACE", 256, 0, 1 << 20,
+                         "how many of its last collectives, and of its last messages, each rank of a group remembers")
+    trace_dir: str = _text("C10D_CUSTOM_TRACE_DIR",
+                           "folder into which a rank writes what it remembers when a group fails (the trace, above)")
+    trace_signal: int = _number("C10D_CUSTOM_TRACE_SIGNAL", 0, 0, 64,
+                                "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)")
+
     @classmethod
     def from_env(cls):
         values = {}
         for f in fields(cls):
             text = os.environ.get(f.metadata["env"])
             if text is None:
+                continue
+            if isinstance(f.default, str):
+                values[f.name] = text
                 continue
             try:
                 value = int(text)
@@ -46,6 +61,10 @@ class Config:
         config = cls(**values)
         if config.block_bytes % 4096:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
+        if config.trace_signal and not config.trace_dir:
+            raise ValueError("C10D_CUSTOM_TRACE_SIGNAL needs C10D_CUSTOM_TRACE_DIR, a folder to write to")
+        if config.trace_signal and config.trace_signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            raise ValueError(f"C10D_CUSTOM_TRACE_SIGNAL={config.trace_signal}: no signal that a process can handle")
         return config
 
 
@@ -59,4 +78,4 @@ def launcher_wanted():
     return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
 
 
-TABLE = [(f.metadata["env"], f.default, f.metadata["doc"]) for f in fields(Config)]
+TABLE = [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]

@@ -22,6 +22,7 @@ from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
 from .topology import Exchange, by_host, places, require_mpi, require_one_user
+from .trace import dump as trace
 from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
 from .work import Completer, DoneWork, Work
@@ -50,7 +51,9 @@ def _build(store, rank, size, timeout, name, members):
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
     exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
+    trace.install_signal(_config())
     transport = _transport(exchange, name, members or list(range(size)))
+    trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 
@@ -296,6 +299,7 @@ class CustomProcessGroup(ProcessGroup):
             self._transport.abort()
             return
         self._closed = True
+        trace.forget(self._transport)
         self._transport.leave()
         self._completer.close()
         self._transport.close()
