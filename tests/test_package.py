@@ -22,14 +22,13 @@ SOURCES = ROOT / "python" / "c10d_custom"
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
     {"_version", "errors", "config", "addresses", "transport.native"},
-    {"dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "liveness", "monitored_barrier", "mpi_job", "transport.cuda.compiler"},
+    {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
+    {"call", "liveness", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
-    {"transport.base", "transport.segment", "transport.failure", "transport.hosts", "transport.watch", "collectives",
-     "sparse", "rendezvous"},
-    {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver",
-     "transport.cuda.flight"},
+    {"transport.base", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
+     "transport.watch", "collectives", "sparse", "rendezvous"},
+    {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
     {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
     {"transport.cuda.peers", "transport.cuda.shared"},
     {"transport.cuda.transport"},
@@ -146,7 +145,7 @@ def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
 
     pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
              "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,
-             "Direct": native.Direct, "DirectReduce": native.DirectReduce, "Idle": native.Idle}
+             "TraceRecord": native.TraceRecord, "Direct": native.Direct, "DirectReduce": native.DirectReduce, "Idle": native.Idle}
     source = tmp_path / "sizes.cpp"
     source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../mpi/direct.h"\nusing namespace c10d_custom;\nint main() {'
                       + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")

@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "group.h"
@@ -181,6 +182,23 @@ int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes
 void c10d_set_mark(c10d_handle* h, uint32_t mark) {
   Use g(h);
   if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
+}
+
+void c10d_keep_trace(c10d_handle* h, uint32_t calls) {
+  Use g(h);
+  if (g.status) return;
+  g->queue().keep_trace(calls);
+  g->messenger().keep_trace(calls);
+}
+
+uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {
+  Use g(h);
+  if (g.status) return 0;
+  std::vector<TraceRecord> all;
+  g->queue().trace(all);
+  g->messenger().trace(all);
+  std::copy(all.end() - int64_t(std::min<uint64_t>(room, all.size())), all.end(), out);
+  return all.size();
 }
 
 void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {

@@ -94,6 +94,22 @@ struct PeerState {
   uint64_t fingerprint[8];  // the Fingerprint it published for the sequence asked for, or zeros
 };
 
+// One call of this rank, as c10d_trace tells it. Times are of CLOCK_MONOTONIC, in ns; 0: not yet.
+enum TraceOp : uint32_t { kTraceSend = 64, kTraceRecv = 65 };  // beside Op
+struct TraceRecord {
+  uint64_t number;      // of collectives: the sequence number; of messages: this rank's own count
+  uint32_t op, redop, dtype;
+  int32_t peer;         // root; of messages: the other rank, -1 for any source
+  uint64_t count;       // as in CallArgs
+  uint64_t in_bytes, out_bytes;
+  int64_t tag;
+  int64_t issued;
+  int64_t began;        // of messages: both sides are in, and the data moves (0 for short ones)
+  int64_t ended;
+  int32_t status;       // Status; kPending: under way, or not begun
+  uint32_t reserved;
+};
+
 struct Handle;
 class Ticket;
 
@@ -147,6 +163,11 @@ C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_cus
 C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t* sizes);
 // A word of this rank's that the others see in PeerState, also once it has left, until it closes.
 C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
+// Keeps the last `calls` collectives, and as many messages; asked for once, before the first call.
+C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
+// What is kept, under way and queued: collectives, then messages, each in order. Writes the last `room` of
+// them, and returns how many there are (0 once the group is closed).
+C10D_API uint64_t c10d_trace(c10d_handle*, c10d_custom::TraceRecord* out, uint64_t room);
 // For a caller whose collectives go beyond this group. poison: the group is of no more use, and why;
 // health: kOk, kBroken (and why), or kPeerLost (the first rank found dead; one that
 // has left is not).

@@ -46,6 +46,17 @@ void Messenger::interrupt() {
   fail_all(kAborted);
 }
 
+void Messenger::keep_trace(uint32_t messages) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  trace_.keep(messages);
+}
+
+void Messenger::trace(std::vector<TraceRecord>& out) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  trace_.read(out);
+  for (const Request* r : live_) out.push_back(trace_record(r->args, r->id, r->ticket->started, r->granted));
+}
+
 Ticket* Messenger::post(const MessageArgs& a) {
   std::unique_lock<std::mutex> hold(mutex_);
   const int64_t now = now_ns();
@@ -246,6 +257,7 @@ void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {
       auto it = link.offered.find(h.message);
       if (it == link.offered.end()) return;
       link.streams.push_back(it->second);
+      it->second->granted = now_ns();
       link.offered.erase(it);
       return;
     }
@@ -305,6 +317,7 @@ void Messenger::deliver(uint32_t src, const CellHeader& h, const char* payload, 
   }
   if (h.kind == kRequest) {
     links_[src].incoming[h.message] = r;
+    r->granted = now_ns();
     send_control(src, kGrant, h.message);
     return;
   }
@@ -328,8 +341,14 @@ void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detai
   f.by = -1;
   if (st == kBroken) g_.poisoned(&f);
   f.status = st;
-  f.elapsed_ns = now_ns() - r->ticket->started;
+  const int64_t now = now_ns();
+  f.elapsed_ns = now - r->ticket->started;
   Ticket* t = r->ticket;
+  if (TraceRecord* record = trace_.begin(trace_record(r->args, r->id, t->started, r->granted))) {
+    record->ended = now;
+    record->status = st;
+    if (r->args.is_recv && t->source >= 0) record->peer = t->source;
+  }
   live_.erase(std::find(live_.begin(), live_.end(), r));
   delete r;
   t->finish(st, f, g_.queue().completed);

@@ -28,6 +28,7 @@
 
 #include "group.h"
 #include "queue.h"
+#include "trace.h"
 
 namespace c10d_custom {
 
@@ -43,6 +44,9 @@ class Messenger {
   int probe(int64_t tag);
   // The group aborts or leaves: everything outstanding fails.
   void interrupt();
+  void keep_trace(uint32_t messages);
+  void trace(std::vector<TraceRecord>& out);
+
  private:
   enum CellKind : uint32_t { kEager = 1, kRequest, kGrant, kRefuse, kData, kCancel };
 
@@ -52,6 +56,7 @@ class Messenger {
     uint64_t id;         // sends: names the message to the peer
     int64_t deadline;
     uint64_t moved = 0;  // bytes
+    int64_t granted = 0;  // when
     char* data() const { return static_cast<char*>(args.data.data); }
   };
   // A cell waiting for room in the ring to some rank.
@@ -101,6 +106,7 @@ class Messenger {
   std::list<Request*> posted_;        // receives without a message, in order of posting
   std::vector<Request*> live_;        // every request that is not done
   std::thread helper_;
+  TraceRing trace_;                   // of what has ended
   uint64_t next_id_ = 1, arrivals_ = 0;
   int64_t last_post_ = 0, last_check_ = 0;
   unsigned waiters_ = 0;

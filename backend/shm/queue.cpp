@@ -76,6 +76,21 @@ uint64_t CollectiveQueue::next_seq() {
   return seq_ + 1;
 }
 
+void CollectiveQueue::keep_trace(uint32_t calls) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  trace_.keep(calls);
+}
+
+void CollectiveQueue::trace(std::vector<TraceRecord>& out) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  trace_.read(out);
+  for (const Job& job : jobs_) {
+    CallArgs a = job.args;
+    a.in = job.spans.data(), a.out = a.in + a.nin;
+    out.push_back(trace_record(a, job.ticket->seq, job.ticket->started, 0));
+  }
+}
+
 Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   std::unique_lock<std::mutex> hold(mutex_);
   if (busy_ || !jobs_.empty()) {
@@ -95,9 +110,12 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   }
   busy_ = true;
   const uint64_t seq = ++seq_;
+  const int64_t now = now_ns();
+  TraceRecord* record = trace_.begin(trace_record(args, seq, now, now));
   hold.unlock();
-  const Status st = execute(g_, seq, args, now_ns(), failure);
+  const Status st = execute(g_, seq, args, now, failure);
   hold.lock();
+  TraceRing::end(record, st);
   busy_ = false;
   if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
   return st;
@@ -132,14 +150,16 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
   Job job = std::move(jobs_.front());
   jobs_.pop_front();
   busy_ = true;
-  hold.unlock();
   job.args.in = job.spans.data();
   job.args.out = job.spans.data() + job.args.nin;
+  TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now_ns()));
+  hold.unlock();
   Failure failure{};
   const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure);
+  hold.lock();
+  TraceRing::end(record, st);  // before anyone can report the failure
   job.ticket->finish(st, failure, completed);
   job.ticket->drop();
-  hold.lock();
   busy_ = false;
   if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "group.h"
+#include "trace.h"
 
 namespace c10d_custom {
 
@@ -65,6 +66,8 @@ class CollectiveQueue {
   // returns when that is over, however long it takes.
   Status wait(Ticket*, int64_t timeout_ns, bool may_run);
   uint64_t next_seq();
+  void keep_trace(uint32_t calls);
+  void trace(std::vector<TraceRecord>& out);
   // Returns once everything issued has ended, as it soon does when the group has aborted or left.
   void drain();
   CompletionQueue completed;
@@ -84,6 +87,7 @@ class CollectiveQueue {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   std::thread worker_;
+  TraceRing trace_;       // of what has begun
   uint64_t seq_ = 0;      // of the last collective issued
   bool busy_ = false;     // some thread is inside execute()
   bool closing_ = false;

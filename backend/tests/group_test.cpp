@@ -2,6 +2,8 @@
 // every exchange: random programs of collectives and messages, against sums computed directly.
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -150,6 +152,24 @@ struct Rank {
   }
 };
 
+// Whoever reads a trace, at whatever moment, sees whole records of calls in order.
+void read_traces(const std::vector<c10d_handle*>& groups) {
+  for (uint32_t r = 0; r < groups.size(); ++r) {
+    TraceRecord seen[200];
+    const uint64_t found = std::min<uint64_t>(c10d_trace(groups[r], seen, 200), 200);
+    uint64_t collective = 0;
+    for (uint64_t i = 0; i < found; ++i) {
+      const TraceRecord& t = seen[i];
+      require(t.issued > 0 && (!t.ended || t.ended >= t.issued), "times of a trace record", r, t.number);
+      require(t.ended ? t.status == kOk : t.status == kPending, "state of a trace record", r, t.number);
+      if (t.op >= kTraceSend) continue;
+      require(!collective || t.number == collective + 1, "order of trace records", r, t.number);
+      collective = t.number;
+      require(t.op < kOps && t.dtype == kInt64 && (t.count == kNever || t.count <= 40000), "trace record", r, t.number);
+    }
+  }
+}
+
 void world(uint32_t n, uint64_t seed, uint64_t steps) {
   // Small rings, so that windows wrap and close.
   const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
@@ -162,10 +182,16 @@ void world(uint32_t n, uint64_t seed, uint64_t steps) {
     int error = 0;
     groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
     require(groups[r], "cannot open", r, uint64_t(error));
+    c10d_keep_trace(groups[r], 8);
   }
   close(fd);
   for (uint32_t r = 0; r < n; ++r) ranks.emplace_back([&, r] { Rank{groups[r], r, n}.program(seed, steps); });
+  std::atomic<bool> over{false};
+  std::thread reader([&] { while (!over) read_traces(groups); });
   for (auto& t : ranks) t.join();
+  over = true;
+  reader.join();
+  read_traces(groups);
   for (c10d_handle* g : groups) c10d_close(g);
   for (c10d_handle* g : groups) c10d_free(g);
 }

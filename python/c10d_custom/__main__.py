@@ -1,8 +1,9 @@
-"""``python -m c10d_custom bench``, ``python -m c10d_custom model``: see bench/command.py, bench/model_command.py."""
+"""``python -m c10d_custom bench``, ``model``, ``trace``: see bench/command.py, bench/model_command.py, trace/command.py."""
 import argparse
 import sys
 
 from .bench import command, model_command
+from .trace import command as trace_command
 
 
 def main():
@@ -10,6 +11,7 @@ def main():
     commands = parser.add_subparsers(required=True, metavar="command")
     command.add_to(commands)
     model_command.add_to(commands)
+    trace_command.add_to(commands)
     args = parser.parse_args()
     return vars(args).pop("run")(args)
 

@@ -1,6 +1,7 @@
 """Every environment variable of this package, read once per process. README's table is checked
 against `TABLE`."""
 import os
+import signal
 from dataclasses import dataclass, fields, field
 
 
@@ -10,6 +11,10 @@ def _number(name, default, low, high, doc):
 
 def _choice(name, default, among, doc):
     return field(default=default, metadata={"env": name, "among": among, "doc": doc})
+
+
+def _text(name, doc):
+    return field(default="", metadata={"env": name, "low": None, "high": None, "doc": doc})
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,12 @@ class Config:
     cuda_one_shot_bytes: int = _number("C10D_CUSTOM_CUDA_ONE_SHOT_BYTES", 512 << 10, 0, 1 << 34,
                                        "largest all_reduce of CUDA tensors in which every rank reads every rank's "
                                        "whole input; above, each rank reduces its part")
+    trace: int = _number("C10D_CUSTOM_TRACE", 256, 0, 1 << 20,
+                         "how many of its last collectives, and of its last messages, each rank of a group remembers")
+    trace_dir: str = _text("C10D_CUSTOM_TRACE_DIR",
+                           "folder into which a rank writes what it remembers when a group fails (the trace, above)")
+    trace_signal: int = _number("C10D_CUSTOM_TRACE_SIGNAL", 0, 0, 64,
+                                "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)")
 
     @classmethod
     def from_env(cls):
@@ -55,6 +66,7 @@ class Config:
             if among := f.metadata.get("among"):
                 if text not in among:
                     raise ValueError(f"{f.metadata['env']}={text!r}: must be one of {', '.join(among)}")
+            if isinstance(f.default, str):
                 values[f.name] = text
                 continue
             try:
@@ -70,6 +82,10 @@ class Config:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
         if config.cuda_staging_bytes % 65536:
             raise ValueError(f"C10D_CUSTOM_CUDA_STAGING_BYTES={config.cuda_staging_bytes}: must be a multiple of 65536")
+        if config.trace_signal and not config.trace_dir:
+            raise ValueError("C10D_CUSTOM_TRACE_SIGNAL needs C10D_CUSTOM_TRACE_DIR, a folder to write to")
+        if config.trace_signal and config.trace_signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            raise ValueError(f"C10D_CUSTOM_TRACE_SIGNAL={config.trace_signal}: no signal that a process can handle")
         return config
 
 
@@ -83,4 +99,4 @@ def launcher_wanted():
     return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
 
 
-TABLE = [(f.metadata["env"], f.default, f.metadata["doc"]) for f in fields(Config)]
+TABLE = [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]

@@ -23,6 +23,7 @@ from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
 from .topology import by_host, places, require_mpi, require_one_user
+from .trace import dump as trace
 from .transport.devices import ByDevice
 from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
@@ -52,10 +53,12 @@ def _build(store, rank, size, timeout, name, members):
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
     exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
+    trace.install_signal(_config())
     try:
         transport = _transport(exchange, name, members or list(range(size)))
     finally:
         exchange.processes.close()
+    trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
 
@@ -308,6 +311,7 @@ class CustomProcessGroup(ProcessGroup):
             self._transport.abort()
             return
         self._closed = True
+        trace.forget(self._transport)
         self._transport.leave()
         self._completer.close()
         self._transport.close()

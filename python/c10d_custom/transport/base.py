@@ -62,6 +62,18 @@ class Transport(ABC):
         """True in a signal handler that interrupted a call of this transport, in the same thread."""
 
     @abstractmethod
+    def trace(self):
+        """The last calls of this rank: a list of trace.record.Record, oldest first."""
+
+    @abstractmethod
+    def peers(self):
+        """The group's ranks as this one sees them: a list of trace.record.Peer."""
+
+    def failed(self, error):
+        """Called with each exception made for a call that failed on the group. Whoever watches the transport
+        replaces it."""
+
+    @abstractmethod
     def abort(self):
         """Fails everything under way, here and on the other ranks. The group is of no more use."""
 

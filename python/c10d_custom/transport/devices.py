@@ -4,6 +4,7 @@ Until the first CUDA tensor comes, everything goes straight to the CPU transport
 the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
 """
 import threading
+import weakref
 
 from ..call import Call, Op, Region
 from ..errors import CustomBackendError, TransportError, UsageError
@@ -19,7 +20,9 @@ class ByDevice(Transport):
 
     def __init__(self, cpu, config, one_host):
         self.cpu, self._config, self._one_host = cpu, config, one_host
-        self.members = cpu.members
+        self.rank, self.size, self.members = cpu.rank, cpu.size, cpu.members
+        me = weakref.ref(self)
+        cpu.failed = lambda error: me() is not None and me().failed(error)
         self._lock = threading.Lock()
         self._cuda = {}     # torch.device -> CudaTransport
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
@@ -112,6 +115,12 @@ class ByDevice(Transport):
 
     def interrupted_here(self):
         return getattr(self._here, "depth", 0) > 0 or self.cpu.interrupted_here()
+
+    def trace(self):
+        return self.cpu.trace()
+
+    def peers(self):
+        return self.cpu.peers()
 
     def abort(self):
         self.cpu.abort()

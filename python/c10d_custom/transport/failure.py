@@ -34,9 +34,10 @@ class ErrorText:
         self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
 
     def exception(self):
-        if self.f.status == native.BROKEN:
-            return self._broken()
-        return self._of(self.f.status, "")
+        error = self._broken() if self.f.status == native.BROKEN else self._of(self.f.status, "")
+        if self.f.status not in (native.ABORTED, native.USAGE, native.FORKED):  # what this rank did itself
+            self.t.failed(error)
+        return error
 
     def _of(self, status, found_by):
         peer = self.f.peer

@@ -15,6 +15,7 @@ from ..call import Agreement, Call, Fingerprint, Memory, Op, Region, mismatch_ta
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
+from ..trace.record import Peer
 from . import native
 from .base import Ticket, Transport
 from .composed import Composed
@@ -28,6 +29,7 @@ from .mpi_native import MpiCalls, Progress
 from .native import lib
 from .shm import ShmTransport, rank_name
 from .tickets import Queue
+from .traced import CallLog, native_records, native_peers
 from .watch import Fault, Watch
 
 # Ranks of other hosts, in a local group's poison record.
@@ -109,9 +111,11 @@ class HierarchicalTransport(Transport):
         if self.direct is not None:
             most = min(_DOUBLING_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
             self.doubling = Doubling(self.link, calls, hosts, self.direct, most)
+        self._log = CallLog(config.trace)
+        self.local.failed = lambda error: self.failed(error)
         self._queue = Queue(self._execute, self.complete, group_name)
         self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
-                                  self._post_local_from)
+                                  self._post_local_from, self._log)
 
     # --- the Transport's face
 
@@ -130,15 +134,19 @@ class HierarchicalTransport(Transport):
 
     def _quick(self, address, count, dtype, redop, seconds):
         number, started = self._queue.number, time.monotonic()
+        nbytes = count * dtype.item_bytes
+        self._log.begin(number, Op.all_reduce, redop, dtype, -1, count, nbytes, nbytes)
         error = None
         self._here.depth = getattr(self._here, "depth", 0) + 1
         try:
             self._check_quickly()
             self.doubling.all_reduce(number, address, count, dtype, redop, started + seconds)
+            self._log.end(native.OK)
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
             error = self._error(failure, call, started, number)
         except BaseException:
+            self._log.end(native.INTERRUPTED)
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             raise
         finally:
@@ -217,15 +225,19 @@ class HierarchicalTransport(Transport):
 
     def _execute(self, number, call):
         started = time.monotonic()
+        self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count,
+                        sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs))
         self._here.depth = getattr(self._here, "depth", 0) + 1
         try:
             self._check_quickly()
             Composed(self, number, call, started + call.timeout).run()
+            self._log.end(native.OK)
             return None
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             return self._error(failure, call, started, number)
         except BaseException:
             # A signal handler raised. The others must not wait for what will not come.
+            self._log.end(native.INTERRUPTED)
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             raise
         finally:
@@ -234,8 +246,10 @@ class HierarchicalTransport(Transport):
     def _error(self, trouble, call, started, number):
         if not isinstance(trouble, Trouble):
             trouble = self._explain(trouble)
+        self._log.end(getattr(trouble, "status", native.ABORTED))
         if isinstance(trouble, TransportError):
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
+            self.failed(trouble)
             return trouble
         if trouble.status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH):
             self._spread(Fault(trouble.status, trouble.peer, self.rank, number))
@@ -258,6 +272,23 @@ class HierarchicalTransport(Transport):
     def _message_error(self, trouble, message, began):
         trouble.elapsed_ns = int((time.monotonic() - began) * 1e9)
         return _ErrorText(self, trouble, message).exception()
+
+    # --- the trace
+
+    def trace(self):
+        # Of the native group only the messages: its collectives are stages of ours.
+        inside = [r for r in native_records(self.local._handle) if r.is_message]
+        for record in inside:
+            record.peer = self.hosts.here[record.peer] if record.peer >= 0 else -1
+        return sorted(self._log.records(self._queue.queued()) + inside, key=lambda r: r.issued)
+
+    def peers(self):
+        # Nobody here knows how far the ranks of other hosts have come.
+        inside = {self.hosts.here[p.rank]: p for p in native_peers(self.local._handle, len(self.hosts.here))}
+        fault = self.watch.fault
+        lost = fault.peer if fault is not None and fault.status == native.PEER_LOST else -1
+        return [Peer(r, self.places[r].pid, "gone" if r == lost else inside[r].state if r in inside else
+                     "left" if r in self.watch.left else "-") for r in range(self.size)]
 
     # --- who is gone
 

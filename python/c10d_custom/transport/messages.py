@@ -11,6 +11,7 @@ heads; what comes before its receive is taken in and kept.
 
 A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
 """
+import itertools
 import struct
 import threading
 import time
@@ -36,6 +37,7 @@ class MessageTicket(PyTicket):
         self.engine, self.message = engine, message
         self.began = time.monotonic()
         self.deadline = self.began + message.timeout
+        self.number = next(engine.numbers)
         self.requests, self.keep = [], None
         self.matched = False
         self.inner = None   # the local ticket that a receive from any source has become
@@ -53,11 +55,13 @@ class MessageTicket(PyTicket):
 
 class Messages:
     """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
-    the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket."""
+    the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket; ``log``: the
+    CallLog to tell of messages."""
 
-    def __init__(self, link, complete, fail, check, local, post_local):
+    def __init__(self, link, complete, fail, check, local, post_local, log):
         self.link, self.complete = link, complete
         self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
+        self._log, self.numbers = log, itertools.count(1)
         self._lock = threading.Lock()
         self._wanted = []      # receives that have found no message, in order of posting
         self._moving = []      # tickets with requests under way, or a local ticket
@@ -73,6 +77,7 @@ class Messages:
     def post(self, message):
         ticket = MessageTicket(self, message)
         tags = self._tags(message.tag)
+        self._log.post(ticket)
         with self._lock:
             if message.is_recv:
                 self._wanted.append((message.peer, tags, ticket))
@@ -132,6 +137,7 @@ class Messages:
             if peer < 0 and (source := self._local(ticket.message.tag)) >= 0:
                 self._wanted.remove(entry)
                 ticket.inner = self._post_local(ticket.message, source)
+                self._log.hand_over(ticket)
                 self._moving.append(ticket)
                 moved = True
                 continue
@@ -226,6 +232,7 @@ class Messages:
         return moved
 
     def _end(self, ticket, trouble=None):
+        self._log.finish(ticket, native.OK if trouble is None else trouble.status)
         error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began)
         ticket.finish(error, ticket._source)
 
@@ -245,6 +252,7 @@ class Messages:
                 self._end(ticket, trouble)
             elif self._failed is not None and now - self._failed[0] > _GRACE:
                 self._drop(ticket)
+                self._log.finish(ticket, native.ABORTED)
                 ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
 
     def _drop(self, ticket):

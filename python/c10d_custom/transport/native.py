@@ -75,6 +75,16 @@ class PeerState(c.Structure):
                 ("alive", c.c_int32), ("mark", c.c_uint32), ("fingerprint", PublishedFingerprint)]
 
 
+TRACE_SEND, TRACE_RECV = 64, 65
+
+
+class TraceRecord(c.Structure):
+    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("peer", c.c_int32), ("count", c.c_uint64), ("in_bytes", c.c_uint64), ("out_bytes", c.c_uint64),
+                ("tag", c.c_int64), ("issued", c.c_int64), ("began", c.c_int64), ("ended", c.c_int64),
+                ("status", c.c_int32), ("reserved", c.c_uint32)]
+
+
 def _load():
     path = Path(__file__).resolve().parent.parent / "_shm.so"
     library = c.CDLL(str(path))
@@ -104,6 +114,8 @@ def _load():
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
         "peer_sizes": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
         "set_mark": (None, handle, c.c_uint32),
+        "keep_trace": (None, handle, c.c_uint32),
+        "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
         "health": (c.c_int, handle, failure),
         "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),

@@ -2,7 +2,7 @@
 import functools
 from ctypes import byref, c_uint64
 
-from ..call import ANY_COUNT, Agreement, Call, Fingerprint, Memory, Op, mismatch_table
+from ..call import ANY_COUNT, Agreement, Call, Memory, Op, mismatch_table
 from ..errors import AbortedError
 from . import native
 from .base import Ticket, Transport
@@ -10,6 +10,7 @@ from .failure import ErrorText
 from .hosts import PREMUL_SUM
 from .native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from .segment import open_segment
+from .traced import native_peers, native_records, published
 
 _FOREVER = 2**63 - 1
 
@@ -36,6 +37,7 @@ class ShmTransport(Transport):
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll)
+        lib.c10d_keep_trace(self._handle, config.trace)
 
     # --- collectives
 
@@ -188,6 +190,12 @@ class ShmTransport(Transport):
                 return None
         return out
 
+    def trace(self):
+        return native_records(self._handle)
+
+    def peers(self):
+        return native_peers(self._handle, self.size)
+
     def error(self, failure, call):
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
         if failure.status == native.INTERRUPTED:
@@ -224,15 +232,8 @@ class _ErrorText(ErrorText):
         return f"All ranks have entered it; waiting for {self.who(self.f.peer)}, which has stalled."
 
     def table(self):
-        prints = {r: _fingerprint(s) for r, s in enumerate(self.states)} if self.states else {}
+        prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
         return mismatch_table(prints, self.t.members)
-
-
-def _fingerprint(state):
-    p = state.fingerprint
-    if not p.seq:
-        return None
-    return Fingerprint(p.seq, p.op, p.redop, p.dtype, p.root, p.count, p.device)
 
 
 class ShmTicket(Ticket):

@@ -114,6 +114,10 @@ class Queue:
             ticket.finish(error)
         return True
 
+    def queued(self):
+        """(number, Call) of what has not begun."""
+        return [(number, call) for number, call, _ in self._jobs.copy()]
+
     def close(self):
         """Runs what is left (it fails at once, the group being over), and ends the thread."""
         with self._changed:

@@ -1,0 +1,27 @@
+"""``python -m c10d_custom trace FILE...``"""
+import sys
+
+from .merge import report
+from .record import read
+
+
+def add_to(commands):
+    trace = commands.add_parser(
+        "trace", help="says from the ranks' trace files who stands where and who waits for whom",
+        description="Reads the files that ranks wrote to C10D_CUSTOM_TRACE_DIR, of one run; of several by one rank, the "
+                    "last.")
+    trace.add_argument("files", nargs="+", metavar="FILE")
+    trace.set_defaults(run=lambda args: main(args.files))
+
+
+def main(files):
+    dumps = []
+    for path in files:
+        try:
+            with open(path, encoding="utf-8") as file:
+                dumps.append(read(file.read()))
+        except (OSError, ValueError) as error:
+            print(f"trace: {path}: {error}", file=sys.stderr)
+    if dumps:
+        print("\n".join(report(dumps)))
+    return not dumps

@@ -1,0 +1,246 @@
+"""What the files of all ranks say together: where each rank stands in each group, who waits for whom, and who holds
+up the rest.
+
+A rank stands at the last collective of a group that it has begun: inside it, if that has not ended or has failed, else
+past it. Inside collective #k it waits for every rank that has not entered #k. A rank without a file stands where the
+others' files say that they saw it. Ranks below are global unless said otherwise.
+"""
+from collections import defaultdict
+from dataclasses import dataclass
+
+from .record import UNDER_WAY
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Rank ``rank`` waits for ``other``; ``why`` says in what, ``since`` when it was called, None for a missing file."""
+    rank: int
+    other: int
+    why: str
+
+
+def latest(dumps):
+    """{rank: its last file}"""
+    newest = {}
+    for d in sorted(dumps, key=lambda d: d.written):
+        newest[d.rank] = d
+    return newest
+
+
+def group_key(group):
+    return group.name, tuple(group.members)
+
+
+def inside(record):
+    """Whether a rank whose last collective this is has got stuck in it."""
+    return record.state != "done"
+
+
+class GroupStanding:
+    """One group, over all files."""
+
+    def __init__(self, name, members):
+        self.name, self.members = name, members
+        self.views = {}     # group rank -> its GroupTrace
+        self.seen = {}      # group rank -> the Peer that tells most of it
+
+    def add(self, trace):
+        self.views[trace.rank] = trace
+        for peer in trace.peers:
+            best = self.seen.get(peer.rank)
+            if best is None or (peer.entered or 0, peer.state == "gone") > (best.entered or 0, best.state == "gone"):
+                self.seen[peer.rank] = peer
+
+    def last(self, rank):
+        """Its last collective that has begun; None if there is none, or no file."""
+        begun = [c for c in self._calls(rank) if not c.is_message and c.state != "queued"]
+        return max(begun, key=lambda c: c.number, default=None)
+
+    def entered(self, rank):
+        """The number of the last collective it has begun; None where nobody knows."""
+        if rank in self.views:
+            last = self.last(rank)
+            return last.number if last else 0
+        return self.seen[rank].entered if rank in self.seen else None
+
+    def messages(self, rank):
+        return [c for c in self._calls(rank) if c.is_message and c.state in UNDER_WAY + ("timed_out", "peer_lost", "broken")]
+
+    def _calls(self, rank):
+        return self.views[rank].calls if rank in self.views else []
+
+    def waits(self):
+        for rank in self.views:
+            last = self.last(rank)
+            if last is not None and inside(last):
+                yield from self._collective_waits(rank, last)
+            for message in self.messages(rank):
+                yield from self._message_waits(rank, message)
+
+    def _collective_waits(self, rank, call):
+        where = f"{call.operation} #{call.number} of group {self.name or '(unnamed)'}"
+        late = [r for r in range(len(self.members)) if r != rank and (self.entered(r) or 0) < call.number]
+        for r in late:
+            yield Wait(self.members[rank], self.members[r], f"{where}, which it has not entered")
+        if late or call.state == "mismatch":
+            return
+        unseen = [r for r in range(len(self.members)) if r not in self.views]
+        for r in unseen:
+            yield Wait(self.members[rank], self.members[r], f"{where}, which it has entered")
+
+    def _message_waits(self, rank, message):
+        where = f"{message.asked().replace(f'rank {message.peer}', f'rank {self._global(message.peer)}')}"
+        where += f" in group {self.name or '(unnamed)'}"
+        if message.peer >= 0:
+            if message.peer != rank and not self._answered(rank, message):
+                yield Wait(self.members[rank], self._global(message.peer), where)
+
+    def _global(self, rank):
+        return self.members[rank] if 0 <= rank < len(self.members) else rank
+
+    def _answered(self, rank, message):
+        """Whether the other side has posted its half: then both are in it, and neither is waited for."""
+        other = "recv" if message.operation == "send" else "send"
+        return any(m.operation == other and m.tag == message.tag and m.peer in (rank, -1)
+                   for m in self.messages(message.peer))
+
+
+def standings(newest):
+    groups = {}
+    for dump in newest.values():
+        for trace in dump.groups:
+            key = group_key(trace)
+            groups.setdefault(key, GroupStanding(trace.name, trace.members)).add(trace)
+    return list(groups.values())
+
+
+def _ranks(ranks):
+    ranks = sorted(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _ago(then, now):
+    return f"{max(0.0, now - then):.3f} s"
+
+
+def _describe_group(group, newest):
+    """Lines: which ranks stand where, ranks at the same place together."""
+    places = defaultdict(list)
+    for r, member in enumerate(group.members):
+        last = group.last(r)
+        if r not in group.views:
+            seen = group.seen.get(r)
+            said = "; seen by the others: " + ", ".join(
+                [f"pid {seen.pid}", {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"
+                                     }.get(seen.state, seen.state)]
+                + ([f"entered {seen.entered} collectives"] if seen.entered is not None else [])
+                + ([f"the last was {seen.calling}"] if seen.calling != "-" else [])) if seen else ""
+            place = f"no file{said}" if member not in newest else f"not in its file (destroyed there, or not yet made){said}"
+        elif last is None:
+            place = "has begun no collective"
+        elif inside(last):
+            place = f"inside #{last.number}: {last.asked()}"
+        else:
+            place = f"past #{last.number}: {last.asked()}"
+        places[place].append(member)
+    lines = [f"group {group.name or '(unnamed)'}, {_ranks(group.members)}"]
+    lines += [f"  {_ranks(members)}: {place}" for place, members in places.items()]
+    for r, member in enumerate(group.members):
+        for m in group.messages(r):
+            lines.append(f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "
+                         f"called {_ago(m.issued, newest[member].written)} before its file was written")
+    return lines
+
+
+def _describe_rank(rank, dump, groups):
+    text = f"rank {rank} (pid {dump.pid} on {dump.host}): "
+    under_way = []
+    last = None
+    for g in dump.groups:
+        for c in g.calls:
+            if c.state == "running" or c.state == "waiting":
+                number = f" #{c.number}" if not c.is_message else ""
+                under_way.append(f"{c.operation}{number} of group {g.name or '(unnamed)'} for {_ago(c.issued, dump.written)}")
+            elif c.ended is not None and (last is None or c.ended > last[0].ended):
+                last = c, g
+    if under_way:
+        text += "in " + "; ".join(under_way)
+    elif last is not None:
+        c, g = last
+        text += (f"in no call; the last, {c.operation}{'' if c.is_message else f' #{c.number}'} of group "
+                 f"{g.name or '(unnamed)'}, ended {c.state.replace('_', ' ')} {_ago(c.ended, dump.written)} before")
+    else:
+        text += "has made no call"
+    return f"{text}. Written on: {dump.reason}" + ("" if dump.whole else " (the file is cut off)")
+
+
+def circles(waits):
+    """Circles of ranks that wait for each other, each once, beginning with its lowest rank."""
+    after = defaultdict(set)
+    for w in waits:
+        after[w.rank].add(w.other)
+    found = set()
+
+    def walk(path):
+        for other in sorted(after[path[-1]]):
+            if other == path[0]:
+                found.add(tuple(path))
+            elif other > path[0] and other not in path and len(path) < 16:
+                walk([*path, other])
+
+    for rank in sorted(after):
+        if len(found) < 20:
+            walk([rank])
+    shortest = sorted(found, key=lambda c: (len(c), c))
+    return [c for i, c in enumerate(shortest) if not any(set(d) < set(c) for d in shortest[:i])]
+
+
+def holders(waits):
+    """{rank that waits for nobody: ranks that wait for it, directly or through others}"""
+    waiting = {w.rank for w in waits}
+    after = defaultdict(set)
+    for w in waits:
+        after[w.other].add(w.rank)
+    found = {}
+    for rank in sorted({w.other for w in waits} - waiting):
+        behind, todo = set(), [rank]
+        while todo:
+            for r in after[todo.pop()] - behind:
+                behind.add(r)
+                todo.append(r)
+        found[rank] = behind
+    return found
+
+
+def report(dumps):
+    """Lines for a person."""
+    newest = latest(dumps)
+    groups = standings(newest)
+    lines = [_describe_rank(rank, dump, groups) for rank, dump in sorted(newest.items())]
+    everyone = {m for g in groups for m in g.members}
+    if missing := everyone - newest.keys():
+        lines.append(f"no file of {_ranks(missing)}: died, did not fail, or writes elsewhere")
+    for group in groups:
+        lines += ["", *_describe_group(group, newest)]
+        disagreement = {}
+        for r in sorted(group.views):
+            last = group.last(r)
+            if last is not None and inside(last):
+                disagreement.setdefault(last.number, defaultdict(list))[last.asked()].append(group.members[r])
+        for number, asked in disagreement.items():
+            if len(asked) > 1:
+                lines.append(f"  #{number} was not called alike: " + "; ".join(f"{_ranks(m)}: {a}" for a, m in asked.items()))
+    waits = [w for g in groups for w in g.waits()]
+    lines += ["", "who waits for whom:"]
+    together = defaultdict(list)
+    for w in waits:
+        together[w.other, w.why].append(w.rank)
+    for (other, why), ranks in sorted(together.items()):
+        lines.append(f"  {_ranks(ranks)} for rank {other}: {why}")
+    if not waits:
+        lines.append("  nobody for anybody")
+    for circle in circles(waits):
+        lines.append("deadlock: " + " waits for ".join(f"rank {r}" for r in (*circle, circle[0])))
+    for rank, behind in holders(waits).items():
+        lines.append(f"rank {rank} waits for nobody here, and holds up {_ranks(behind)}")
+    return lines
