@@ -1,6 +1,7 @@
 // Reduce operations over accumulators: fold(acc, in) source by source in rank order, then finish(acc,
 // divisor). To be compiled without contraction to fused multiply-add, with subnormals and with IEEE
-// division.
+// division. What a NaN that arithmetic makes in float or double looks like is the processor's matter; all
+// other bits are the CPU engine's.
 #pragma once
 #include "device.h"
 

@@ -48,10 +48,10 @@ def protocol(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("ranks,blocks,threads,calls",
+@pytest.mark.parametrize("size,blocks,threads,calls",
                          [(2, 2, 3, 2100), (3, 2, 2, 1400), (4, 1, 3, 1400), (1, 3, 2, 70)])
-def test_many_calls(protocol, ranks, blocks, threads, calls):
-    out = run(protocol, ranks, blocks, threads, calls, 1, 120)
+def test_many_calls(protocol, size, blocks, threads, calls):
+    out = run(protocol, size, blocks, threads, calls, 1, 120)
     assert out.returncode == 0, out.stderr
 
 

@@ -4,6 +4,7 @@ NVRTC is called directly: cupy's RawModule appends -ftz=true to all options, whi
 numbers to zero. The text includes no header of CUDA's or the host's, so that nothing but NVRTC's library
 need be installed; it comes with torch.
 """
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -88,17 +89,12 @@ def compiled(text, capability):
     cache = Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
     key = repr((text, OPTIONS, capability, nvrtc.nvrtcVersion())).encode()
     path = cache / f"c10d_custom_{hashlib.sha256(key).hexdigest()}.cubin"
-    try:
+    with contextlib.suppress(OSError):
         return path.read_bytes()
-    except OSError:
-        pass
     code = compile_text(text, capability)
-    try:
+    with contextlib.suppress(OSError):  # then it is compiled again next time
         cache.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=cache)
-        with open(handle, "wb") as file:
-            file.write(code)
-        os.replace(name, path)
-    except OSError:
-        pass  # compiled again next time
+        with tempfile.TemporaryDirectory(dir=cache) as part:
+            (Path(part) / path.name).write_bytes(code)
+            os.replace(Path(part) / path.name, path)
     return code
