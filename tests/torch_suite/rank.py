@@ -17,7 +17,7 @@ from .impersonation import as_gloo
 
 RANKS = 4
 GROUP_SECONDS = 20.0    # for each operation: below a test's deadline, so that the backend's own message comes first
-BARRIER_SECONDS = 10.0  # upstream's
+BARRIER_SECONDS = 30.0  # upstream's 10 do not always do for ranks that outnumber the cores
 # Compares dist.get_backend() with the name that the group has for DDP's C++ logger, which stays its own.
 OWN_NAME = {"test_ddp_logging_data_cpu"}
 
