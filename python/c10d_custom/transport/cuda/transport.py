@@ -85,6 +85,9 @@ class CudaTransport:
                 self._let_go()
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
+            except BaseException:  # of a signal handler
+                self._let_go()
+                raise
 
     def _barrier(self, call, deadline, left):
         """What the ranks had queued before it, they have done."""
