@@ -338,6 +338,20 @@ def test_the_cost_model_counts_the_blocks_that_the_engine_counts(tmp_path, monke
     assert [(*c[:3], cost(c[0], c[2], c[1]).blocks) for c in counted] == [tuple(c) for c in counted]
 
 
+def test_one_sync_and_one_floor_serve_all_points_of_a_run():
+    def result(operation, nbytes, **times):
+        return [{"operation": operation, "bytes": nbytes, "reference": n, "median_us": t} for n, t in times.items()]
+
+    smallest, largest = cost_check.SIZES[0], cost_check.SIZES[-1]
+    results = [*result("all_reduce", smallest, custom=9.0, noop=2.0, floor=1.0), *result("gather", smallest, custom=6.0, noop=2.0, floor=1.0),
+               *result("scatter", smallest, custom=99.0, noop=2.0, floor=3.0), *result("send_recv", smallest, custom=3.0, noop=1.0, floor=1.0),
+               *result("all_reduce", largest, custom=5000.0, noop=2.0, floor=2000.0), *result("gather", largest - 4, custom=1.0, noop=2.0, floor=4000.0)]
+    points = cost_check.points({"ranks": 3, "hosts": [{"cores": 2}], "results": results})
+    assert [round(p.sync * 1e6, 9) for p in points] == [7, 7, 7, 2, 7, 7]  # medians of what is left of each operation
+    assert [round(p.floor * 1e6, 9) for p in points] == [1, 1, 1, 1, 3000, 3000]
+    assert {(p.ranks, p.cores) for p in points} == {(3, 2)} and [round(p.seconds * 1e6) for p in points] == [9, 6, 99, 3, 5000, 1]
+
+
 @pytest.mark.parametrize("n", [3, 8, 64])
 def test_every_byte_of_a_result_was_read_and_written(n):
     S = 64 << 20

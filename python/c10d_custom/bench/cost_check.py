@@ -2,10 +2,10 @@
 
     time = call + sync (1 + per_block (blocks - 1) syncs) + seconds of the bytes moved
 
-Measured, in the same run: ``call`` (noop), ``sync`` (the smallest all_reduce less noop) and the seconds of a byte (the
-memory floor of the same size and ranks, which moves 2 S bytes on each rank). Ranks that outnumber the cores share them:
-the bytes take what all ranks' bytes take on the cores there are, or the busiest rank's on one. Fitted: what a
-ring's byte costs beside one of private memory, and what a block's synchronisation costs beside a call's.
+Measured, in the same run: ``call`` (noop), ``sync`` (the smallest collectives, or messages, less noop) and the seconds
+of a byte (the memory floor of the same size and ranks, which moves 2 S bytes on each rank). Ranks that outnumber the
+cores share them: the bytes take what all ranks' bytes take on the cores there are, or the busiest rank's on one. Fitted:
+what a ring's byte costs beside one of private memory, and what a block's synchronisation costs beside a call's.
 """
 import json
 import math
@@ -50,14 +50,23 @@ class Point:
 
 
 def points(run):
-    """Of one part's JSON."""
+    """Of one part's JSON. One time of a sync for all collectives, and one of the floor for each size, are the medians of
+    what was measured beside each operation: steadier than any one of them. Messages have a sync of their own."""
     cores, n = run["hosts"][0]["cores"], run["ranks"]
     times = {}
     for r in run["results"]:
         times.setdefault((r["operation"], r["bytes"]), {})[r["reference"]] = r["median_us"] / 1e6
-    smallest = times[min(k for k in times if k[0] == "all_reduce")]
-    sync = max(smallest["custom"] - smallest["noop"], 1e-7)
-    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], sync, t["floor"])
+
+    def nearest(nbytes):
+        return min(SIZES, key=lambda size: abs(math.log(size / nbytes)))
+
+    def sync(messages):
+        return max(1e-7, statistics.median(t["custom"] - t["noop"] for (operation, nbytes), t in times.items()
+                                           if (operation == "send_recv") == messages and nearest(nbytes) in SIZES[:2]))
+
+    floors = {size: statistics.median(t["floor"] for (_, nbytes), t in times.items() if nearest(nbytes) == size) for size in SIZES}
+    syncs = {messages: sync(messages) for messages in (False, True)}
+    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], syncs[operation == "send_recv"], floors[nearest(nbytes)])
             for (operation, nbytes), t in times.items()]
 
 
