@@ -339,17 +339,17 @@ def test_the_cost_model_counts_the_blocks_that_the_engine_counts(tmp_path, monke
 
 
 def test_one_sync_and_one_floor_serve_all_points_of_a_run():
-    def result(operation, nbytes, **times):
-        return [{"operation": operation, "bytes": nbytes, "reference": n, "median_us": t} for n, t in times.items()]
-
-    smallest, largest = cost_check.SIZES[0], cost_check.SIZES[-1]
-    results = [*result("all_reduce", smallest, custom=9.0, noop=2.0, floor=1.0), *result("gather", smallest, custom=6.0, noop=2.0, floor=1.0),
-               *result("scatter", smallest, custom=99.0, noop=2.0, floor=3.0), *result("send_recv", smallest, custom=3.0, noop=1.0, floor=1.0),
-               *result("all_reduce", largest, custom=5000.0, noop=2.0, floor=2000.0), *result("gather", largest - 4, custom=1.0, noop=2.0, floor=4000.0)]
+    small, large, results = cost_check.SIZES[0], cost_check.SIZES[-1], []
+    for operation, nbytes, custom, noop, floor in (
+            ("all_reduce", small, 9, 2, 1), ("gather", small, 6, 2, 1), ("scatter", small, 99, 2, 3), ("send_recv", small, 3, 1, 1),
+            ("all_reduce", large, 5000, 2, 2000), ("gather", large - 4, 1, 2, 4000)):
+        results += [{"operation": operation, "bytes": nbytes, "reference": name, "median_us": us}
+                    for name, us in (("custom", custom), ("noop", noop), ("floor", floor))]
     points = cost_check.points({"ranks": 3, "hosts": [{"cores": 2}], "results": results})
-    assert [round(p.sync * 1e6, 9) for p in points] == [7, 7, 7, 2, 7, 7]  # medians of what is left of each operation
-    assert [round(p.floor * 1e6, 9) for p in points] == [1, 1, 1, 1, 3000, 3000]
-    assert {(p.ranks, p.cores) for p in points} == {(3, 2)} and [round(p.seconds * 1e6) for p in points] == [9, 6, 99, 3, 5000, 1]
+    assert [round(p.sync * 1e6, 6) for p in points] == [7, 7, 7, 2, 7, 7]  # medians of what noop leaves of each operation
+    assert [round(p.floor * 1e6, 6) for p in points] == [1, 1, 1, 1, 3000, 3000]
+    assert {(p.ranks, p.cores) for p in points} == {(3, 2)}
+    assert [round(p.seconds * 1e6, 6) for p in points] == [9, 6, 99, 3, 5000, 1]
 
 
 @pytest.mark.parametrize("n", [3, 8, 64])

@@ -64,10 +64,13 @@ def points(run):
         return max(1e-7, statistics.median(t["custom"] - t["noop"] for (operation, nbytes), t in times.items()
                                            if (operation == "send_recv") == messages and nearest(nbytes) in SIZES[:2]))
 
-    floors = {size: statistics.median(t["floor"] for (_, nbytes), t in times.items() if nearest(nbytes) == size) for size in SIZES}
+    def floor(size):
+        return statistics.median(t["floor"] for (_, nbytes), t in times.items() if nearest(nbytes) == size)
+
+    floors = {size: floor(size) for size in {nearest(nbytes) for _, nbytes in times}}
     syncs = {messages: sync(messages) for messages in (False, True)}
-    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], syncs[operation == "send_recv"], floors[nearest(nbytes)])
-            for (operation, nbytes), t in times.items()]
+    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], syncs[operation == "send_recv"],
+                  floors[nearest(nbytes)]) for (operation, nbytes), t in times.items()]
 
 
 def fit(known):
