@@ -56,8 +56,8 @@ def mpirun(size, *options):
 
 def rows(text):
     """[{column: text}] of the tables in what was printed."""
-    number = r" +[\d.]+"
-    found = re.findall(rf"^ *\d+ +\d+ +\w+ +\w+ +-?\d+ +\w+{number * 5} +(?:\d+|-) +(?:[\d.]+|-)$", text, re.M)
+    number = r" +(?:[\d.]+|-)"
+    found = re.findall(rf"^ *\d+ +\d+ +\w+ +\w+ +-?\d+ +\w+{number * 7}$", text, re.M)
     return [dict(zip([*COLUMNS, "ratio"], line.split(), strict=True)) for line in found]
 
 
@@ -74,6 +74,8 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
     for row in table:
         assert row["#wrong"] == ("0" if row["backend"] in ("custom", "gloo") else "-")
         assert float(row["min us"]) <= float(row["time us"]) <= float(row["p99 us"]) or row["p99 us"] == row["time us"]
+        assert (row["algbw"] == "-") == (row["backend"] == "noop")
+        assert (row["busbw"] == "-") == (row["backend"] in ("noop", "floor"))
         assert int(row["size"]) == 4 * int(row["count"])
         assert row["ratio"] == "1.00" or row["backend"] != "floor"
     written = json.loads((tmp_path / "run.json").read_text())
@@ -85,7 +87,7 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
 
 def test_the_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="the picture is matplotlib's")
-    results = [{"operation": o, "bytes": b, "reference": n, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "busbw": 4.0}
+    results = [{"operation": o, "bytes": b, "reference": n, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "busbw": None if n == "noop" else 4.0}
                for o in ("all_reduce", "gather") for b in (4, 1024) for n in ("custom", "gloo", "noop", "another")]
     sweep_picture.draw(tmp_path / "run.png", "two ranks", results)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
