@@ -340,18 +340,23 @@ def test_the_cost_model_counts_the_blocks_that_the_engine_counts(tmp_path, monke
     assert [(*c[:3], cost(c[0], c[2], c[1]).blocks) for c in counted] == [tuple(c) for c in counted]
 
 
-def test_one_sync_and_one_floor_serve_all_points_of_a_run():
+def test_points_take_what_was_measured_beside_them():
     small, large, results = cost_check.SIZES[0], cost_check.SIZES[-1], []
     for operation, nbytes, custom, noop, floor in (
-            ("all_reduce", small, 9, 2, 1), ("gather", small, 6, 2, 1), ("scatter", small, 99, 2, 3), ("send_recv", small, 3, 1, 1),
+            ("all_reduce", small, 9, 2, 1), ("gather", small, 6, 2, 1), ("scatter", small, 99, 2, 3),
             ("all_reduce", large, 5000, 2, 2000), ("gather", large - 4, 1, 2, 4000)):
         results += [{"operation": operation, "bytes": nbytes, "reference": name, "median_us": us}
                     for name, us in (("custom", custom), ("noop", noop), ("floor", floor))]
-    points = cost_check.points({"ranks": 3, "hosts": [{"cores": 2}], "results": results})
-    assert [round(p.sync * 1e6, 6) for p in points] == [7, 7, 7, 2, 7, 7]  # medians of what noop leaves of each operation
-    assert [round(p.floor * 1e6, 6) for p in points] == [1, 1, 1, 1, 3000, 3000]
-    assert {(p.ranks, p.cores) for p in points} == {(3, 2)}
-    assert [round(p.seconds * 1e6, 6) for p in points] == [9, 6, 99, 3, 5000, 1]
+    first, second = cost_check.points({"ranks": 3, "hosts": [{"cores": 2}], "results": results})
+    assert (first.operation, first.nbytes, second.operation, second.nbytes) == ("all_reduce", large, "gather", large - 4)
+    assert (first.start, second.start) == (9e-6, 6e-6) and first.sync == second.sync == pytest.approx(7e-6)  # the middle of 7, 4, 97
+    assert first.private == pytest.approx(3000e-6 / (2 * large))  # its footprint is the floor's
+    assert first.ring == second.ring == first.private < second.private < 1e-6 / (2 * small)
+
+
+def test_between_is_straight_in_logarithms():
+    curve = [(100.0, 4.0), (1.0, 1.0)]
+    assert [round(cost_check.between(curve, x), 9) for x in (0.5, 1, 10, 100, 1000)] == [1, 1, 2, 4, 4]
 
 
 @pytest.mark.parametrize("n", [3, 8, 64])
@@ -367,7 +372,7 @@ def test_every_byte_of_a_result_was_read_and_written(n):
 
 
 def test_a_fit_of_the_cost_model_finds_its_parameters():
-    known = [cost_check.Point(o, n, size, 2, 0, 5e-6, 4e-6 * n, size / 8e9) for o in OPERATIONS for n in (2, 4)
+    known = [cost_check.Point(o, n, size, 2, 0, 5e-6, 4e-6 * n, 1e-10, 3e-11) for o in OPERATIONS for n in (2, 4)
              for size in (16, 1 << 14, 1 << 20, 1 << 24)]
     truth = (cost_check._RING[11], cost_check._PER_BLOCK[9])
     measured = [replace(p, seconds=p.predicted(*truth)) for p in known]
