@@ -56,8 +56,8 @@ def mpirun(size, *options):
 
 def rows(text):
     """[{column: text}] of the tables in what was printed."""
-    number = r" +[\d.]+"
-    found = re.findall(rf"^ *\d+ +\d+ +\w+ +\w+ +-?\d+ +\w+{number * 5} +(?:\d+|-) +(?:[\d.]+|-)$", text, re.M)
+    number = r" +(?:[\d.]+|-)"
+    found = re.findall(rf"^ *\d+ +\d+ +\w+ +\w+ +-?\d+ +\w+{number * 7}$", text, re.M)
     return [dict(zip([*COLUMNS, "ratio"], line.split(), strict=True)) for line in found]
 
 
@@ -74,6 +74,8 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
     for row in table:
         assert row["#wrong"] == ("0" if row["backend"] in ("custom", "gloo") else "-")
         assert float(row["min us"]) <= float(row["time us"]) <= float(row["p99 us"]) or row["p99 us"] == row["time us"]
+        assert (row["algbw"] == "-") == (row["backend"] == "noop")
+        assert (row["busbw"] == "-") == (row["backend"] in ("noop", "floor"))
         assert int(row["size"]) == 4 * int(row["count"])
         assert row["ratio"] == "1.00" or row["backend"] != "floor"
     written = json.loads((tmp_path / "run.json").read_text())
@@ -85,7 +87,7 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
 
 def test_the_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="the picture is matplotlib's")
-    results = [{"operation": o, "bytes": b, "reference": n, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "busbw": 4.0}
+    results = [{"operation": o, "bytes": b, "reference": n, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "busbw": None if n == "noop" else 4.0}
                for o in ("all_reduce", "gather") for b in (4, 1024) for n in ("custom", "gloo", "noop", "another")]
     sweep_picture.draw(tmp_path / "run.png", "two ranks", results)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
@@ -338,6 +340,25 @@ def test_the_cost_model_counts_the_blocks_that_the_engine_counts(tmp_path, monke
     assert [(*c[:3], cost(c[0], c[2], c[1]).blocks) for c in counted] == [tuple(c) for c in counted]
 
 
+def test_points_take_what_was_measured_beside_them():
+    small, large, results = cost_check.SIZES[0], cost_check.SIZES[-1], []
+    for operation, nbytes, custom, noop, floor in (
+            ("all_reduce", small, 9, 2, 1), ("gather", small, 6, 2, 1), ("scatter", small, 99, 2, 3),
+            ("all_reduce", large, 5000, 2, 2000), ("gather", large - 4, 1, 2, 4000)):
+        results += [{"operation": operation, "bytes": nbytes, "reference": name, "median_us": us}
+                    for name, us in (("custom", custom), ("noop", noop), ("floor", floor))]
+    first, second = cost_check.points({"ranks": 3, "hosts": [{"cores": 2}], "results": results})
+    assert (first.operation, first.nbytes, second.operation, second.nbytes) == ("all_reduce", large, "gather", large - 4)
+    assert (first.start, second.start) == (9e-6, 6e-6) and first.sync == second.sync == pytest.approx(7e-6)  # the middle of 7, 4, 97
+    assert first.private == pytest.approx(3000e-6 / (2 * large))  # its footprint is the floor's
+    assert first.ring == second.ring == first.private < second.private < 1e-6 / (2 * small)
+
+
+def test_between_is_straight_in_logarithms():
+    curve = [(100.0, 4.0), (1.0, 1.0)]
+    assert [round(cost_check.between(curve, x), 9) for x in (0.5, 1, 10, 100, 1000)] == [1, 1, 2, 4, 4]
+
+
 @pytest.mark.parametrize("n", [3, 8, 64])
 def test_every_byte_of_a_result_was_read_and_written(n):
     S = 64 << 20
@@ -351,7 +372,7 @@ def test_every_byte_of_a_result_was_read_and_written(n):
 
 
 def test_a_fit_of_the_cost_model_finds_its_parameters():
-    known = [cost_check.Point(o, n, size, 2, 0, 5e-6, 4e-6 * n, size / 8e9) for o in OPERATIONS for n in (2, 4)
+    known = [cost_check.Point(o, n, size, 2, 0, 5e-6, 4e-6 * n, 1e-10, 3e-11) for o in OPERATIONS for n in (2, 4)
              for size in (16, 1 << 14, 1 << 20, 1 << 24)]
     truth = (cost_check._RING[11], cost_check._PER_BLOCK[9])
     measured = [replace(p, seconds=p.predicted(*truth)) for p in known]

@@ -1,11 +1,12 @@
 """The cost model against measurements at several numbers of ranks.
 
-    time = call + sync (1 + per_block (blocks - 1) syncs) + seconds of the bytes moved
+    time = start + p sync (blocks - 1) syncs + private bytes x what one costs + ring bytes x r x what one costs in a cache
 
-Measured, in the same run: ``call`` (noop), ``sync`` (the smallest all_reduce less noop) and the seconds of a byte (the
-memory floor of the same size and ranks, which moves 2 S bytes on each rank). Ranks that outnumber the cores share them:
-the bytes take what all ranks' bytes take on the cores there are, or the busiest rank's on one. Fitted: what a
-ring's byte costs beside one of private memory, and what a block's synchronisation costs beside a call's.
+Measured, in the same run: ``start``, the operation's smallest message; ``sync``, the smallest collectives less noop; what a
+byte costs, from the memory floor at all sizes: that of a private byte where the floor's buffers take as much memory as the
+operation's, that of a ring's where it is least. Ranks that outnumber the cores share them: the bytes take what all ranks'
+bytes take on the cores there are, or the busiest rank's on one, whichever is more. Fitted: r, and p, the part of a
+block's synchronisation that work does not hide.
 """
 import json
 import math
@@ -23,7 +24,7 @@ SIZES = (16, 512, 16 << 10, 512 << 10, 16 << 20)
 # a cache line that a peer has written. A core copies as fast as here.
 LARGE, LARGE_MEMORY, LINE = 64, 250e9, 100e-9
 FITTED_ON = (2, 4)  # the other numbers of ranks are predicted
-_RING = [0.05 * k for k in range(1, 31)]
+_RING = [0.1 * 1.2 ** k for k in range(28)]
 _PER_BLOCK = [0.0, *(0.005 * 1.35 ** k for k in range(20))]
 
 
@@ -34,31 +35,51 @@ class Point:
     nbytes: int
     cores: int
     seconds: float  # measured
-    call: float
+    start: float
     sync: float
-    floor: float
+    private: float  # seconds of one byte, on each of all ranks at once
+    ring: float
 
     def predicted(self, ring, per_block):
         c, n = cost(self.operation, self.nbytes, self.ranks), self.ranks
 
-        def weight(moved):
-            return (moved.private + ring * moved.ring) / (2 * self.nbytes)
-        together = weight(c.total(n)) / n * self.floor
-        alone = weight(c.busiest) * self.floor * min(self.cores, n) / n
+        def bytes_of(moved):
+            return moved.private * self.private + ring * moved.ring * self.ring
+        together = bytes_of(c.total(n)) / n
+        alone = bytes_of(c.busiest) * min(self.cores, n) / n
         blocks = max(c.blocks - 1, 0) * c.syncs
-        return self.call + self.sync * (1 + per_block * blocks) + max(together, alone)
+        return self.start + self.sync * per_block * blocks + max(together, alone)
+
+
+def between(curve, x):
+    """y at ``x`` of [(x, y), ...], on straight lines between logarithms; beyond the ends, the ends'."""
+    curve = sorted(curve)
+    for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+        if x <= x1:
+            part = max(0.0, math.log(x / x0) / math.log(x1 / x0))
+            return y0 ** (1 - part) * y1 ** part
+    return curve[-1][1]
 
 
 def points(run):
-    """Of one part's JSON."""
+    """Of one part's JSON: all but the smallest size of each operation, which is its start."""
     cores, n = run["hosts"][0]["cores"], run["ranks"]
-    times = {}
+    times, floors = {}, {}
     for r in run["results"]:
-        times.setdefault((r["operation"], r["bytes"]), {})[r["reference"]] = r["median_us"] / 1e6
-    smallest = times[min(k for k in times if k[0] == "all_reduce")]
-    sync = max(smallest["custom"] - smallest["noop"], 1e-7)
-    return [Point(operation, n, nbytes, cores, t["custom"], t["noop"], sync, t["floor"])
-            for (operation, nbytes), t in times.items()]
+        seconds = r["median_us"] / 1e6
+        times.setdefault(r["operation"], {}).setdefault(r["bytes"], {})[r["reference"]] = seconds
+        if r["reference"] == "floor":
+            nearest = min(SIZES, key=lambda size: abs(math.log(size / r["bytes"])))
+            floors.setdefault(nearest, []).append(seconds)
+    # Steadier than any one: the median of what was measured beside each operation.
+    byte = {size: statistics.median(seconds) / (2 * size) for size, seconds in floors.items()}
+    curve = [(2 * n * size, seconds) for size, seconds in byte.items()]
+    starts = {operation: by_size[min(by_size)] for operation, by_size in times.items()}
+    sync = max(1e-7, statistics.median(t["custom"] - t["noop"] for operation, t in starts.items() if operation != "send_recv"))
+    return [Point(operation, n, nbytes, cores, by_size[nbytes]["custom"], starts[operation]["custom"],
+                  starts[operation]["custom"] if operation == "send_recv" else sync,
+                  between(curve, cost(operation, nbytes, n).total(n).private), min(byte.values()))
+            for operation, by_size in times.items() for nbytes in sorted(by_size)[1:]]
 
 
 def fit(known):
@@ -77,11 +98,12 @@ def plan(busy):
 
 def large_host(measured):
     """[Point] of as many ranks as cores, nothing measured: what the model says of it."""
-    alone = [p for p in measured if p.ranks <= p.cores and p.nbytes == max(SIZES)]
-    core = max(p.nbytes / p.floor for p in alone)
-    call = statistics.median(p.call for p in measured if p.ranks <= p.cores)
+    alone = [p for p in measured if p.ranks <= p.cores]
+    core = statistics.median(p.ring for p in alone)
+    call = statistics.median(p.start - p.sync for p in alone if p.operation == "all_reduce")
     sync = 2 * (LARGE - 1) * LINE  # each peer's signal and fingerprint, one after the other
-    return [Point(o, LARGE, nbytes, LARGE, 0.0, call, sync, max(nbytes / core, 2 * LARGE * nbytes / LARGE_MEMORY))
+    memory = max(core, LARGE / LARGE_MEMORY)
+    return [Point(o, LARGE, nbytes, LARGE, 0.0, max(call, 0) + sync, sync, memory, core)
             for o in dict.fromkeys(p.operation for p in measured) for nbytes in SIZES]
 
 
@@ -96,8 +118,7 @@ def text(measured, parameters):
         expected = p.predicted(*parameters)
         lines.append(f"{p.operation:>15} {p.ranks:>5} {p.nbytes:>10} {cost(p.operation, p.nbytes, p.ranks).blocks:>6} "
                      f"{p.seconds * 1e6:>12.1f} {expected * 1e6:>12.1f} {expected / p.seconds - 1:>+7.0%}")
-    lines.append(f"\na ring's byte costs {parameters[0]:.2f} of one of private memory, a block's synchronisation "
-                 f"{parameters[1]:.3f} of a call's (fitted on {' and '.join(map(str, FITTED_ON))} ranks)")
+    lines.append(f"\nr = {parameters[0]:.2f}, p = {parameters[1]:.3f}, fitted on {' and '.join(map(str, FITTED_ON))} ranks")
     for n in sorted({p.ranks for p in measured}):
         off = errors([p for p in measured if p.ranks == n], parameters)
         lines.append(f"{n:>3} ranks: median error {statistics.median(off):.0%}, largest {off[-1]:.0%}, of {len(off)} times"
@@ -131,5 +152,5 @@ def main(busy, json_file, run=parts.run):
           f"{text_of_large_host(measured, parameters)}\n\nload {os.getloadavg()[0]:.1f} after")
     if json_file:
         with open(json_file, "w") as f:
-            json.dump({**about, "busy": busy, "ring": parameters[0], "per_block": parameters[1], "parts": runs}, f, indent=1)
+            json.dump({**about, "busy": busy, "r": parameters[0], "p": parameters[1], "parts": runs}, f, indent=1)
     return 0

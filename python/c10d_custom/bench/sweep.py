@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from . import environment, raw_mpi, ranks, references, table
+from . import environment, noop, raw_mpi, ranks, references, table
 from .busy import burning
 from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import OPERATIONS
@@ -66,12 +66,14 @@ def _wrong(call, buffers, reference):
 
 def _result(case, reference, seconds, wrong, ranks_):
     ordered, p50 = sorted(seconds), statistics.median(seconds)
-    algbw = case.nbytes / p50 / 1e9
+    # A group that does nothing moves nothing, and a copy uses no bus.
+    algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
+    busbw = None if reference in (noop.NAME, "floor") else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
     return {"operation": case.operation, "bytes": case.nbytes, "count": case.count, "type": name_of(case.dtype),
             "redop": case.redop, "root": case.root, "async": case.asynchronous, "reference": reference, "ranks": ranks_,
             "calls": len(ordered), "min_us": ordered[0] * 1e6, "median_us": p50 * 1e6,
             "p99_us": ordered[int(len(ordered) * 0.99)] * 1e6, "mean_us": statistics.fmean(ordered) * 1e6,
-            "algbw": algbw, "busbw": algbw * OPERATIONS[case.operation].bus_factor(ranks_), "wrong": wrong}
+            "algbw": algbw, "busbw": busbw, "wrong": wrong}
 
 
 def _of_size(sweep, case, usable):

@@ -18,7 +18,7 @@ def draw(path, title, results):
             times.plot(sizes, [r["median_us"] for r in mine], color=color, marker="o", markersize=4, label=name)
             times.fill_between(sizes, [r["min_us"] for r in mine], [r["p99_us"] for r in mine], color=color, alpha=0.12,
                                linewidth=0)
-            if name != "noop":
+            if all(r["busbw"] is not None for r in mine):
                 bandwidth.plot(sizes, [r["busbw"] for r in mine], color=color, marker="o", markersize=4, label=name)
         times.set_yscale("log")
         times.set_ylabel("microseconds: median, least to p99")

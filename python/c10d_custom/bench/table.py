@@ -28,10 +28,12 @@ def ratio(results, result, to):
 
 def rows(results, ratio_to):
     """One size's results, a row for each."""
+    def cell(value, form=""):
+        return "-" if value is None else format(value, form)
+
     def row(r):
-        wrong = "-" if r["wrong"] is None else r["wrong"]
-        times = ratio(results, r, ratio_to)
         return (f"{r['bytes']:>10} {r['count']:>10} {r['type']:>8} {(r['redop'] or 'none').lower():>7} {r['root']:>4} "
-                f"{r['reference']:>8} {r['min_us']:>10.1f} {r['median_us']:>10.1f} {r['p99_us']:>10.1f} {r['algbw']:>7.2f} "
-                f"{r['busbw']:>7.2f} {wrong:>6} {'-' if times is None else format(times, '.2f'):>8}")
+                f"{r['reference']:>8} {r['min_us']:>10.1f} {r['median_us']:>10.1f} {r['p99_us']:>10.1f} "
+                f"{cell(r['algbw'], '.2f'):>7} {cell(r['busbw'], '.2f'):>7} {cell(r['wrong']):>6} "
+                f"{cell(ratio(results, r, ratio_to), '.2f'):>8}")
     return "\n".join(row(r) for r in results)
