@@ -337,6 +337,8 @@ def silent_case():
 
 def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in ("C10D_CUSTOM_TRACE_DIR", "C10D_CUSTOM_TRACE_SIGNAL"):
+        monkeypatch.delenv(name, raising=False)
     pool = RankPool(2, "custom")
     assert pool.run(silent_case) == [([], True)] * 2
     assert pool.close() is None and not list(tmp_path.iterdir())
@@ -345,6 +347,7 @@ def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
 def test_the_signal_needs_a_folder(monkeypatch):
     from c10d_custom.config import Config
 
+    monkeypatch.delenv("C10D_CUSTOM_TRACE_DIR", raising=False)
     monkeypatch.setenv("C10D_CUSTOM_TRACE_SIGNAL", "10")
     with pytest.raises(ValueError, match="C10D_CUSTOM_TRACE_DIR"):
         Config.from_env()

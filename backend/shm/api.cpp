@@ -157,6 +157,7 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   *out = PeerState{};
   Use g(h);
   if (g.status) return g.status;
+  if (rank >= g->n) return kUsage;
   RankCtl& c = g->ctl(rank);
   out->arrived = c.arrive.value.load(std::memory_order_acquire);
   out->in = c.in.value.load(std::memory_order_relaxed);

@@ -26,6 +26,10 @@ bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
   return st == kOk || (fail(st, int32_t(peer)), false);
 }
 
+bool Collective::in_time(uint32_t peer) {
+  return now_ns() < deadline || (fail(kTimeout, int32_t(peer)), false);
+}
+
 const double* Collective::factors() {
   if (args.redop == kAvg) return args.factor ? &args.factor : nullptr;
   if (args.redop != kPremulSum) return nullptr;
@@ -59,9 +63,12 @@ void Collective::announce() {
   f.outer = args.outer;
   if (uses_table()) {
     uint64_t* t = g.table(me, seq);
+    auto part = [](const Span* spans, uint32_t have, uint32_t i) {
+      return have == 1 ? spans[0].bytes : i < have ? spans[i].bytes : 0;
+    };
     for (uint32_t i = 0; i < n; ++i) {
-      t[i] = in_bytes(args.nin == 1 ? 0 : i);
-      t[n + i] = out_bytes(args.nout == 1 ? 0 : i);
+      t[i] = part(args.in, args.nin, i);
+      t[n + i] = part(args.out, args.nout, i);
     }
   }
   g.advance(mine.arrive, seq);
@@ -160,7 +167,7 @@ Status Collective::run() {
 }
 
 void Collective::run_alone() {
-  if (args.op == kBarrier || args.nin == 0 || args.nout == 0) return;
+  if (args.op == kBarrier || args.op == kBroadcast || args.nin == 0 || args.nout == 0) return;
   if (args.op == kAllReduce || args.op == kReduce || args.op == kReduceScatter) {
     const void* src = in(0);
     kernel()(out(0), &src, 1, in_bytes(0) / args.item_bytes, factors());

@@ -31,6 +31,9 @@ class Collective {
   // Waits for a peer's signal; on failure records it, tells the group, and returns false.
   bool wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer);
 
+  // For loops that move without waiting: false, and recorded, once the deadline is over.
+  bool in_time(uint32_t peer);
+
   // Publishes fingerprint and table, and the input where it is small.
   void announce();
   // Waits for all announcements and compares them.

@@ -34,7 +34,9 @@ bool sane(const Geometry& g) {
   return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
          g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 &&
-         g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536;
+         g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536 &&
+         // The lengths below must not overflow: of the other parts none comes near.
+         Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;
 }
 
 }  // namespace
@@ -108,7 +110,8 @@ void Group::advance(Signal& mine, uint64_t value) {
   mine.value.store(value, std::memory_order_seq_cst);
   if (mine.wake_at.load(std::memory_order_seq_cst) <= value) {
     mine.wake_at.store(kNever, std::memory_order_seq_cst);
-    futex_wake_all(futex_word(mine.value));
+    mine.wakes.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(&mine.wakes);
   }
 }
 
@@ -120,15 +123,16 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     return kOk;
   int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
+    // Read before we ask: what clears our asking counts after this.
+    const uint32_t wakes = s.wakes.load(std::memory_order_seq_cst);
     uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
     while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
     }
-    const uint64_t seen = s.value.load(std::memory_order_seq_cst);
-    if (seen >= need) return kOk;
+    if (s.value.load(std::memory_order_seq_cst) >= need) return kOk;
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) return kTimeout;
     if (elsewhere) elsewhere(elsewhere_context);
-    futex_wait(futex_word(s.value), uint32_t(seen), std::min(left_ns, elsewhere ? kElsewhere : kSlice));
+    futex_wait(&s.wakes, wakes, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     if (Status st = health(); st != kOk) return st;
     if (now_ns() >= next_poll) {

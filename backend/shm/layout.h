@@ -12,7 +12,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757331ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757332ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -26,11 +26,13 @@ struct Geometry {
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
-// smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps).
+// smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps). They sleep on `wakes`:
+// on `value`, they would miss a wake-up that clears what they asked for, meant for those before them.
 constexpr uint64_t kNever = ~0ull;
 struct alignas(kLine) Signal {
   std::atomic<uint64_t> value;
   std::atomic<uint64_t> wake_at;  // written by all
+  std::atomic<uint32_t> wakes;    // wake-ups; written by the owner
 };
 
 // Rung by anyone who changed something this rank's point-to-point engine may be asleep for.

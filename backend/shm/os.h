@@ -43,12 +43,6 @@ inline void futex_wake_all(const void* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// The half of a 64-bit counter that the kernel compares.
-inline const void* futex_word(const std::atomic<uint64_t>& value) {
-  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half is taken to come first");
-  return &value;
-}
-
 // The application's first thread: the one that takes its signals.
 inline bool main_thread() { return syscall(SYS_gettid) == getpid(); }
 

@@ -69,6 +69,10 @@ Ticket* Messenger::post(const MessageArgs& a) {
     finish(r, g_.health() == kBroken ? kBroken : kAborted, -1);
     return t;
   }
+  if (a.peer >= int64_t(g_.n) || a.peer < (a.is_recv ? -1 : 0)) {
+    finish(r, kUsage, -1);
+    return t;
+  }
   if (a.is_recv) {
     if (!match_unexpected(r)) posted_.push_back(r);
   } else {

@@ -34,9 +34,13 @@ void Collective::stage_small() {
 
 bool Collective::collect_small_all_to_all() {
   for (uint32_t r = 0; r < n; ++r) {
-    uint64_t offset = 0;
-    for (uint32_t i = 0; i < me; ++i) offset += g.table(r, seq)[i];
-    if (offset + out_bytes(r) > g.geometry.small_bytes) return fail(kMismatch, int32_t(r)), false;
+    uint64_t offset = 0, room = g.geometry.small_bytes;  // of r's slot, whatever r's table says
+    for (uint32_t i = 0; i <= me; ++i) {
+      const uint64_t size = i < me ? g.table(r, seq)[i] : out_bytes(r);
+      if (size > room) return fail(kMismatch, int32_t(r)), false;
+      room -= size;
+      if (i < me) offset += size;
+    }
     if (out_bytes(r)) memcpy(out(r), g.small(r, seq) + offset, out_bytes(r));
   }
   return true;

@@ -13,6 +13,7 @@
 #include "../shm/api.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
+#include "one_mapping.h"
 
 using namespace c10d_custom;
 

@@ -1,0 +1,294 @@
+// What the C ABI takes from others, made hostile: headers of segments, and what a peer writes into the segment while this
+// rank runs collectives and messages. Nothing of it may make us read or write out of bounds, or hang: the callers'
+// buffers are heap blocks of their exact size, for AddressSanitizer to watch. And arguments that make no sense.
+//
+//   fuzz_test [trials] [seed]
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../shm/api.h"
+#include "../shm/layout.h"
+#include "../shm/reduce.h"
+
+using namespace c10d_custom;
+
+namespace {
+
+constexpr int64_t kMs = 1000 * 1000;
+using Random = std::mt19937_64;
+
+void require(bool ok, const char* what, uint64_t trial) {
+  if (ok) return;
+  std::fprintf(stderr, "trial %lu: %s\n", (unsigned long)trial, what);
+  std::abort();
+}
+
+template <class T>
+T pick(Random& random, std::initializer_list<T> from) {
+  return *(from.begin() + random() % from.size());
+}
+
+// --- headers
+
+uint32_t odd_number(Random& random) {
+  switch (random() % 4) {
+    case 0: return uint32_t(random());
+    case 1: return 1u << (random() % 32);
+    case 2: return (1u << (random() % 32)) - 1;
+    default: return uint32_t(random() % 100);
+  }
+}
+
+// The segment's true length, with no overflow.
+unsigned __int128 true_total(const Geometry& g) {
+  const Layout l(g);
+  return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes;
+}
+
+void headers(Random& random, uint64_t trial) {
+  Geometry g{2, 3, 4096, 4096, 1024, 4};
+  uint32_t* const fields[] = {&g.ranks, &g.window, &g.block_bytes, &g.small_bytes, &g.cell_bytes, &g.cells};
+  for (unsigned i = random() % 4; i; --i) *fields[random() % 6] = odd_number(random);
+  if (random() % 3 == 0) {
+    // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
+    g = {4096, 2, 4096, 64, 64, 2};
+    do {
+      g.cells = uint32_t(16400 + random() % 49000);
+      const uint64_t stride = ((1ull << 40) - sizeof(PairCtl)) / g.cells / 64 * 64;
+      g.cell_bytes = uint32_t(stride - sizeof(CellHeader));
+    } while (Layout(g).total > (1u << 28));
+  }
+  const uint64_t claimed = Layout(g).total;
+  const uint64_t length = claimed <= (1u << 28) ? claimed : 1 << 20;
+  const int fd = int(memfd_create("fuzz", MFD_CLOEXEC));
+  require(fd >= 0 && !ftruncate(fd, off_t(length)), "no memfd", trial);
+  SegmentHeader h{};
+  h.magic = random() % 8 ? kMagic : random();
+  h.bytes = claimed;
+  h.geometry = g;
+  unsigned char raw[sizeof h];
+  memcpy(raw, &h, sizeof h);
+  if (random() % 4 == 0) raw[random() % sizeof raw] ^= uint8_t(1 << random() % 8);
+  require(pwrite(fd, raw, sizeof raw, 0) == ssize_t(sizeof raw), "cannot write a header", trial);
+  memcpy(&h.geometry, raw + offsetof(SegmentHeader, geometry), sizeof g);
+  int error = 0;
+  c10d_handle* group = c10d_open(fd, uint32_t(random() % 3), 0, nullptr, &error);
+  if (!group) return require(error != 0, "refused without a reason", trial);
+  require(true_total(h.geometry) == length, "a header that promises more than the segment holds was taken", trial);
+  c10d_free(group);
+}
+
+// --- a hostile peer
+
+struct World {
+  static constexpr uint32_t n = 2;
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  const Layout layout{geometry};
+  c10d_handle* victim;  // rank 0
+  char* base;
+
+  World() {
+    uint64_t total;
+    const int fd = c10d_segment_create(&geometry, &total);
+    base = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    int error;
+    victim = c10d_open(fd, 0, 0, nullptr, &error);
+    require(base != MAP_FAILED && victim, "no world", 0);
+  }
+  ~World() {
+    c10d_free(victim);
+    munmap(base, layout.total);
+  }
+  RankCtl& ctl(uint32_t r) { return *reinterpret_cast<RankCtl*>(base + layout.ctl + r * sizeof(RankCtl)); }
+  uint64_t* table(uint32_t r, uint64_t seq) {
+    return reinterpret_cast<uint64_t*>(base + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
+  }
+  PairCtl& pair(uint32_t src, uint32_t dst) {
+    return *reinterpret_cast<PairCtl*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes);
+  }
+  CellHeader& cell(uint32_t src, uint32_t dst, uint64_t i) {
+    return *reinterpret_cast<CellHeader*>(reinterpret_cast<char*>(&pair(src, dst)) + sizeof(PairCtl) +
+                                          i % geometry.cells * layout.cell_stride);
+  }
+};
+
+uint64_t odd_bytes(Random& random) {
+  const uint64_t near = pick<uint64_t>(random, {0, 8, 800, 1024, 4096, 24000, 1ull << 31, 1ull << 32, 1ull << 63, 0});
+  return random() % 3 ? near : near + random() % 17 - 8;
+}
+
+// What the victim takes for messages: cells that make sense but for a field or two.
+void send_cells(World& w, Random& random) {
+  const uint32_t src = random() % 8 ? 1 : 0;
+  PairCtl& p = w.pair(src, 0);
+  const uint64_t tail = p.tail.load();
+  for (uint64_t i = random() % 5; i; --i) {
+    CellHeader& c = w.cell(src, 0, tail + i - 1);
+    c.kind = random() % 16 ? uint32_t(random() % 8) : uint32_t(random());
+    c.dtype = random() % 16 ? kInt64 : uint32_t(random());
+    c.tag = int64_t(random() % 3);
+    c.message = random() % 16 ? random() % 8 : random();
+    c.bytes = odd_bytes(random);
+  }
+  p.tail.store(random() % 32 ? tail + random() % 5 : random());
+  if (random() % 32 == 0) p.head.store(random());
+  if (random() % 32 == 0) w.pair(0, 1).head.store(random());
+  else w.pair(0, 1).head.store(w.pair(0, 1).tail.load());  // lets the victim go on sending
+}
+
+// Joins the victim's collective as a well-behaved rank would, but for some of the numbers.
+void join_call(World& w, Random& random) {
+  RankCtl &mine = w.ctl(1), &victim = w.ctl(0);
+  const uint64_t seq = victim.arrive.value.load();
+  Fingerprint f = victim.fingerprint[seq & 1];
+  if (random() % 16 == 0) reinterpret_cast<unsigned char*>(&f)[random() % sizeof f] ^= uint8_t(random());
+  mine.fingerprint[seq & 1] = f;
+  const uint64_t* said = w.table(0, seq);
+  uint64_t* table = w.table(1, seq);
+  for (uint32_t i = 0; i < World::n; ++i) {
+    table[i] = i == 0 ? said[World::n + 1] : odd_bytes(random);
+    table[World::n + i] = i == 0 ? said[1] : odd_bytes(random);
+    if (i && random() % 2) table[i] = 0 - table[0] + random() % 4096;  // sums that overflow
+  }
+  mine.arrive.value.store(random() % 16 ? seq : random());
+  for (Signal RankCtl::*s : {&RankCtl::in, &RankCtl::red, &RankCtl::out}) {
+    const uint64_t own = (victim.*s).value.load();
+    (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
+    (victim.*s).wake_at.store(random());
+  }
+}
+
+void anything(World& w, Random& random) {
+  // Not the liveness of a hang: the header was read long ago, what else is there may be anything.
+  char* const at = w.base + w.layout.ctl + random() % (w.layout.total - w.layout.ctl - 8);
+  const uint64_t value = odd_bytes(random);
+  memcpy(at, &value, 1 + random() % 8);
+}
+
+void victim_calls(World& w, Random& random, uint64_t trial) {
+  auto block = [](uint64_t bytes) { return std::unique_ptr<char[]>(new char[bytes]()); };
+  std::vector<std::unique_ptr<char[]>> buffers;
+  auto span = [&](uint64_t bytes) {
+    buffers.push_back(block(bytes));
+    return Span{buffers.back().get(), bytes};
+  };
+  std::vector<c10d_ticket*> tickets;
+  for (int step = 0; step < 6; ++step) {
+    const uint64_t count = pick<uint64_t>(random, {0, 1, 100, 128, 512, 513, 3000});
+    MessageArgs m{};
+    m.is_recv = random() % 2, m.dtype = kInt64, m.peer = random() % 4 ? 1 : m.is_recv ? -1 : 0;
+    m.tag = int64_t(random() % 3), m.data = span(8 * count), m.timeout_ns = 10 * kMs;
+    tickets.push_back(c10d_post(w.victim, &m));
+    CallArgs a{};
+    a.op = uint32_t(random() % 9), a.redop = pick<uint32_t>(random, {kSum, kPremulSum, kAvg, kMax});
+    a.dtype = a.redop == kPremulSum ? uint32_t(kFloat64) : uint32_t(kInt64);
+    a.root = int32_t(random() % 2), a.item_bytes = 8, a.timeout_ns = 10 * kMs;
+    a.count = a.op == kAllToAll || random() % 4 == 0 ? kNever : count;
+    Span in[2], out[2];
+    const bool rooted = a.root == 0;
+    a.nin = a.op == kBarrier || ((a.op == kBroadcast || a.op == kScatter) && !rooted) ? 0
+            : a.op == kReduceScatter || a.op == kAllToAll || a.op == kScatter ? 2 : 1;
+    a.nout = a.op == kBarrier || ((a.op == kReduce || a.op == kGather) && !rooted) || (a.op == kBroadcast && rooted) ? 0
+             : a.op == kAllGather || a.op == kAllToAll || a.op == kGather ? 2 : 1;
+    for (uint32_t i = 0; i < a.nin; ++i) in[i] = span(8 * count);
+    for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i ? count + random() % 600 : count));
+    a.in = in, a.out = out;
+    const int status = c10d_run(w.victim, &a);
+    require(status >= kOk && status != kPending && status <= kForked, "a status that there is not", trial);
+    PeerState state;
+    c10d_peer_state(w.victim, uint32_t(random() % 3), random() % 4, &state);
+    c10d_probe(w.victim, int64_t(random() % 3));
+    Failure f;
+    c10d_health(w.victim, &f);
+  }
+  Failure f;
+  for (c10d_ticket* t : tickets) {
+    c10d_wait(w.victim, t, 5 * kMs, 0, &f);
+    c10d_release(t);
+  }
+  c10d_leave(w.victim);  // before the buffers go
+}
+
+void hostile_peer(Random& random, uint64_t trial) {
+  World w;
+  std::atomic<bool> over{false};
+  Random theirs(random());
+  std::thread peer([&] {
+    while (!over) {
+      switch (theirs() % 4) {
+        case 0: send_cells(w, theirs); break;
+        case 1: if (theirs() % 64 == 0) anything(w, theirs); break;
+        default: join_call(w, theirs);
+      }
+      if (theirs() % 8 == 0) usleep(useconds_t(theirs() % 200));
+    }
+  });
+  victim_calls(w, random, trial);
+  over = true;
+  peer.join();
+}
+
+// --- arguments
+
+void arguments(Random& random, uint64_t trial) {
+  World w;
+  std::vector<char> data(64);
+  std::vector<Span> spans(random() % 4, Span{data.data(), 8});
+  CallArgs a{};
+  a.op = random() % 4 ? uint32_t(random() % 12) : uint32_t(random());
+  a.redop = random() % 2 ? uint32_t(random() % 12) : uint32_t(random());
+  a.dtype = random() % 2 ? uint32_t(random() % 30) : uint32_t(random());
+  a.root = random() % 2 ? int32_t(random() % 4) - 1 : int32_t(random());
+  a.count = random() % 2 ? kNever : random();
+  a.item_bytes = pick<uint32_t>(random, {0, 1, 2, 3, 8, 64, 128, uint32_t(random())});
+  a.timeout_ns = pick<int64_t>(random, {0, -1, INT64_MIN, kMs});
+  a.factor = 2;
+  std::vector<Span> in = spans, out(random() % 4, Span{data.data(), random() % 2 * 8});
+  a.nin = uint32_t(in.size()), a.in = in.data(), a.nout = uint32_t(out.size()), a.out = out.data();
+  const int status = c10d_run(w.victim, &a);
+  require(status == kUsage || status == kTimeout || (status == kOk && a.op == kRejected), "odd arguments were taken", trial);
+  MessageArgs m{};
+  m.is_recv = uint32_t(random() % 3), m.dtype = uint32_t(random());
+  m.peer = random() % 2 ? int32_t(random() % 8) - 4 : int32_t(random());
+  m.tag = int64_t(random()), m.data = Span{data.data(), 8}, m.timeout_ns = pick<int64_t>(random, {0, INT64_MIN, kMs});
+  c10d_ticket* t = c10d_post(w.victim, &m);
+  Failure f;
+  const int st = c10d_wait(w.victim, t, 0, 0, &f);
+  const bool makes_sense = m.peer < int32_t(World::n) && (m.peer >= 0 || (m.is_recv && m.peer == -1));
+  if (!makes_sense) require(st == kUsage || st == kBroken, "a message to nobody was taken", trial);
+  c10d_release(t);
+  PeerState state;
+  require(c10d_peer_state(w.victim, 2 + uint32_t(random() % 1000), 0, &state) == kUsage, "the state of nobody", trial);
+  Geometry g;
+  uint32_t raw[6];
+  for (uint32_t& x : raw) x = odd_number(random);
+  memcpy(&g, raw, sizeof g);
+  // Sizes that could be had are left out: they would be.
+  if (true_total(g) > ((unsigned __int128)(1) << 63)) {
+    uint64_t total;
+    require(c10d_segment_create(&g, &total) < 0, "an impossible segment", trial);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t trials = argc > 1 ? strtoull(argv[1], nullptr, 10) : 200;
+  const uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
+  for (uint64_t trial = 0; trial < trials; ++trial) {
+    Random random(seed * 1000003 + trial);
+    for (int i = 0; i < 20; ++i) headers(random, trial);
+    for (int i = 0; i < 5; ++i) arguments(random, trial);
+    hostile_peer(random, trial);
+  }
+  std::puts("fuzz_test: ok");
+}
