@@ -75,7 +75,8 @@ def points(run):
     byte = {size: statistics.median(seconds) / (2 * size) for size, seconds in floors.items()}
     curve = [(2 * n * size, seconds) for size, seconds in byte.items()]
     starts = {operation: by_size[min(by_size)] for operation, by_size in times.items()}
-    sync = max(1e-7, statistics.median(t["custom"] - t["noop"] for operation, t in starts.items() if operation != "send_recv"))
+    sync = max(1e-7, statistics.median(t["custom"] - t["noop"] for operation, t in starts.items()
+                                       if operation != "send_recv"))
     return [Point(operation, n, nbytes, cores, by_size[nbytes]["custom"], starts[operation]["custom"],
                   starts[operation]["custom"] if operation == "send_recv" else sync,
                   between(curve, cost(operation, nbytes, n).total(n).private), min(byte.values()))
