@@ -8,6 +8,7 @@ operation's, that of a ring's where it is least. Ranks that outnumber the cores 
 bytes take on the cores there are, or the busiest rank's on one, whichever is more. Fitted: r, and p, the part of a
 block's synchronisation that work does not hide.
 """
+import itertools
 import json
 import math
 import os
@@ -54,7 +55,7 @@ class Point:
 def between(curve, x):
     """y at ``x`` of [(x, y), ...], on straight lines between logarithms; beyond the ends, the ends'."""
     curve = sorted(curve)
-    for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         if x <= x1:
             part = max(0.0, math.log(x / x0) / math.log(x1 / x0))
             return y0 ** (1 - part) * y1 ** part
