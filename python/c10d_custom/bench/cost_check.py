@@ -8,6 +8,7 @@ operation's, that of a ring's where it is least. Ranks that outnumber the cores 
 bytes take on the cores there are, or the busiest rank's on one, whichever is more. Fitted: r, and p, the part of a
 block's synchronisation that work does not hide.
 """
+import itertools
 import json
 import math
 import os
@@ -54,7 +55,7 @@ class Point:
 def between(curve, x):
     """y at ``x`` of [(x, y), ...], on straight lines between logarithms; beyond the ends, the ends'."""
     curve = sorted(curve)
-    for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         if x <= x1:
             part = max(0.0, math.log(x / x0) / math.log(x1 / x0))
             return y0 ** (1 - part) * y1 ** part
@@ -75,7 +76,8 @@ def points(run):
     byte = {size: statistics.median(seconds) / (2 * size) for size, seconds in floors.items()}
     curve = [(2 * n * size, seconds) for size, seconds in byte.items()]
     starts = {operation: by_size[min(by_size)] for operation, by_size in times.items()}
-    sync = max(1e-7, statistics.median(t["custom"] - t["noop"] for operation, t in starts.items() if operation != "send_recv"))
+    sync = max(1e-7, statistics.median(t["custom"] - t["noop"] for operation, t in starts.items()
+                                       if operation != "send_recv"))
     return [Point(operation, n, nbytes, cores, by_size[nbytes]["custom"], starts[operation]["custom"],
                   starts[operation]["custom"] if operation == "send_recv" else sync,
                   between(curve, cost(operation, nbytes, n).total(n).private), min(byte.values()))

@@ -16,6 +16,8 @@ from .busy import burning
 from .case import Unavailable
 from .step_time import measure
 
+_ROUNDS = 5  # at least: fewer say nothing
+
 
 @dataclass(frozen=True)
 class Ddp:
@@ -70,7 +72,7 @@ def run(ddp):
     with burning(ddp.busy if rank == 0 else 0):
         for width, layers in ddp.models:
             times = measure(groups, lambda group, w=width, n=layers: _stepper(w, n, ddp.batch, group), ddp.seconds,
-                            lambda elapsed: None)
+                            lambda elapsed: None, _ROUNDS)
             for name, t in times.items():
                 model, parameters = f"{width}x{layers}", layers * width * (width + 1)
                 say(_row(model, parameters, name, t, times[first]), flush=True)

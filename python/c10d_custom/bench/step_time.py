@@ -39,10 +39,11 @@ def timed_block(run_step) -> list[float]:
     return times
 
 
-def measure(groups: dict, make_stepper, seconds: float, progress) -> dict[str, StepTime]:
+def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1) -> dict[str, StepTime]:
     """Times for each named group. make_stepper(group) returns a DDP model and a function that runs one step on it.
 
-    Everything runs in turns within one run, so that a machine that slows down slows all alike.
+    Everything runs in turns within one run, so that a machine that slows down slows all alike: ``least`` rounds at
+    least, then until the time is over.
     """
     turns = []
     for group in groups.values():
@@ -67,7 +68,7 @@ def measure(groups: dict, make_stepper, seconds: float, progress) -> dict[str, S
         rounds.append(times)
         elapsed = time.perf_counter() - start
         progress(min(elapsed, seconds))
-        more.fill_(elapsed < seconds)
+        more.fill_(elapsed < seconds or len(rounds) < least)
         dist.broadcast(more, src=0)  # one clock decides, or the ranks would disagree on the last round
 
     slowest = torch.tensor(rounds, dtype=torch.float64)  # round, turn, step
