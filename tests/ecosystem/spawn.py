@@ -72,6 +72,12 @@ def close_all():
         _crews.popitem()[1].close()
 
 
+def kill_all():
+    """As close_all, without waiting for interpreters to end, which takes those that imported much some seconds."""
+    while _crews:
+        _crews.popitem()[1].kill()
+
+
 _crews = {}
 atexit.register(close_all)
 

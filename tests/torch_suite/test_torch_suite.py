@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ecosystem.spawn import backend as chosen_backend
-from ecosystem.spawn import close_all
+from ecosystem.spawn import close_all, kill_all
 from ecosystem.spawn import run as run_on_ranks
 from harness import Layout
 
@@ -50,7 +50,7 @@ def upstream():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield run(rank.names, deadline=120)[0]
-        close_all()
+        kill_all()
 
 
 def test_each_of_upstream_s_tests_is_listed(upstream):
