@@ -4,7 +4,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
 from fake_driver import FakeDriver, World
