@@ -222,8 +222,8 @@ def test_a_capture_is_refused(mode):
 
 # --- messages
 
-@pytest.mark.parametrize("mode", MODES)
-def test_messages_cross_in_both_directions_at_once(mode):
+def both_ways(seed, size, steps, config, seconds=60.0):
+    """Two ranks send large messages before either receives."""
     def body(r):
         other, n = 1 - r.rank, 300_000
         out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
@@ -236,8 +236,32 @@ def test_messages_cross_in_both_directions_at_once(mode):
         assert [float(contents(r, t).unique()) for t in into] == [10.0 * other + tag for tag in range(3)]
         assert [w.source_rank() for w in receives] == [other] * 3
 
+    run_ranks(2, body, seed=seed, config=config, seconds=seconds)
+
+
+def in_turns(seed, size, steps, config, seconds=60.0):
+    """Message after message of one size, none of which the GPU has seen when the next is posted."""
+    def body(r):
+        into = [torch.zeros(5000) for _ in range(6)]
+        r.keep += into
+        for k, t in enumerate(into):
+            send = r.pg.send([device_tensor(r, 5000, 10.0 * r.rank + k)], 1 - r.rank)
+            r.pg.recv([t], 1 - r.rank).wait()
+            send.wait()
+        assert [float(contents(r, t).unique()) for t in into] == [10.0 * (1 - r.rank) + k for k in range(6)]
+
+    run_ranks(2, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
+
+
+def test_messages_in_turns():
+    for seed in range(5):
+        in_turns(seed, 2, 1, {"cuda_mode": "staged"})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_messages_cross_in_both_directions_at_once(mode):
     for seed in range(10):
-        run_ranks(2, body, seed=seed, config={"cuda_mode": mode})
+        both_ways(seed, 2, 1, {"cuda_mode": mode})
 
 
 def test_messages_with_one_tag_arrive_in_order_and_from_anywhere():

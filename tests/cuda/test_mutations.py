@@ -8,6 +8,7 @@ from c10d_custom.transport.cuda.flight import Flight
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
+from test_device_work import both_ways, in_turns
 from test_shared import program
 from thread_ranks import run_ranks
 
@@ -77,6 +78,18 @@ def hasty(seed, size, steps, config, seconds):
     run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
 
 
+def sent_at_once(self):
+    while self._fetching:
+        self._hand_over(self._fetching.popleft())
+    return False
+
+
+def given_at_once(self):
+    while self._leaving:
+        self.pinned.give(self._leaving.popleft()[1])
+    return False
+
+
 MUTATIONS = {
     "no wait for what was published": (EVENTS, lambda: off(EventOrder, "arrive")),
     "no wait for the readers": (EVENTS, lambda: off(EventOrder, "reuse")),
@@ -108,6 +121,12 @@ MUTATIONS = {
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin")),
     "staged: the caller's stream does not wait": (STAGED, lambda: off(Flight, "join")),
+    "messages: sent before the bytes have come": (STAGED, lambda: off(staged.StagedMessages, "_send_on", sent_at_once),
+                                                  both_ways),
+    "messages: memory given back under a copy": (STAGED, lambda: off(staged.StagedMessages, "_let_go", given_at_once),
+                                                 in_turns),
+    "messages: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin"), both_ways),
+    "messages: the caller's stream does not wait": (STAGED, lambda: off(Flight, "join"), both_ways),
 }
 
 

@@ -97,7 +97,10 @@ class Met:
         return getattr(self.cpu, name)
 
     def __setattr__(self, name, value):
-        setattr(self.cpu if name == "name" else self, name, value) if name == "name" else self.__dict__.update({name: value})
+        if name == "name":
+            self.cpu.name = value
+        else:
+            self.__dict__[name] = value
 
     def _meeting(self, function, *arguments):
         self.calls += 1

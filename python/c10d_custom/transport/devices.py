@@ -3,6 +3,7 @@
 Until the first CUDA tensor comes, everything goes straight to the CPU transport. From then on a queue holds
 the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
 """
+import logging
 import threading
 import weakref
 
@@ -12,6 +13,8 @@ from .base import Transport
 from .cuda import driver as cuda_driver
 from .cuda.transport import CudaTransport
 from .tickets import Queue
+
+log = logging.getLogger("c10d_custom")
 
 
 class ByDevice(Transport):
@@ -48,8 +51,8 @@ class ByDevice(Transport):
             if self._first is None:
                 self._first = device
             elif self._first != device:
-                raise UsageError(f"{call.name}: tensors on {device}, but this group's collectives began with tensors on "
-                                 f"{self._first}; a rank uses one GPU in one group")
+                raise UsageError(f"{call.name}: tensors on {device}, but this group's collectives began with tensors "
+                                 f"on {self._first}; a rank uses one GPU in one group")
         cuda.issue(call)
 
     def _open(self, device):
@@ -133,6 +136,11 @@ class ByDevice(Transport):
             cuda.leave()
 
     def close(self):
-        for cuda in self._cuda.values():
-            cuda.close()
+        for device, cuda in self._cuda.items():
+            try:
+                cuda.close()
+            except Exception as error:
+                # CUDA fails for good once a kernel has: the process's end frees what this did not.
+                log.warning("group %s, rank %d: %s could not be left in good order: %s", self.cpu.name, self.cpu.rank,
+                            device, error)
         self.cpu.close()

@@ -89,7 +89,8 @@ class Setup:
             order_problem = problem
             peers, problem = self._open(EventOrder)
             if peers is not None:
-                return Mode(mode.name, f"{mode.reason}; ordered by events, as values do not work: {order_problem}"), peers
+                reason = f"{mode.reason}; ordered by events, as values do not work: {order_problem}"
+                return Mode(mode.name, reason), peers
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
         return mode, peers

@@ -115,7 +115,8 @@ class _Run:
     # --- reductions
 
     def _all_reduce(self):
-        source, target, total = self.call.inputs[0].data_ptr(), self.call.outputs[0].data_ptr(), self.call.inputs[0].nbytes
+        call = self.call
+        source, target, total = call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), call.inputs[0].nbytes
         one_shot = total <= min(self.g.config.cuda_one_shot_bytes, self.half)
         for at in range(0, total, self.half):
             step = self._one_shot if one_shot else self._two_shot

@@ -135,7 +135,8 @@ class StagedCollectives:
 
     def _carry_out(self, call, slot, inputs, outputs, targets, left):
         event = self._events[slot]
-        if not poll(lambda: self.driver.done(event), time.monotonic() + left(), self.cpu.broken) and not self.cpu.broken():
+        came = poll(lambda: self.driver.done(event), time.monotonic() + left(), self.cpu.broken)
+        if not came and not self.cpu.broken():
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
         self.cpu.run(replace(call, inputs=inputs, outputs=outputs, count=count, timeout=left(), memory=Memory.staged,
@@ -366,5 +367,6 @@ class StagedMessages:
 
 def timed_out(where, call, device, what):
     """A CollectiveTimeoutError: the GPU, not a rank, is late."""
-    return CollectiveTimeoutError(f"{where}: Timed out after {time.monotonic() - call.flight.began:.3f} s. {device} has "
-                                  f"not finished {what}; does a kernel wait for something that does not come?")
+    seconds = time.monotonic() - call.flight.began
+    return CollectiveTimeoutError(f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
+                                  "a kernel wait for something that does not come?")

@@ -4,6 +4,7 @@ A call is issued in the caller's thread (`issue`: an event marks what its stream
 in the order of the group's collectives (`execute`), which enqueues it on the group's own stream. What the GPU
 has not done yet when `execute` returns, streams and futures wait for, not the host.
 """
+import contextlib
 import logging
 import threading
 import time
@@ -131,11 +132,12 @@ class CudaTransport:
 
     def _let_go(self):
         """After a failure: no stream of this rank may wait for another for ever."""
-        if self._collectives is not None:
-            self._collectives.let_go()
-        else:
-            for peers in self._opened:
-                peers.let_go(0)
+        with contextlib.suppress(Exception):  # a GPU that has failed fails here, too; the first error counts
+            if self._collectives is not None:
+                self._collectives.let_go()
+            else:
+                for peers in self._opened:
+                    peers.let_go(0)
 
     # --- messages
 
