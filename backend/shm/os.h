@@ -20,8 +20,9 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// `from` + `delta` without overflow: a huge time-out means never.
+// `from` + `delta` without overflow: a huge time-out means never, a negative one is over at once.
 inline int64_t deadline_after(int64_t from, int64_t delta) {
+  if (delta < 0) return from;
   return delta > INT64_MAX - from ? INT64_MAX : from + delta;
 }
 

@@ -132,7 +132,10 @@ void Messenger::help() {
 }
 
 void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
-  if (progress()) return;
+  if (progress()) {
+    if (now_ns() - last_check_ >= kSlice) check_faults();
+    return;
+  }
   hold.unlock();
   const bool moved = g_.spinner.spin(now_ns(), until, [&] {
     std::lock_guard<std::mutex> look(mutex_);
@@ -171,9 +174,9 @@ bool Messenger::drain(uint32_t src) {
   PairCtl& p = g_.pair(src, g_.rank);
   uint64_t head = p.head.load(std::memory_order_relaxed);
   uint64_t tail = p.tail.load(std::memory_order_seq_cst);
-  if (head == tail) return false;
-  const uint64_t last = head + std::min<uint64_t>(tail - head, g_.geometry.cells);
-  for (; head != last; ++head) {
+  // More cells than there are is no count of ours: it would never end.
+  if (head == tail || tail - head > g_.geometry.cells) return false;
+  for (; head != tail; ++head) {
     const CellHeader* shared = g_.cell(src, g_.rank, head);
     CellHeader h = *shared;  // judged and used as one copy, whatever the peer writes meanwhile
     const bool carries = h.kind == kEager || h.kind == kData;

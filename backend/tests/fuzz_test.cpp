@@ -54,21 +54,31 @@ unsigned __int128 true_total(const Geometry& g) {
   return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes;
 }
 
+// Geometries of 4096 ranks whose pairs take 2^64 bytes.
+std::vector<Geometry> overflowing() {
+  std::vector<Geometry> found;
+  const uint64_t lines = (1ull << 40) / 64;  // of one pair
+  for (uint64_t ring = lines - 4096 / 64; ring <= lines - sizeof(PairCtl) / 64; ++ring)
+    for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
+      if (ring % cells == 0) {
+        const Geometry g{4096, 2, 4096, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells};
+        if (Layout(g).total < (1u << 30)) found.push_back(g);
+      }
+  return found;
+}
+
 void headers(Random& random, uint64_t trial) {
   Geometry g{2, 3, 4096, 4096, 1024, 4};
   uint32_t* const fields[] = {&g.ranks, &g.window, &g.block_bytes, &g.small_bytes, &g.cell_bytes, &g.cells};
   for (unsigned i = random() % 4; i; --i) *fields[random() % 6] = odd_number(random);
   if (random() % 3 == 0) {
     // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
-    g = {4096, 2, 4096, 64, 64, 2};
-    do {
-      g.cells = uint32_t(16400 + random() % 49000);
-      const uint64_t stride = ((1ull << 40) - sizeof(PairCtl)) / g.cells / 64 * 64;
-      g.cell_bytes = uint32_t(stride - sizeof(CellHeader));
-    } while (Layout(g).total > (1u << 28));
+    static const std::vector<Geometry> wrapping = overflowing();
+    require(!wrapping.empty(), "no geometry overflows", trial);
+    g = wrapping[random() % wrapping.size()];
   }
   const uint64_t claimed = Layout(g).total;
-  const uint64_t length = claimed <= (1u << 28) ? claimed : 1 << 20;
+  const uint64_t length = claimed <= (1u << 30) ? claimed : 1 << 20;
   const int fd = int(memfd_create("fuzz", MFD_CLOEXEC));
   require(fd >= 0 && !ftruncate(fd, off_t(length)), "no memfd", trial);
   SegmentHeader h{};

@@ -1,3 +1,5 @@
+from itertools import combinations_with_replacement
+
 import pytest
 
 from .checker import Found, check
@@ -5,7 +7,7 @@ from .wakeup import Wakeup
 
 # What pipeline.h asks for: the next block, woken for up to a batch; and the waits of the calls after it.
 TWO_RANKS = [((1, 1), (2, 2), (3, 3)), ((1, 2), (2, 3), (3, 3)), ((1, 3), (3, 3)), ((1, 1), (3, 3))]
-THREE_RANKS = [(a, b) for a in TWO_RANKS for b in TWO_RANKS]
+THREE_RANKS = list(combinations_with_replacement(TWO_RANKS, 2))
 
 
 @pytest.mark.parametrize("waits", [*((w,) for w in TWO_RANKS), *THREE_RANKS], ids=str)

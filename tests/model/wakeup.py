@@ -4,7 +4,7 @@ The owner takes `value` from 0 to `last`. Each waiter makes its waits, (need, wo
 code does every 10 ms, that is, look again whether all is well, is left out: a wait must not need it to end unless the
 owner has died. The owner may die between any two steps; its death is what a sleeper may wake for.
 
-sequential consistency is assumed, as the code asks for it (memory_order_seq_cst) wherever this model has a step.
+Steps are sequentially consistent, as the code asks for it (memory_order_seq_cst) wherever it matters.
 """
 from dataclasses import dataclass
 

@@ -44,8 +44,10 @@ def run(function, *args, deadline):
 
 
 @pytest.fixture(scope="module")
-def upstream():
+def upstream(full):
     """The names of upstream's tests. The ranks serve nobody else: torch's suite leaves its mark on a process."""
+    if Layout.chosen() is None and not full:
+        pytest.skip("on one host: --full; over hosts: tests/mpi/test_suites.py")
     close_all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
