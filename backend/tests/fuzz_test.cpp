@@ -103,15 +103,16 @@ struct World {
   static constexpr uint32_t n = 2;
   const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
   const Layout layout{geometry};
-  c10d_handle* victim;  // rank 0
+  const uint32_t me, other;  // the victim's rank, the peer's
+  c10d_handle* victim;
   char* base;
 
-  World() {
+  explicit World(Random& random) : me(uint32_t(random() % n)), other(1 - me) {
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);
     base = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     int error;
-    victim = c10d_open(fd, 0, 0, nullptr, &error);
+    victim = c10d_open(fd, me, 0, nullptr, &error);
     require(base != MAP_FAILED && victim, "no world", 0);
   }
   ~World() {
@@ -138,11 +139,11 @@ uint64_t odd_bytes(Random& random) {
 
 // What the victim takes for messages: cells that make sense but for a field or two.
 void send_cells(World& w, Random& random) {
-  const uint32_t src = random() % 8 ? 1 : 0;
-  PairCtl& p = w.pair(src, 0);
+  const uint32_t src = random() % 8 ? w.other : w.me;
+  PairCtl& p = w.pair(src, w.me);
   const uint64_t tail = p.tail.load();
   for (uint64_t i = random() % 5; i; --i) {
-    CellHeader& c = w.cell(src, 0, tail + i - 1);
+    CellHeader& c = w.cell(src, w.me, tail + i - 1);
     c.kind = random() % 16 ? uint32_t(random() % 8) : uint32_t(random());
     c.dtype = random() % 16 ? kInt64 : uint32_t(random());
     c.tag = int64_t(random() % 3);
@@ -151,24 +152,24 @@ void send_cells(World& w, Random& random) {
   }
   p.tail.store(random() % 32 ? tail + random() % 5 : random());
   if (random() % 32 == 0) p.head.store(random());
-  if (random() % 32 == 0) w.pair(0, 1).head.store(random());
-  else w.pair(0, 1).head.store(w.pair(0, 1).tail.load());  // lets the victim go on sending
+  if (random() % 32 == 0) w.pair(w.me, w.other).head.store(random());
+  else w.pair(w.me, w.other).head.store(w.pair(w.me, w.other).tail.load());  // lets the victim go on sending
 }
 
 // Joins the victim's collective as a well-behaved rank would, but for some of the numbers.
 void join_call(World& w, Random& random) {
-  RankCtl &mine = w.ctl(1), &victim = w.ctl(0);
+  RankCtl &mine = w.ctl(w.other), &victim = w.ctl(w.me);
   const uint64_t seq = victim.arrive.value.load();
   Fingerprint f = victim.fingerprint[seq & 1];
   if (random() % 16 == 0) reinterpret_cast<unsigned char*>(&f)[random() % sizeof f] ^= uint8_t(random());
   mine.fingerprint[seq & 1] = f;
-  const uint64_t* said = w.table(0, seq);
-  uint64_t* table = w.table(1, seq);
+  const uint64_t* said = w.table(w.me, seq);
+  uint64_t* table = w.table(w.other, seq);
   for (uint32_t i = 0; i < World::n; ++i) {
-    table[i] = i == 0 ? said[World::n + 1] : odd_bytes(random);
-    table[World::n + i] = i == 0 ? said[1] : odd_bytes(random);
-    if (i && random() % 2) table[i] = 0 - table[0] + random() % 4096;  // sums that overflow
+    table[i] = i == w.me ? said[World::n + w.other] : odd_bytes(random);
+    table[World::n + i] = i == w.me ? said[w.other] : odd_bytes(random);
   }
+  if (random() % 2) table[w.other] = 0 - table[w.me] + random() % 4096;  // a sum that overflows
   mine.arrive.value.store(random() % 16 ? seq : random());
   for (Signal RankCtl::*s : {&RankCtl::in, &RankCtl::red, &RankCtl::out}) {
     const uint64_t own = (victim.*s).value.load();
@@ -195,7 +196,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
   for (int step = 0; step < 6; ++step) {
     const uint64_t count = pick<uint64_t>(random, {0, 1, 100, 128, 512, 513, 3000});
     MessageArgs m{};
-    m.is_recv = random() % 2, m.dtype = kInt64, m.peer = random() % 4 ? 1 : m.is_recv ? -1 : 0;
+    m.is_recv = random() % 2, m.dtype = kInt64, m.peer = random() % 4 ? int32_t(w.other) : m.is_recv ? -1 : int32_t(w.me);
     m.tag = int64_t(random() % 3), m.data = span(8 * count), m.timeout_ns = 10 * kMs;
     tickets.push_back(c10d_post(w.victim, &m));
     CallArgs a{};
@@ -204,13 +205,13 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     a.root = int32_t(random() % 2), a.item_bytes = 8, a.timeout_ns = 10 * kMs;
     a.count = a.op == kAllToAll || random() % 4 == 0 ? kNever : count;
     Span in[2], out[2];
-    const bool rooted = a.root == 0;
+    const bool rooted = uint32_t(a.root) == w.me;
     a.nin = a.op == kBarrier || ((a.op == kBroadcast || a.op == kScatter) && !rooted) ? 0
             : a.op == kReduceScatter || a.op == kAllToAll || a.op == kScatter ? 2 : 1;
     a.nout = a.op == kBarrier || ((a.op == kReduce || a.op == kGather) && !rooted) || (a.op == kBroadcast && rooted) ? 0
              : a.op == kAllGather || a.op == kAllToAll || a.op == kGather ? 2 : 1;
     for (uint32_t i = 0; i < a.nin; ++i) in[i] = span(8 * count);
-    for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i ? count + random() % 600 : count));
+    for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i != w.me ? count + random() % 600 : count));
     a.in = in, a.out = out;
     const int status = c10d_run(w.victim, &a);
     require(status >= kOk && status != kPending && status <= kForked, "a status that there is not", trial);
@@ -229,7 +230,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
 }
 
 void hostile_peer(Random& random, uint64_t trial) {
-  World w;
+  World w(random);
   std::atomic<bool> over{false};
   Random theirs(random());
   std::thread peer([&] {
@@ -250,7 +251,7 @@ void hostile_peer(Random& random, uint64_t trial) {
 // --- arguments
 
 void arguments(Random& random, uint64_t trial) {
-  World w;
+  World w(random);
   std::vector<char> data(64);
   std::vector<Span> spans(random() % 4, Span{data.data(), 8});
   CallArgs a{};
