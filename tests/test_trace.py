@@ -249,10 +249,10 @@ def crossed_case():
         dist.barrier(groups[dist.get_rank()])
 
 
-def test_ranks_that_wait_for_each_other_in_two_groups_are_a_deadlock(traced):
+def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(traced):
     pool, folder = traced(2)
     pool.run(crossed_case)
-    assert "deadlock: rank 0 waits for rank 1 waits for rank 0" in "\n".join(report(files(folder).values()))
+    assert "circle: rank 0 waits for rank 1 waits for rank 0" in "\n".join(report(files(folder).values()))
 
 
 def unsent_case():

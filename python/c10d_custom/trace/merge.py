@@ -13,7 +13,7 @@ from .record import UNDER_WAY
 
 @dataclass(frozen=True)
 class Wait:
-    """Rank ``rank`` waits for ``other``; ``why`` says in what, ``since`` when it was called, None for a missing file."""
+    """Rank ``rank`` waits for ``other``; ``why`` says in what."""
     rank: int
     other: int
     why: str
@@ -240,7 +240,8 @@ def report(dumps):
     if not waits:
         lines.append("  nobody for anybody")
     for circle in circles(waits):
-        lines.append("deadlock: " + " waits for ".join(f"rank {r}" for r in (*circle, circle[0])))
+        lines.append("circle: " + " waits for ".join(f"rank {r}" for r in (*circle, circle[0]))
+                     + " (a deadlock, unless these are asynchronous operations that a rank will come back to)")
     for rank, behind in holders(waits).items():
         lines.append(f"rank {rank} waits for nobody here, and holds up {_ranks(behind)}")
     return lines
