@@ -41,6 +41,14 @@ def pytest_configure(config):
             raise pytest.UsageError(f"--job: {error}") from None
         os.environ["C10D_TEST_JOB"] = job  # for those who start ranks past this file
     config.addinivalue_line("markers", "world_sizes(*sizes): the world sizes at which this test makes sense")
+    config.addinivalue_line("markers", "full(reason): a slow test that runs with --full only, and why it may")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        marker = item.get_closest_marker("full")
+        if marker and not config.getoption("full"):
+            item.add_marker(pytest.mark.skip(reason=f"only with --full: {marker.args[0]}"))
 
 
 def pytest_sessionstart(session):

@@ -161,6 +161,7 @@ def test_a_set_up_that_fails_is_reported(tmp_path):
 
 # --- what it runs, on the CPU
 
+@pytest.mark.full("a minute; its parts are tested one by one")
 def test_the_whole_command_on_the_cpu(tmp_path):
     out = gpu_check("--device", "cpu", "--out", str(tmp_path / "report.txt"), "--sections", "environment,one rank,goals")
     text = (tmp_path / "report.txt").read_text()
@@ -178,6 +179,7 @@ def test_the_gpu_tests_bodies_on_the_cpu():
     assert out.returncode == 0 and " passed" in out.stdout and "failed" not in out.stdout, out.stdout + out.stderr
 
 
+@pytest.mark.full("a minute; of use to who changes the benchmarks")
 @pytest.mark.parametrize("module, options", [("all_reduce", ["--ranks", "2", "--largest", "65536"]),
                                              ("operations", ["--largest", "65536"]), ("modes", ["--largest", "1024"]),
                                              ("ddp", ["--ranks", "2", "--largest", "400000"])])

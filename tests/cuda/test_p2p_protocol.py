@@ -55,6 +55,7 @@ def test_many_calls(protocol, size, blocks, threads, calls):
     assert out.returncode == 0, out.stderr
 
 
+@pytest.mark.full("compiles the protocol anew for each")
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_part_that_is_missing_is_noticed(tmp_path, mutation):
     build(tmp_path / "protocol", mutation)
