@@ -40,6 +40,9 @@ class FakeKernels:
                 self.compiled.add(key)
         return key
 
+    def half_of(self, number, half):
+        return (number & 1) * half
+
     def has(self, algorithm, dtype, redop):
         return (algorithm, dtype.code, redop) in self.compiled
 
@@ -77,7 +80,7 @@ class _Kernel:
             self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
         if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
             self.world.wrong("arguments of a fused kernel that do not fit")
-        self.outcome = None
+        self.outcome = False   # until it has begun
 
     # --- the protocol, in the words of p2p.h
 
@@ -107,12 +110,12 @@ class _Kernel:
     def first(self):
         def run(clock):
             self.number = _u32(self.pads[self.me] + _CALLS).value
-            self.half = (self.number & 1) * self.a.half
+            self.half = self.driver.fused.half_of(self.number, self.a.half)
             _u32(self.pads[self.me] + _CALLS).value = self.number + 1
             self.began = time.monotonic()
             if self._told():
-                self.outcome = False
                 return
+            self.outcome = None
             at = self.stagings[self.me] + self.half
             # Said here, as only now it is known which half it is.
             stream = next(s for s in self.world.streams if s.number == self.stream)

@@ -347,7 +347,9 @@ def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):
         assert run(3, body, seed=seed) == [[[3.0], [9.0], [27.0]]] * 3
 
 
-def test_a_capture_is_refused_where_it_cannot_be():
+def test_a_capture_is_refused_where_it_cannot_be(monkeypatch):
+    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {2: 1024})
+
     def refused(r, match, call):
         r.driver.is_capturing = True
         try:
@@ -357,7 +359,7 @@ def test_a_capture_is_refused_where_it_cannot_be():
             r.driver.is_capturing = False
 
     def body(r):
-        small, large = torch.ones(10), torch.ones(300_000)
+        small, large = torch.ones(10), torch.ones(1000)
         r.keep += [small, large]
         warm(r)
         refused(r, "not compiled", lambda: r.pg.allreduce([small.double()], options(False)))
