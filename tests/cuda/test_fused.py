@@ -9,6 +9,7 @@ from c10d_custom.errors import (AbortedError, CollectiveTimeoutError, CustomBack
                                 UsageError)
 from c10d_custom.transport.cuda import fused, p2p
 from c10d_custom.transport.cuda import transport as cuda_transport
+from c10d_custom.transport.cuda.flight import Events, Flight
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from fake_driver import FakeDriver, World
@@ -254,6 +255,18 @@ def test_a_rank_that_dies_after_it_has_agreed(count, monkeypatch):
     assert not world.leaks(but={1}), world.leaks(but={1})
 
 
+def test_a_kernel_that_gives_up_while_it_is_asked_is_not_done():
+    """It ends as any other: what counts is the record once it has ended."""
+    driver, found = FakeDriver(World(), 0), []
+    with driver.activate():
+        flight = Flight(driver, Events(driver))
+        flight.verdict = lambda: found[0] if found else None
+        flight.finish(driver.default)
+        driver.done = lambda event: found.append(PeerLostError("gave up")) is None
+        with pytest.raises(PeerLostError, match="gave up"):
+            flight.completed()
+
+
 def test_an_abort_ends_the_waiting_of_all():
     gate = threading.Event()
 
@@ -301,6 +314,7 @@ def test_kernels_that_found_a_mismatch_end_the_group():
         warm(r)
         first, second = torch.ones(4), torch.ones(5)
         r.keep += [first, second]
+        time.sleep(0.1)       # the guard has seen the call before to its end
         r.driver.is_capturing = True
         r.pg.allreduce([first if r.rank else second], options(False))
         r.driver.is_capturing = False

@@ -72,11 +72,11 @@ class Fused:
             return None
         over = "Its result is void, and the group of no more use: destroy it."
         if failure.kind == p2p.TIMEOUT:
-            return CollectiveTimeoutError(f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not come "
-                                          f"to it in the call's time. {over}")
+            return CollectiveTimeoutError(f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not "
+                                          f"come to it in the call's time. {over}")
         if failure.kind == p2p.MISMATCH:
-            return CollectiveMismatchError(f"{where}: on the GPU, rank {failure.peer} came with another call. Do all ranks "
-                                           f"replay the same CUDA graphs, in the same order? {over}")
+            return CollectiveMismatchError(f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
+                                           f"ranks replay the same CUDA graphs, in the same order? {over}")
         if failure.kind == p2p.ABORTED:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")

@@ -64,15 +64,16 @@ class CudaTransport:
         if fused is None:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                             "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured: "
-                             "all_reduce, in p2p mode, after a call outside.)")
+                             "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
+                             "captured: all_reduce, in p2p mode, after a call outside.)")
         if not fused.prepared(call):
-            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. Call it "
-                             "once outside the capture, with the same dtype, reduce op and size.")
+            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
+                             "Call it once outside the capture, with the same dtype, reduce op and size.")
         if (error := fused.error(self._where(call))) is not None:
             raise error
         if self.cpu.broken():
-            raise PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed).")
+            raise PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
+                                "failed).")
         stream = self.driver.current_stream()
         self.captured = True
         self._guard.wake()
