@@ -57,10 +57,11 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
             o = options(step % 2)
             o.reduceOp = (torch.distributed._make_nccl_premul_sum(0.5 + r.rank) if op == "PREMUL_SUM"
                           else getattr(ReduceOp, op))
-            before = len(r.driver.fused.launched)
+            before, agreed = len(r.driver.fused.launched), r.cpu.calls
             r.pg.allreduce([t], o).wait()
             want = reduce_in_order(inputs, op, [0.5, 1.5, 2.5])
             assert torch.equal(raw(contents(r, t)), raw(want)), count
+            assert r.cpu.calls == agreed + 1 or step == 0
             assert len(r.driver.fused.launched) - before == max(1, -(-count * 2 // HALF))
             algorithms |= {key[0] for key in r.driver.fused.launched}
         assert algorithms == {"OneShot", "TwoShot"}
