@@ -30,6 +30,7 @@ LAYERS = [
      "transport.watch", "collectives", "sparse", "rendezvous"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
     {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
+    {"transport.cuda.fused"},
     {"transport.cuda.peers", "transport.cuda.shared"},
     {"transport.cuda.transport"},
     {"transport.devices"},

@@ -23,8 +23,9 @@ import torch
 
 from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.transport.native import lib
+from fake_kernels import FakeKernels
 
-_BASE = 0x7E00_0000_0000
+_BASE = 1 << 56        # where no process has memory of its own
 _GAP = 1 << 21
 
 
@@ -55,6 +56,7 @@ class Op:
         self.label, self.ready, self.run = label, ready, run
         self.reads, self.writes, self.buffers, self.waits = list(reads), list(writes), buffers, waits
         self.host = {}
+        self.kernel = None      # of fake_kernels, whose half this is
 
 
 class Stream:
@@ -80,6 +82,8 @@ class World:
         self.values = {}        # real address -> the clock of its writes
         self.hosts = {}         # rank -> clock
         self.meetings = {}
+        self.signals = {}       # of fused kernels: (real address of a pad, number of the call) -> what its rank said
+        self.op = Op
         self.numbers = itertools.count(1)
         self.addresses = itertools.count(_BASE, _GAP)
         self.drivers = []
@@ -212,7 +216,9 @@ class FakeDriver(Driver):
         self.opened_events = {}
         self.fails = {}
         self.dead = False
-        self.is_capturing = False
+        self.graph = []         # launches that have been captured
+        self.capturers = 0
+        self.fused = FakeKernels(self)
         self.round = None       # what records and waits are expected to carry: set by tests of the order
         self._here = threading.local()
         with world.lock:
@@ -230,7 +236,24 @@ class FakeDriver(Driver):
         finally:
             self._here.depth = depth
 
+    @property
+    def is_capturing(self):
+        """Of the calling thread's current stream."""
+        return getattr(self._here, "capturing", False)
+
+    @is_capturing.setter
+    def is_capturing(self, value):
+        self.capturers += value - self.is_capturing
+        self._here.capturing = value
+
+    def replay(self):
+        """Enqueues what was captured on the current stream."""
+        for launch in self.graph:
+            self.fused.enqueue(self.current_stream(), *launch)
+
     def _called(self, name):
+        if self.is_capturing or self.capturers and not getattr(self._here, "relaxed", False):
+            self.world.wrong(f"{name} of rank {self.rank} spoils a capture")
         if not getattr(self._here, "depth", 0):
             self.world.wrong(f"{name} of rank {self.rank} with another device active")
         if self.dead:
@@ -251,6 +274,8 @@ class FakeDriver(Driver):
 
     def _enqueue(self, stream, op):
         with self.world.lock:
+            if op.kernel is not None:
+                op.kernel.stream = stream
             op.host = dict(self.world.hosts.setdefault(self.rank, {}))
             self._stream(stream).ops.append(op)
         self.world.pace()
@@ -369,6 +394,9 @@ class FakeDriver(Driver):
     def capturing(self):
         return self.is_capturing
 
+    def allow_captures(self):
+        self._here.relaxed = True
+
     def create_event(self, shared=False):
         with self.world.lock:
             self._called("create_event")
@@ -480,6 +508,16 @@ class FakeDriver(Driver):
             at, here = self._span(source, nbytes, "copy")
             self._enqueue(stream, Op("copy", run=lambda clock: ctypes.memmove(to, at, nbytes), reads=[(at, nbytes)],
                                      writes=[(to, nbytes)], buffers=[b for b in (there, here) if b]))
+
+    def zero(self, stream, address, nbytes):
+        with self.world.lock:
+            self._called("zero")
+            at, buffer = self._span(address, nbytes, "zero")
+            self._enqueue(stream, Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)],
+                                     buffers=[buffer]))
+
+    def kernels(self):
+        return self.fused
 
     def reduce(self, stream, dtype, redop, factor, sources, targets, count):
         with self.world.lock:

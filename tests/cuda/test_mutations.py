@@ -1,17 +1,20 @@
 """The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
+import time
 from unittest import mock
 
 import pytest
 import torch
-from c10d_custom.transport.cuda import order, shared, staged, transport
+from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, transport
 from c10d_custom.transport.cuda.flight import Flight
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
+from fake_kernels import FakeKernels
 from test_device_work import both_ways, in_turns
 from test_shared import program
 from thread_ranks import run_ranks
 
+P2P = {"cuda_mode": "p2p"}
 EVENTS, VALUES, STAGED = {"cuda_mode": "shared"}, {"cuda_mode": "shared", "cuda_order": "values"}, {"cuda_mode": "staged"}
 
 
@@ -90,6 +93,43 @@ def given_at_once(self):
     return False
 
 
+def on_gpus_of_their_own(seed, size, steps, config, seconds):
+    program(seed, size, steps, config, seconds=seconds, gpus=[f"GPU-{r}" for r in range(size)])
+
+
+def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
+    """Destroyed while rank 0's stream is still on its way to the collectives."""
+    def body(r):
+        t = torch.ones(5000)
+        r.fill(t, torch.ones(5000))
+        r.pg.allreduce([t]).wait()
+        until = time.monotonic() + 0.3
+        if r.rank == 0:
+            with r.driver.activate():
+                r.driver.user(r.driver.current_stream(), lambda: None, ready=lambda: time.monotonic() > until)
+        r.pg.allreduce([t]).wait()
+        return t
+
+    results = run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds,
+                        gpus=[f"GPU-{r}" for r in range(size)])
+    assert [t.unique().tolist() for t in results] == [[float(size ** 2)]] * size
+
+
+def staging_of_the_rounds(self, table):
+    """The fused kernels in the memory of the rounds."""
+    _OPEN(self, table)
+    self.fused._p2p._stagings = [self.staging[r] for r in range(self.size)]
+
+
+_OPEN = peers.Peers.open
+
+
+def on_a_stream_of_its_own(self, stream, call, seconds):
+    _ALL_REDUCE(self, self._driver.create_stream(), call, seconds)
+
+
+_ALL_REDUCE, _P2P = fused.Fused.all_reduce, p2p.P2p.all_reduce
+
 MUTATIONS = {
     "no wait for what was published": (EVENTS, lambda: off(EventOrder, "arrive")),
     "no wait for the readers": (EVENTS, lambda: off(EventOrder, "reuse")),
@@ -117,6 +157,20 @@ MUTATIONS = {
     "values: released before it is taken": (VALUES, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
     "values: a wait for one round too few": (VALUES, lambda: off(
         ValueOrder, "arrive", lambda self, stream, k, sources, real=ValueOrder.arrive: real(self, stream, k - 1, sources))),
+    "fused: memory that is not zeroed": (P2P, lambda: off(FakeDriver, "zero"), on_gpus_of_their_own),
+    "fused: staging of the rounds": (P2P, lambda: off(
+        peers.Peers, "open", staging_of_the_rounds), on_gpus_of_their_own),
+    "fused: one half for all calls": (P2P, lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
+                                      on_gpus_of_their_own),
+    "fused: on another stream": (P2P, lambda: off(fused.Fused, "all_reduce", on_a_stream_of_its_own), on_gpus_of_their_own),
+    "fused: freed before the others have closed": (P2P, lambda: off(fused.Fused, "close_imports", fused.Fused.free),
+                                                   hasty_on_gpus_of_their_own),
+    "fused: the others' memory stays open": (P2P, lambda: off(fused.Fused, "close_imports"), hasty_on_gpus_of_their_own),
+    "fused: closed while the stream is at work": (P2P, lambda: off(
+        transport.CudaTransport, "_idle", lambda self, seconds: True), hasty_on_gpus_of_their_own),
+    "fused: the guard takes leaving for failing": (P2P, lambda: off(
+        transport.CudaTransport, "prepare_to_leave", lambda self: self.cpu.leave() or time.sleep(0.1)), hasty_on_gpus_of_their_own),
+    "fused: no time": (P2P, lambda: off(p2p.P2p, "all_reduce", lambda self, *a: _P2P(self, *a[:-1], 1)), on_gpus_of_their_own),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin")),
@@ -134,6 +188,8 @@ def test_what_is_left_as_it_is_passes():
     for seed in range(6):
         program(seed, 3, 12, EVENTS)
         hasty(seed, 3, 1, EVENTS, 10.0)
+        on_gpus_of_their_own(seed, 3, 12, P2P, 10.0)
+        hasty_on_gpus_of_their_own(seed, 3, 1, P2P, 10.0)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -9,7 +9,7 @@ import pytest
 from conformance.test_all_reduce import all_reduce
 from harness import RankFailure
 
-from .test_streams import after_what_is_queued, many_groups
+from .test_streams import after_what_is_queued, captured, many_groups, replayed
 
 pytestmark = pytest.mark.skipif(os.environ.get("C10D_CUSTOM_CUDA_MODE") != "p2p", reason="C10D_CUSTOM_CUDA_MODE=p2p is not set")
 
@@ -34,4 +34,24 @@ def test_streams(ranks, device, case):
     def attempt():
         arguments = (100_003, True) if case is after_what_is_queued else (100_003,)
         assert not any(found := ranks.run(case, device, *arguments)), found
+    needs_a_gpu_each(attempt)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("count", [3, 1_000_003])
+def test_replays(ranks, device, needs_queues, count, asynchronous):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank needs no fused kernels")
+
+    def attempt():
+        assert not any(found := ranks.run(replayed, device, count, asynchronous)), found
+    needs_a_gpu_each(attempt)
+
+
+def test_graph_capture_works(ranks, device, needs_queues):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank needs no fused kernels")
+
+    def attempt():
+        assert not any(found := ranks.run(captured, device)), found
     needs_a_gpu_each(attempt)

@@ -12,7 +12,7 @@ from ..errors import CustomBackendError, TransportError, UsageError
 from .base import Transport
 from .cuda import driver as cuda_driver
 from .cuda.transport import CudaTransport
-from .tickets import Queue
+from .tickets import PyTicket, Queue
 
 log = logging.getLogger("c10d_custom")
 
@@ -98,6 +98,8 @@ class ByDevice(Transport):
     def run(self, call):
         if self._queue is None:
             return self.cpu.run(call)
+        if call.flight is not None and call.flight.captured:
+            return  # `issue` has launched it
         error = self._queue.run(call)
         if error is not None:
             raise error
@@ -105,7 +107,13 @@ class ByDevice(Transport):
             call.flight.join()
 
     def submit(self, call):
-        return self.cpu.submit(call) if self._queue is None else self._queue.submit(call)
+        if self._queue is None:
+            return self.cpu.submit(call)
+        if call.flight is not None and call.flight.captured:
+            ticket = PyTicket(self.cpu.complete)
+            ticket.finish()
+            return ticket
+        return self._queue.submit(call)
 
     def post(self, message):
         return self.cpu.post(message) if message.flight is None else self._cuda[message.device].post(message)
@@ -129,6 +137,8 @@ class ByDevice(Transport):
         self.cpu.abort()
 
     def leave(self):
+        for cuda in self._cuda.values():
+            cuda.prepare_to_leave()
         self.cpu.leave()
         if self._queue is not None:
             self._queue.close()

@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from c10d_custom import dtypes
 
 
-def instances():
-    return [(dtype.code, code) for dtype in dtypes.BY_DTYPE.values() for code, name in dtypes.REDUCE_OPS.items()
+def instances(algorithms):
+    return [(algorithm, dtype.code, code) for algorithm in algorithms for dtype in dtypes.BY_DTYPE.values() for code, name in dtypes.REDUCE_OPS.items()
             if name in dtype.reduces]
 
 
@@ -19,9 +19,9 @@ def compile_one(instance, capability):
     """Seconds."""
     from c10d_custom.transport.cuda import compiler
 
-    dtype = next(d for d in dtypes.BY_DTYPE.values() if d.code == instance[0])
+    dtype = next(d for d in dtypes.BY_DTYPE.values() if d.code == instance[1])
     began = time.monotonic()
-    compiler.compiled(compiler.text_of([("Reduce", dtype, instance[1])]), capability)
+    compiler.compiled(compiler.text_of([(instance[0], dtype, instance[2])]), capability)
     return time.monotonic() - began
 
 
@@ -34,7 +34,8 @@ def main():
         print(f"NOT RUN: {error}")
         return 3
     capability, began = cupy.cuda.Device(0).compute_capability, time.monotonic()
-    every = instances()
+    # Ranks with a GPU each take the fused kernels, too.
+    every = instances(["Reduce", "OneShot", "TwoShot"] if cupy.cuda.runtime.getDeviceCount() > 1 else ["Reduce"])
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         seconds = list(pool.map(compile_one, every, [capability] * len(every)))
     print(f"SUMMARY: {len(every)} kernels for sm_{capability} in {time.monotonic() - began:.1f} s; one takes "

@@ -73,6 +73,10 @@ class Driver(ABC):
         """True while the current stream is captured into a graph."""
 
     @abstractmethod
+    def allow_captures(self):
+        """What the calling thread calls from now on does not spoil another thread's capture."""
+
+    @abstractmethod
     def create_event(self, shared=False):
         """``shared``: can be exported."""
 
@@ -115,12 +119,20 @@ class Driver(ABC):
         """Between any two memories, pinned host memory too."""
 
     @abstractmethod
+    def zero(self, stream, address, nbytes):
+        pass
+
+    @abstractmethod
+    def kernels(self):
+        """The kernels.Kernels of this GPU."""
+
+    @abstractmethod
     def reduce(self, stream, dtype, redop, factor, sources, targets, count):
         """See kernels.Kernels.reduce."""
 
     @abstractmethod
     def copy_tensors(self, stream, pairs):
-        """[(destination, plain source)]"""
+        """[(destination, plain source)], on a stream of `create_stream` or the current one."""
 
     @abstractmethod
     def future(self):
@@ -192,6 +204,10 @@ class CudaDriver(Driver):
     def capturing(self):
         return torch.cuda.is_current_stream_capturing()
 
+    def allow_captures(self):
+        from cuda.bindings import driver
+        _checked(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+
     def create_event(self, shared=False):
         flags = self._runtime.eventDisableTiming | (self._runtime.eventInterprocess if shared else 0)
         return self._runtime.eventCreateWithFlags(flags)
@@ -231,14 +247,20 @@ class CudaDriver(Driver):
     def copy(self, stream, target, source, nbytes):
         self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
 
-    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+    def zero(self, stream, address, nbytes):
+        self._runtime.memsetAsync(address, 0, nbytes, stream)
+
+    def kernels(self):
         if self._kernels is None:
             from .kernels import Kernels
-            self._kernels = Kernels(self.device)
-        self._kernels.reduce(stream, dtype, redop, factor, sources, targets, count)
+            self._kernels = Kernels(self.device.index)
+        return self._kernels
+
+    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+        self.kernels().reduce(stream, dtype, redop, factor, sources, targets, count)
 
     def copy_tensors(self, stream, pairs):
-        with torch.cuda.stream(self._streams[stream]):
+        with torch.cuda.stream(self._streams.get(stream)):  # None: the current one
             for destination, plain in pairs:
                 destination.copy_(plain.view(destination.shape))
 
@@ -256,7 +278,7 @@ class CudaDriver(Driver):
 
 def _checked(result):
     if result[0].value:
-        raise TransportError(f"stream memory operation: {result[0].name}")
+        raise TransportError(f"CUDA's driver: {result[0].name}")
 
 
 @functools.cache

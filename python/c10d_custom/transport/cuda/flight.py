@@ -3,7 +3,7 @@ import threading
 import time
 from collections import deque
 
-from ...errors import AbortedError, PeerLostError
+from ...errors import AbortedError
 
 # A poll for the GPU: at once for this long, then in steps.
 _EAGER = 100e-6
@@ -71,9 +71,13 @@ class Flight:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
         self.end = None
-        self.failed = False     # what it waited for on the GPU did not come, and it went on without
+        self.failed = None      # an error: what it waited for on the GPU did not come, and it went on without
+        self.verdict = None     # gives such an error, or None, for calls whose kernels can give up
+        self._over = False      # done, and well
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
+
+    captured = False
 
     def begin(self, stream):
         """``stream`` comes after what was queued at the issue."""
@@ -85,12 +89,16 @@ class Flight:
         self.end = end
 
     def completed(self):
-        """The GPU is done with it."""
-        if self.end is None:
-            return False
+        """The GPU is done with it. Cannot be told, hence False, while the calling thread captures a graph."""
+        if self.end is None or self._over:
+            return self._over
         self._check()
         with self.driver.activate():
-            return self.driver.done(self.end)
+            if self.driver.capturing() or not self.driver.done(self.end):
+                return False
+        self._check()  # a kernel that gives up ends like any other
+        self._over = True
+        return True
 
     def join(self):
         """The calling thread's current stream waits for it."""
@@ -101,9 +109,12 @@ class Flight:
             self.driver.wait(self.driver.current_stream(), self.end)
 
     def _check(self):
-        if self.failed:
-            raise PeerLostError("a call on CUDA tensors went on without another rank's part, which did not come in "
-                                "time: its result is void, and the group of no more use. Destroy it.")
+        if self._over:
+            return
+        if self.failed is None and self.verdict is not None:
+            self.failed = self.verdict()
+        if self.failed is not None:
+            raise type(self.failed)(*self.failed.args)
 
     def future(self):
         return self.driver.future()
@@ -116,3 +127,24 @@ class Flight:
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
             if event is not None:
                 self._events.give(event)
+
+
+class Captured:
+    """A call that a CUDA graph holds: it has its place on the captured stream, and runs whenever the graph does."""
+
+    captured = True
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def completed(self):
+        return True
+
+    def join(self):
+        pass
+
+    def future(self):
+        return self.driver.future()
+
+    def resolve(self, future, value, flights):
+        future.set_result(value)

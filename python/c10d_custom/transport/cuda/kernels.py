@@ -76,6 +76,10 @@ class Kernels:
                     function = self._functions[key] = self._load(algorithm, dtype, redop)
         return function
 
+    def has(self, algorithm, dtype, redop):
+        """Whether it is compiled."""
+        return (algorithm, dtype.code, redop) in self._functions
+
     def launch(self, function, stream, blocks, threads, arguments):
         """Enqueues a kernel that takes one structure, copied before this returns."""
         parameters = (c.c_void_p * 1)(c.addressof(arguments))

@@ -75,14 +75,13 @@ class P2p:
         ``timeout_ns``: how long each kernel may wait; more than _half bytes take several."""
         size = count * dtype.item_bytes
         bits = functools.reduce(operator.or_, (source, target))
+        self.prepare(dtype, redop, count)
         common = dict(half=self._half, record=self._record, timeout_ns=timeout_ns, rank=self._rank,
                       ranks=self._ranks, unit=min(bits & -bits, 16) if bits else 16,
                       factor=float(factor) if redop == PREMUL_SUM else 0.0,
                       divisor=divisor_of(redop, factor, self._ranks))
-        for start in range(0, size, self._half):
-            part = min(self._half, size - start)
-            algorithm, share = ("OneShot", part) if part <= self._one_shot else ("TwoShot", -(-part // self._ranks))
-            share = (share + 15) & -16
+        for start, part, algorithm in self._parts(size):
+            share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
             arguments = Arguments(input=source + start, output=target + start, bytes=part, slice=share,
                                   fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
                                   **common)
@@ -91,6 +90,24 @@ class P2p:
             blocks = min(self._blocks, -(-share // (16 * self._threads)))
             self._kernels.launch(self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads,
                                  arguments)
+
+    def prepare(self, dtype, redop, count):
+        """Compiles the kernels of such a call, so that all_reduce only launches."""
+        for algorithm in self._algorithms(dtype, count):
+            self._kernels.function(algorithm, dtype, redop)
+
+    def prepared(self, dtype, redop, count):
+        """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
+        return all(self._kernels.has(algorithm, dtype, redop) for algorithm in self._algorithms(dtype, count))
+
+    def _algorithms(self, dtype, count):
+        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes))
+
+    def _parts(self, size):
+        """(start, bytes, algorithm) of each kernel."""
+        for start in range(0, size, self._half):
+            part = min(self._half, size - start)
+            yield start, part, "OneShot" if part <= self._one_shot else "TwoShot"
 
     def failure(self):
         """The Failure, or None while the kernels have not given up."""

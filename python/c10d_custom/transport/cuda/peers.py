@@ -14,7 +14,9 @@ import torch
 from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import TransportError
+from . import p2p
 from .flight import poll
+from .fused import Fused
 from .order import EventOrder, ValueOrder
 
 _WORDS_BYTES = 8192
@@ -63,6 +65,7 @@ class Setup:
     def __init__(self, cpu, driver, config, stream, helper, call, left):
         self.cpu, self.driver, self.config = cpu, driver, config
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
+        self.mode = None
         self.opened = []
 
     def run(self):
@@ -77,7 +80,7 @@ class Setup:
         c = self.config
         table = self.tell({"pid": self.driver.process, "gpu": self.driver.uuid, "mode": c.cuda_mode,
                            "staging": c.cuda_staging_bytes, "order": c.cuda_order})
-        mode = choose(table)
+        mode = self.mode = choose(table)
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
@@ -154,7 +157,7 @@ class Setup:
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each
-    rank; ``half``: bytes of a half. Whoever imports closes before the exporter frees."""
+    rank; ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes before the exporter frees."""
 
     def __init__(self, setup):
         self._setup = setup
@@ -162,7 +165,9 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
         self.staging = {}
-        self.order = None
+        self.order, self.fused = None, None
+        if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
+            self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
         self._pinned = None
 
     def allocate(self, order):
@@ -171,14 +176,19 @@ class Peers:
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
         self.order = order(self.driver, self.rank, self._setup.helper)
         self.order.prepare()
+        if self.fused is not None:
+            self.fused.allocate(self._setup.stream)
         self._setup.settle()
-        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.order.handles()]
+        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.order.handles(),
+                self.fused and self.fused.handle()]
 
     def open(self, table):
-        for rank, (memory, order) in enumerate(table):
+        for rank, (memory, order, fused) in enumerate(table):
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
                 self.order.open(rank, order)
+                if self.fused is not None:
+                    self.fused.open(rank, fused)
 
     def forget_setup(self):
         self._setup = None
@@ -222,12 +232,16 @@ class Peers:
     # --- the end
 
     def let_go(self, k):
+        if self.fused is not None:
+            self.fused.let_go()
         if self.order is not None:
             self.order.let_go(k)
 
     def close_imports(self):
         if self.order is not None:
             self.order.close_imports()
+        if self.fused is not None:
+            self.fused.close_imports()
         mine = self.staging.pop(self.rank, None)
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():
@@ -239,6 +253,8 @@ class Peers:
     def free(self):
         if self.order is not None:
             self.order.free()
+        if self.fused is not None:
+            self.fused.free()
         for address in self.staging.values():
             self.driver.free(address)
         self.staging = {}

@@ -2,7 +2,8 @@
 the others need into its own, and takes what it needs from theirs (order.py says in what order).
 
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
-read the sources in rank order, a rank's own input where it lies.
+read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
+all_reduce take the fused kernels.
 """
 from ...call import ANY_COUNT, Op
 from ...dtypes import RedOp
@@ -47,6 +48,8 @@ class _Run:
         if self.n == 1:
             self._meet()
             return self._alone()
+        if self.call.op is Op.all_reduce and self.peers.fused is not None:
+            return self._all_reduce_fused()
         {Op.all_reduce: self._all_reduce, Op.reduce: self._reduce, Op.broadcast: self._broadcast,
          Op.all_gather: self._all_gather, Op.reduce_scatter: self._reduce_scatter, Op.all_to_all: self._all_to_all,
          Op.gather: self._gather, Op.scatter: self._scatter}[self.call.op]()
@@ -113,6 +116,12 @@ class _Run:
             self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
     # --- reductions
+
+    def _all_reduce_fused(self):
+        fused = self.peers.fused
+        fused.prepare(self.call)
+        self._meet()
+        fused.all_reduce(self.stream, self.call, self.left())
 
     def _all_reduce(self):
         call = self.call

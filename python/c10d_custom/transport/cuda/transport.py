@@ -5,13 +5,15 @@ in the order of the group's collectives (`execute`), which enqueues it on the gr
 has not done yet when `execute` returns, streams and futures wait for, not the host.
 """
 import contextlib
+import functools
 import logging
+import math
 import threading
 import time
 
-from ...call import Op
+from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
-from .flight import Events, Flight, poll
+from .flight import Captured, Events, Flight, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
 from .staged import Pinned, StagedCollectives, StagedMessages, timed_out
@@ -20,6 +22,7 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0          # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _GUARD = 20e-3
+_GRAPHS = 0.1         # the same while there may be replays, but no calls
 
 
 class CudaTransport:
@@ -39,6 +42,8 @@ class CudaTransport:
             self._pinned = Pinned(driver)
         self._messages = None
         self._guard = None
+        self._fused = None
+        self.captured = False   # a graph may replay calls of this group
 
     def _create_stream(self):
         stream = self.driver.create_stream()
@@ -49,10 +54,33 @@ class CudaTransport:
         """Marks what came before ``call`` on the current stream. In the caller's thread."""
         with self.driver.activate():
             if self.driver.capturing():
-                mode = self.mode.name if self.mode else "not yet chosen"
-                raise UsageError(f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                                 "the CPU's part, in which the ranks meet. Call it outside the capture.")
-            call.flight = Flight(self.driver, self._events)
+                self._capture(call)
+            else:
+                call.flight = Flight(self.driver, self._events)
+
+    def _capture(self, call):
+        """Launches it into the graph that the current stream is captured into."""
+        fused = self._fused if isinstance(call, Call) and call.op is Op.all_reduce else None
+        if fused is None:
+            mode = self.mode.name if self.mode else "not yet chosen"
+            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
+                             "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
+                             "captured: all_reduce, in p2p mode, after a call outside.)")
+        if not fused.prepared(call):
+            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
+                             "Call it once outside the capture, with the same dtype, reduce op and size.")
+        if (error := fused.error(self._where(call))) is not None:
+            raise error
+        if self.cpu.broken():
+            raise PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
+                                "failed).")
+        stream = self.driver.current_stream()
+        self.captured = True
+        self._guard.wake()
+        fused.all_reduce(stream, call, call.timeout)
+        if call.copy_back:
+            self.driver.copy_tensors(stream, call.copy_back)
+        call.flight = Captured(self.driver)
 
     # --- collectives
 
@@ -71,12 +99,17 @@ class CudaTransport:
             try:
                 if self._collectives is None:
                     self._set_up(call, left)
+                self._check_kernels(call)
                 flight.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
+                if self._fused is not None:
+                    flight.verdict = functools.partial(self._fused.error, self._where(call))
                 flight.finish(self.stream)
-                if self._guard is not None:
+                if self._fused is not None and call.op is Op.all_reduce:
+                    self._guard.watch(flight, math.inf)  # its kernels have the time-out
+                elif self._guard is not None and not self._collectives.peers.order.meets:
                     self._guard.watch(flight, deadline)
                 self._failed.pop()
             except CustomBackendError:
@@ -97,7 +130,17 @@ class CudaTransport:
         flight.finish(self.stream)
         if not poll(lambda: self.driver.done(flight.end), deadline, self.cpu.broken) and not self.cpu.broken():
             raise self._late(call, "what was queued before the barrier")
+        self._check_kernels(call)
         self.cpu.run(call)
+
+    def _check_kernels(self, call):
+        if self._fused is not None and (error := self._fused.error(self._where(call))) is not None:
+            self.cpu.abort()
+            raise error
+
+    def kernels_error(self):
+        """Why the fused kernels gave up, or None."""
+        return self._fused.error(self._where(None)) if self._fused is not None else None
 
     def _set_up(self, call, left):
         """Collective over the group: all ranks know already that they call alike."""
@@ -113,14 +156,15 @@ class CudaTransport:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
             self._collectives = SharedCollectives(self.cpu, self.driver, peers, self._config, self.stream)
-            if peers.order is not None and not peers.order.meets:
+            self._fused = peers.fused
+            if peers.fused is not None or peers.order is not None and not peers.order.meets:
                 self._guard = _Guard(self)
         order = f", ordered by {peers.order.name}" if peers is not None and peers.order is not None else ""
         log.info("group %s, rank %d: CUDA tensors in %s mode%s: %s", self.cpu.name or "(unnamed)", self.cpu.rank,
                  self.mode.name, order, self.mode.reason)
 
     def _where(self, call):
-        return f"{call.name} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
+        return f"{call.name if call is not None else 'a call on CUDA tensors'} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
 
     def _late(self, call, what):
         """The error for a GPU that takes too long; the group is over."""
@@ -152,6 +196,11 @@ class CudaTransport:
 
     # --- the end
 
+    def prepare_to_leave(self):
+        """The CPU transport is about to leave; to the guard that would look like a failure."""
+        if self._guard is not None:
+            self._guard.close()
+
     def leave(self):
         """The CPU transport has left, and no collective is under way."""
         if self._messages is not None:
@@ -160,8 +209,6 @@ class CudaTransport:
     def close(self):
         """Frees everything, unless the GPU hangs: then what it may still use stays until the process ends."""
         with self.driver.activate():
-            if self._guard is not None:
-                self._guard.close()
             idle = self._idle(_DRAIN)
             if not idle:
                 self._let_go()
@@ -193,8 +240,8 @@ class CudaTransport:
 
 
 class _Guard:
-    """For streams that wait for other ranks by themselves: ends their waits when a rank is gone or a call's
-    time is over."""
+    """For streams on which something waits for other ranks: ends its waiting when a rank is gone or a call's time is
+    over, and the group when kernels have given up. All of it at once: then it has nothing more to do."""
 
     def __init__(self, transport):
         self._t = transport
@@ -210,30 +257,60 @@ class _Guard:
             self._flights.append((flight, deadline))
         self._wake.set()
 
+    def wake(self):
+        self._wake.set()
+
     def _run(self):
         t = self._t
+        with t.driver.activate():
+            if t._fused is not None:
+                t.driver.allow_captures()
         while not self._over:
             if not self._flights:
-                self._wake.wait(1.0)
+                self._wake.wait(_GRAPHS if t.captured else 1.0)
                 self._wake.clear()
-                continue
+                if not self._flights and not t.captured:
+                    continue
+            if self._look():
+                return
+            if self._flights:
+                time.sleep(_GUARD)
+
+    def _look(self):
+        """True once it has ended all waiting."""
+        t = self._t
+        try:
             with self._lock:
                 self._flights = [(f, d) for f, d in self._flights if not f.completed()]
-                late = any(time.monotonic() >= d for _, d in self._flights)
-            if self._flights and (late or t.cpu.broken()):
-                # Before their waits end: who looks at them afterwards must find it.
-                for flight, _ in self._flights:
-                    flight.failed = True
-                with t.driver.activate():
-                    t._let_go()
-                if late:
-                    t.cpu.abort()
-                return
-            time.sleep(_GUARD)
+            error = t.kernels_error()
+        except CustomBackendError as found:
+            error = found.with_traceback(None)
+        late = any(time.monotonic() >= d for _, d in self._flights)
+        broken = t.cpu.broken() and not self._over and (self._flights or t.captured)
+        if error is None and not late and not broken:
+            return False
+        self._give_up(error)
+        if late or error is not None:
+            t.cpu.abort()
+        if error is not None:  # nobody may be waiting for a replay
+            log.error("%s", error)
+        return True
+
+    def _give_up(self, error):
+        # Before their waits end: who looks at them afterwards must find it.
+        for flight, _ in self._flights:
+            flight.failed = error or PeerLostError(
+                "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
+                "void, and the group of no more use. Destroy it.")
+        with self._t.driver.activate():
+            self._t._let_go()
 
     def close(self):
+        """Before this rank leaves: what has failed by then ends now, the rest goes on."""
         self._over = True
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+        if self._t.cpu.broken():
+            self._give_up(None)
         self._flights = []

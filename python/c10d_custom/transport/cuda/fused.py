@@ -1,0 +1,107 @@
+"""What one rank gives to the fused kernels of a group (p2p.py), and takes from the other ranks: its signal pad
+with a staging area of its own, and the record in which its kernels say why they gave up.
+
+The rounds of `shared.py` have other staging memory: each of the two reuses its own by what its own calls have
+made sure of, and knows nothing of the other's.
+"""
+import ctypes
+import threading
+
+from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+from . import p2p
+
+_ALIGN = 256
+_PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
+_MOST = 16 << 20      # bytes of staging: longer calls take several kernels
+
+
+class Fused:
+    """Steps in order, the others' rank by rank: allocate, ``stream`` has come to it, handle, open; then calls; then
+    close_imports on all ranks, free. Any thread may call error() and let_go(), at any time; the others one at a time.
+    """
+
+    def __init__(self, driver, rank, size, staging_bytes):
+        self._driver, self._rank, self._size = driver, rank, size
+        self._staging = min(_MOST, staging_bytes)
+        self._memory = {}      # rank -> address
+        self._record = None
+        self._p2p = None
+        self._failure = None   # once the record is gone
+        self._lock = threading.Lock()
+
+    def allocate(self, stream):
+        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
+        ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
+        self._memory[self._rank] = self._driver.allocate(_PAD + self._staging)
+        self._driver.zero(stream, self._memory[self._rank], _PAD + self._staging)
+
+    def handle(self):
+        return self._driver.export_memory(self._memory[self._rank]).hex()
+
+    def open(self, rank, handle):
+        self._memory[rank] = self._driver.open_memory(bytes.fromhex(handle))
+        if len(self._memory) == self._size:
+            pads = [self._memory[r] for r in range(self._size)]
+            self._p2p = p2p.P2p(self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging,
+                                self._record)
+
+    # --- calls
+
+    def prepare(self, call):
+        """Compiles what ``call`` needs: before the ranks meet, as their kernels wait for each other."""
+        self._p2p.prepare(call.dtype, call.redop, self._count(call))
+
+    def prepared(self, call):
+        return self._p2p.prepared(call.dtype, call.redop, self._count(call))
+
+    def all_reduce(self, stream, call, seconds):
+        """Enqueues it; on the GPU it waits up to ``seconds`` for the other ranks."""
+        self._p2p.all_reduce(stream, call.dtype, call.redop, call.factor if call.redop == p2p.PREMUL_SUM else None,
+                             call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), self._count(call),
+                             max(1, int(seconds * 1e9)))
+
+    @staticmethod
+    def _count(call):
+        return call.inputs[0].nbytes // call.dtype.item_bytes
+
+    def error(self, where):
+        """Why the kernels have given up, as an error of ``where``; None while they have not."""
+        with self._lock:
+            failure = self._p2p.failure() if self._p2p is not None else self._failure
+        if failure is None:
+            return None
+        over = "Its result is void, and the group of no more use: destroy it."
+        if failure.kind == p2p.TIMEOUT:
+            return CollectiveTimeoutError(f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not "
+                                          f"come to it in the call's time. {over}")
+        if failure.kind == p2p.MISMATCH:
+            return CollectiveMismatchError(f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
+                                           f"ranks replay the same CUDA graphs, in the same order? {over}")
+        if failure.kind == p2p.ABORTED:
+            return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
+        return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
+
+    def let_go(self):
+        """Ends the kernels' waiting, here and then on the other ranks."""
+        with self._lock:
+            if self._p2p is not None:
+                self._p2p.abort()
+
+    # --- the end
+
+    def close_imports(self):
+        mine = self._memory.pop(self._rank, None)
+        theirs, self._memory = self._memory, {} if mine is None else {self._rank: mine}
+        for address in theirs.values():
+            self._driver.close_memory(address)
+
+    def free(self):
+        with self._lock:
+            if self._p2p is not None:
+                self._failure, self._p2p = self._p2p.failure(), None
+            record, self._record = self._record, None
+        if record is not None:
+            self._driver.free_pinned(record)
+        for address in self._memory.values():
+            self._driver.free(address)
+        self._memory = {}

@@ -1,0 +1,184 @@
+"""The fused kernels of a simulated GPU: two pieces of work on the stream, between which a rank waits until all
+ranks' streams have come as far, or gives up as backend/cuda/p2p.h does.
+
+The first stages the input in the half that is this call's, the second folds what all ranks have staged. Between
+the two, ranks are ordered by their arrivals alone: what a rank does after it is not ordered with what another
+rank's second piece still reads, as on real GPUs. Signals are kept here, not in the pads; calls and failures in
+the pads, which must therefore be zero before.
+"""
+import ctypes
+import time
+
+from c10d_custom import dtypes
+from c10d_custom.transport.cuda import p2p
+from c10d_custom.transport.native import lib
+
+PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
+_WORDS = 64            # bytes of a pad that this model uses
+_CALLS, _REPORTED, _FAILED = 0, 12, 16
+
+
+def _u32(address):
+    return ctypes.c_uint32.from_address(address)
+
+
+def _u64(address):
+    return ctypes.c_uint64.from_address(address)
+
+
+class FakeKernels:
+    def __init__(self, driver):
+        self.driver, self.world = driver, driver.world
+        self.compiled = set()
+        self.launched = []     # (algorithm, dtype, redop)
+
+    def function(self, algorithm, dtype, redop):
+        key = algorithm, dtype.code, redop
+        with self.world.lock:
+            if key not in self.compiled:
+                self.driver._called("compile")
+                self.compiled.add(key)
+        return key
+
+    def half_of(self, number, half):
+        return (number & 1) * half
+
+    def has(self, algorithm, dtype, redop):
+        return (algorithm, dtype.code, redop) in self.compiled
+
+    def launch(self, function, stream, blocks, threads, arguments):
+        copy = p2p.Arguments.from_buffer_copy(arguments)
+        if self.driver.is_capturing:
+            if stream != self.driver.current_stream():
+                self.world.wrong(f"rank {self.driver.rank} launches on a stream that is not the captured one")
+            self.driver.graph.append((function, blocks, threads, copy))
+            return
+        self.driver._called("launch")
+        self.enqueue(stream, function, blocks, threads, copy)
+
+    def enqueue(self, stream, function, blocks, threads, arguments):
+        self.launched.append(function)
+        with self.world.lock:
+            kernel = _Kernel(self.driver, function, blocks, threads, arguments)
+            self.driver._enqueue(stream, kernel.first())
+            self.driver._enqueue(stream, kernel.second())
+
+
+class _Kernel:
+    def __init__(self, driver, key, blocks, threads, a):
+        self.driver, self.world, self.key, self.a = driver, driver.world, key, a
+        self.shape = blocks, threads
+        n, self.me = a.ranks, a.rank
+        spans = [driver._span(a.pad[r], _WORDS, "fused kernel") for r in range(n)]
+        stagings = [driver._span(a.staging[r], 2 * a.half, "fused kernel") for r in range(n)]
+        self.pads, self.stagings = [s for s, _ in spans], [s for s, _ in stagings]
+        self.input, here = driver._span(a.input, a.bytes, "fused kernel")
+        self.output, there = driver._span(a.output, a.bytes, "fused kernel")
+        self.record = a.record
+        self.buffers = [b for _, b in spans + stagings] + [b for b in (here, there) if b]
+        if a.record not in self.world.pinned:
+            self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
+        if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
+            self.world.wrong("arguments of a fused kernel that do not fit")
+        self.outcome = False   # until it has begun
+
+    # --- the protocol, in the words of p2p.h
+
+    def _told(self):
+        if _u64(self.pads[self.me] + _FAILED).value:
+            self._report(p2p.PEER, _u64(self.pads[self.me] + _FAILED).value & 0xffffffff)
+            return True
+        return False
+
+    def _report(self, kind, peer):
+        if _u32(self.pads[self.me] + _REPORTED).value:
+            return False
+        _u32(self.pads[self.me] + _REPORTED).value = 1
+        if self.record in self.world.pinned:
+            _u64(self.record).value = kind << 56 | peer << 48 | self.number
+        return True
+
+    def _give_up(self, kind, peer):
+        if self._report(kind, peer):
+            for pad in self.pads:
+                _u64(pad + _FAILED).value = kind << 32 | self.me
+        return False
+
+    def _signal(self, rank):
+        return self.world.signals.get((self.pads[rank], self.number))
+
+    def first(self):
+        def run(clock):
+            self.number = _u32(self.pads[self.me] + _CALLS).value
+            self.half = self.driver.fused.half_of(self.number, self.a.half)
+            _u32(self.pads[self.me] + _CALLS).value = self.number + 1
+            self.began = time.monotonic()
+            if self._told():
+                return
+            self.outcome = None
+            at = self.stagings[self.me] + self.half
+            # Said here, as only now it is known which half it is.
+            stream = next(s for s in self.world.streams if s.number == self.stream)
+            self.world._access((at, self.a.bytes), True, self.stream, stream.clock[self.stream], clock,
+                               f"a fused kernel of rank {self.me}")
+            ctypes.memmove(at, self.input, self.a.bytes)
+            self.world.signals[(self.pads[self.me], self.number)] = (
+                self.a.fingerprint, self.a.factor, dict(clock), self.shape, self.key)
+
+        op = self.world.op("fused kernel", run=run, reads=[(p, _WORDS) for p in self.pads] + [(self.input, self.a.bytes)],
+                           buffers=self.buffers)
+        op.kernel = self
+        return op
+
+    def _decided(self):
+        """Whether the wait is over; sets ``outcome``: whether all came."""
+        if self.outcome is not None:
+            return True
+        signals = [self._signal(r) for r in range(self.a.ranks)]
+        for rank, signal in enumerate(signals):
+            if signal is not None and signal[0] != self.a.fingerprint:
+                self.outcome = self._give_up(p2p.MISMATCH, rank)
+                return True
+        if all(signals):
+            self.outcome = True
+        elif self._told():
+            self.outcome = False
+        elif self.record in self.world.pinned and _u64(self.record + 8).value:
+            self.outcome = self._give_up(p2p.ABORTED, self.me)
+        elif (time.monotonic() - self.began) * 1e9 > self.a.timeout_ns:
+            self.outcome = self._give_up(p2p.TIMEOUT, signals.index(None))
+        return self.outcome is not None
+
+    def second(self):
+        def waits():
+            clock = {}
+            for rank in range(self.a.ranks) if self.outcome else ():
+                for component, tick in self._signal(rank)[2].items():
+                    clock[component] = max(clock.get(component, 0), tick)
+            return clock
+
+        def run(clock):
+            if not self.outcome:
+                ctypes.memset(self.output, 0xd5, self.a.bytes)     # garbage
+                return
+            signals = [self._signal(r) for r in range(self.a.ranks)]
+            if any(s[3:] != (self.shape, self.key) for s in signals):
+                self.world.wrong("ranks launch a fused kernel with different grids or algorithms")
+            algorithm, code, redop = self.key
+            dtype, n = dtypes.BY_CODE[code], self.a.ranks
+            sources = [s + self.half for s in self.stagings]
+            stream = next(s for s in self.world.streams if s.number == self.stream)
+            for source in sources:
+                self.world._access((source, self.a.bytes), False, self.stream, stream.clock[self.stream], clock,
+                                   f"a fused kernel of rank {self.me}")
+            factors = [s[1] for s in signals] if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
+            result = ctypes.create_string_buffer(self.a.bytes)
+            if lib.c10d_reduce(code, redop, result, (ctypes.c_void_p * n)(*sources), n, self.a.bytes // dtype.item_bytes,
+                               (ctypes.c_double * len(factors))(*factors) if factors else None):
+                self.world.wrong(f"a fused reduction of {dtype.name} with {redop}, which there is not")
+            ctypes.memmove(self.output, result, self.a.bytes)
+
+        op = self.world.op("fused kernel", ready=self._decided, run=run, waits=waits, writes=[(self.output, self.a.bytes)],
+                           buffers=self.buffers)
+        op.kernel = self
+        return op
