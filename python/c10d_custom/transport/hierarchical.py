@@ -36,6 +36,7 @@ from .watch import Fault, Watch
 _REMOTE = 1 << 20
 # How long what a rank sent before it left may still be on its way.
 _GRACE = 1.0
+_REASON = 0.3   # s: for the news of why a neighbour left
 # Bytes a host may send for one direct collective.
 _DIRECT_BYTES = 128 << 10
 _DIRECT_MOST, _DOUBLING_MOST = 16 << 10, 64 << 10
@@ -191,6 +192,10 @@ class HierarchicalTransport(Transport):
         self.local.abort()
 
     def leave(self):
+        failure = native.Failure()
+        if not self._over and lib.c10d_health(self.local._handle, failure) == native.PEER_LOST:
+            # Only this host knows it yet, perhaps: the others would see no more than this rank's end.
+            self._spread(Fault(native.PEER_LOST, self.trouble(failure).peer, self.rank, 0))
         self._over = True
         self.watch.leave()
         self._queue.close()
@@ -251,12 +256,32 @@ class HierarchicalTransport(Transport):
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             self.failed(trouble)
             return trouble
+        if trouble.status == native.PEER_LOST:
+            trouble = self._why_left(trouble)
         if trouble.status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH):
             self._spread(Fault(trouble.status, trouble.peer, self.rank, number))
         trouble.call = number
         trouble.seq = trouble.seq or number
         trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
         return _ErrorText(self, trouble, call).exception()
+
+    def _why_left(self, trouble):
+        """A neighbour that leaves in the middle of a call has a reason, a lost rank for one, and has told it before; but
+        the shared memory may show that it left before the news is here."""
+        if trouble.peer not in self.hosts.here:
+            return trouble
+        states = self.local.states(0)
+        if states is None or states[self.hosts.here.index(trouble.peer)].state != native.LEFT:
+            return trouble
+        until = time.monotonic() + _REASON
+        try:
+            while time.monotonic() < until and trouble.peer not in self.watch.left:
+                self._check_quickly()
+                time.sleep(1e-3)
+            self._check_quickly()
+        except Trouble as reason:
+            return reason
+        return trouble
 
     def _explain(self, error):
         """The Trouble behind an error of MPI's, which may come before the news of a lost rank."""
