@@ -313,7 +313,7 @@ def _count_blocks(file):
     for group, size in ((dist.group.WORLD, 3), (dist.new_group([0, 1]), 2)):
         if dist.get_rank() >= size:
             continue
-        reference, handle, state = references.Backend(group), group._transport._handle, native.PeerState()
+        reference, handle, state = references.Backend(group), group._transport.cpu._handle, native.PeerState()
         for name in OPERATIONS:
             for nbytes in SIZES:
                 c = case(name, dist.get_rank(), size, OPERATIONS[name].split(max(1, nbytes // 4), size))
