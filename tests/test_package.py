@@ -26,7 +26,7 @@ LAYERS = [
     {"call", "liveness", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
-    {"transport.base", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
+    {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
     {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
@@ -47,7 +47,7 @@ LAYERS = [
     {"bench.command"},
     {"__main__"},
 ]
-SAME_LAYER = {("sparse", "collectives"), ("transport.cuda.driver", "transport.cuda.kernels")}
+SAME_LAYER = {("sparse", "collectives")}
 
 
 def python(code, **env):

@@ -39,3 +39,15 @@ def dtype_named(name):
 
 def name_of(dtype):
     return str(dtype).removeprefix("torch.")
+
+
+def there_and_back(rank, send, recv):
+    """The call of one of the two ranks of a round trip, which rank 0 begins."""
+    def first_rank():
+        send()
+        recv()
+
+    def last_rank():
+        recv()
+        send()
+    return last_rank if rank else first_rank

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from .case import REDUCING, Unavailable, name_of
+from .case import REDUCING, Unavailable, name_of, there_and_back
 
 _REDOPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
 
@@ -94,12 +94,4 @@ class RawMpi:
             return lambda: None
         peer = case.size - 1 - case.rank
         send, recv = self._call(case, "Send", target, peer), self._call(case, "Recv", target, peer)
-
-        def first_rank():
-            send()
-            recv()
-
-        def last_rank():
-            recv()
-            send()
-        return last_rank if case.rank else first_rank
+        return there_and_back(case.rank, send, recv)

@@ -9,7 +9,7 @@ from functools import partial
 import torch.distributed as dist
 
 from . import noop
-from .case import Unavailable
+from .case import Unavailable, there_and_back
 from .floor import Floor
 from .raw_mpi import RawMpi
 
@@ -72,15 +72,7 @@ class Backend:
         else:
             send = partial(dist.send, target, group=self.group, group_dst=peer)
             recv = partial(dist.recv, target, group=self.group, group_src=peer)
-
-        def first_rank():
-            send()
-            recv()
-
-        def last_rank():
-            recv()
-            send()
-        return last_rank if case.rank else first_rank
+        return there_and_back(case.rank, send, recv)
 
 
 def known(name):

@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 from ..call import ANY_COUNT, Memory, Op
 from . import native
+from .cuts import evenly
 from .direct import HEAD_BYTES, fingerprint
 from .failure import Trouble
 from .hosts import Reduction
@@ -21,13 +22,8 @@ from .mpi import ROUND, Buffer
 from .native import CallArgs, Span, lib
 
 _DEPTH = 3      # chunks under way
+_LINE = 64      # bytes of a cache line: parts begin at multiples
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
-
-
-def _split(nbytes, parts, unit=64):
-    """Offsets that cut ``nbytes`` into ``parts`` at multiples of ``unit``: parts + 1 of them."""
-    lines = -(-nbytes // unit)
-    return [min(nbytes, lines * p // parts * unit) for p in range(parts + 1)]
 
 
 class _Slot:
@@ -165,11 +161,11 @@ class Composed:
         steps = Reduction.of(call.dtype, call.redop, self.t.size)
         chunks = self._chunks(total, self.t.chunk * hosts.lanes)
         part_most = max((max(b - a for a, b in zip(cut, cut[1:])) for cut in
-                         (_split(hi - lo, hosts.lanes) for lo, hi in chunks[:1])), default=0)
+                         (evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in chunks[:1])), default=0)
         flight = deque()
         for k, (lo, hi) in enumerate(chunks):
             slot = self._slot(k, part_most)
-            cut = _split(hi - lo, hosts.lanes)
+            cut = evenly(hi - lo, hosts.lanes, _LINE)
             inputs = [(source + lo + cut[min(j, hosts.lanes)], cut[min(j + 1, hosts.lanes)] - cut[min(j, hosts.lanes)])
                       for j in range(self.width)]
             self._local(Op.reduce_scatter, inputs, [(slot.mine.address, inputs[hosts.local][1])], step=steps.inside)
@@ -197,7 +193,7 @@ class Composed:
             if root is None or root[0] == other:
                 slot.requests += link.send(slot.mine.address, nbytes, peer)
             return
-        cut = _split(nbytes, len(hosts.ranks))
+        cut = evenly(nbytes, len(hosts.ranks), _LINE)
         share = cut[hosts.mine + 1] - cut[hosts.mine]
         for h in hosts.others:
             peer = self._lane_of(h)
@@ -215,7 +211,7 @@ class Composed:
                 sources = [slot.theirs[h].address if h != hosts.mine else mine for h in range(2)]
                 self._combine(mine, sources, nbytes, between)
             return
-        cut = _split(nbytes, count)
+        cut = evenly(nbytes, count, _LINE)
         at, share = cut[hosts.mine], cut[hosts.mine + 1] - cut[hosts.mine]
         self._combine(mine + at, [slot.theirs[h].address if h != hosts.mine else mine + at for h in range(count)],
                       share, between)
@@ -261,7 +257,7 @@ class Composed:
         before = (hosts.mine - 1) % count
         after = (hosts.mine + 1) % count if position < count - 1 else None
         chunks = self._chunks(total, self.t.chunk * hosts.lanes)
-        cuts = [_split(hi - lo, hosts.lanes) for lo, hi in chunks]
+        cuts = [evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in chunks]
 
         def lane_part(k):
             j = hosts.local

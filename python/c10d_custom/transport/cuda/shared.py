@@ -7,16 +7,11 @@ all_reduce take the fused kernels.
 """
 from ...call import ANY_COUNT, Op
 from ...dtypes import RedOp
+from ..cuts import evenly
 from .order import HALVES
 
 _ALIGN = 256
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
-
-
-def _split(nbytes, parts, at_least):
-    """Offsets that cut ``nbytes`` into ``parts`` at multiples of ``at_least``: parts + 1 of them."""
-    lines = -(-nbytes // at_least)
-    return [min(nbytes, lines * p // parts * at_least) for p in range(parts + 1)]
 
 
 class SharedCollectives:
@@ -139,7 +134,7 @@ class _Run:
     def _two_shot(self, source, target, nbytes):
         """Each rank reduces one slice of it; then each copies the others' results. A slice lies at its own
         offset in the staging memory, in both rounds."""
-        cut = _split(nbytes, self.n, _ALIGN)
+        cut = evenly(nbytes, self.n, _ALIGN)
         slices = [(cut[r], cut[r + 1] - cut[r]) for r in range(self.n)]
         low, size = slices[self.me]
 
