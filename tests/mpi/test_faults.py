@@ -19,7 +19,11 @@ def said(kind, layout, folder):
     layout = Layout.parse(layout)
     if reason := layout.why_not():
         pytest.skip(reason)
-    result = start([FAULT, kind, folder], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=40)
+    try:
+        result = start([FAULT, kind, folder], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=40)
+    except AssertionError as error:
+        stacks = [f"{p.name}:\n{p.read_text()}" for p in sorted(folder.iterdir())]
+        raise AssertionError("\n".join([str(error), *stacks])) from None
     return result, read(folder)
 
 

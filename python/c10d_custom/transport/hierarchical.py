@@ -192,15 +192,26 @@ class HierarchicalTransport(Transport):
         self.local.abort()
 
     def leave(self):
-        failure = native.Failure()
-        if not self._over and lib.c10d_health(self.local._handle, failure) == native.PEER_LOST:
-            # Only this host knows it yet, perhaps: the others would see no more than this rank's end.
-            self._spread(Fault(native.PEER_LOST, self.trouble(failure).peer, self.rank, 0))
+        if not self._over:
+            self._tell_what_this_host_knows()
         self._over = True
         self.watch.leave()
         self._queue.close()
         self._messages.close()
         self.local.leave()
+
+    def _tell_what_this_host_knows(self):
+        """The shared memory may show what the watch has not heard: a rank that has just died, of which the others would
+        see no more than this rank's end; or that a neighbour gave up, whose news of the reason is about to come."""
+        failure = native.Failure()
+        status = lib.c10d_health(self.local._handle, failure)
+        if status == native.BROKEN:
+            until = time.monotonic() + _REASON
+            while self.watch.fault is None and time.monotonic() < until:
+                time.sleep(1e-3)
+            status = failure.cause
+        if self.watch.fault is None and status in (native.PEER_LOST, native.TIMEOUT):
+            self._spread(Fault(status, self.trouble(failure).peer, self.rank, 0))
 
     def close(self):
         if not self._over:

@@ -1,5 +1,6 @@
 """One kind of trouble, in a group over several hosts: every rank says what it was told, in a file of its
 own (launchers lose what is printed while they end a job)."""
+import faulthandler
 import json
 import os
 import signal
@@ -105,6 +106,8 @@ def main():
     kind = sys.argv[1]
     dist.init_process_group("custom", timeout=timedelta(seconds=GROUP_SECONDS))
     rank, last = dist.get_rank(), dist.get_world_size() - 1
+    stacks = open(Path(sys.argv[2]) / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
+    faulthandler.dump_traceback_later(30, file=stacks)
     all_reduce(4)
     dist.barrier()
     if kind == "cut" and rank == 0:
