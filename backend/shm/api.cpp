@@ -10,7 +10,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 3; }
+int c10d_abi_version() { return 4; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -120,8 +120,8 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
   return g.status ? nullptr : g->queue().submit(*a);
 }
 
-int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t dtype, uint32_t redop,
-                    uint32_t item_bytes, int64_t timeout_ns) {
+int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns) {
+  const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff, item_bytes = kind >> 16;
   const Span s{data, count * item_bytes};
   const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s};
   return c10d_run(h, &a);

@@ -139,8 +139,8 @@ C10D_API void c10d_abort(c10d_handle*);                 // fail everything, here
 C10D_API uint64_t c10d_next_seq(c10d_handle*);           // of the next collective
 C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
-C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t dtype,
-                             uint32_t redop, uint32_t item_bytes, int64_t timeout_ns);
+// In place. kind: dtype | redop << 8 | bytes of an item << 16.
+C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns);
 // Why the last c10d_run or c10d_all_reduce of this thread failed.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);

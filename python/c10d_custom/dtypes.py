@@ -44,6 +44,22 @@ BY_DTYPE = {
 }
 BY_CODE = {d.code: d for d in BY_DTYPE.values()}
 REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if name != "UNUSED"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A DType and the code of a reduce op, and both as one number of the native core."""
+    dtype: DType
+    redop: int
+    packed: int
+
+
+# By torch dtype and code. Without PREMUL_SUM, which needs a factor as well.
+KINDS = {
+    torch_dtype: {code: Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
+                  for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
+    for torch_dtype, dtype in BY_DTYPE.items()
+}
 _CODES = {member: int(member) for member in RedOp.__members__.values()}
 
 

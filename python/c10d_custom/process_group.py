@@ -10,7 +10,7 @@ import functools
 import weakref
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
+from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ReduceOp
 
 from . import dtypes, sparse
 from .collectives import Lowering, is_plain, only, own_list
@@ -30,8 +30,8 @@ from .transport.shm import ShmTransport
 from .work import Completer, DeviceWork, DoneWork, Work
 
 _live = weakref.WeakSet()
-_QUICK = {(torch_dtype, code): (dtype, code) for torch_dtype, dtype in dtypes.BY_DTYPE.items()
-          for code, name in dtypes.REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
+_SUM = ReduceOp.SUM
+_NOTHING = {}
 
 
 @functools.cache
@@ -81,6 +81,7 @@ class CustomProcessGroup(ProcessGroup):
         self._group_rank, self._group_size = rank, size
         self._timeout = timeout
         self._seconds = timeout.total_seconds()
+        self._nanoseconds = int(self._seconds * 1e9)
         self._name, self._desc = name, ""
         self._lower = Lowering(rank, size)
         self._completer = Completer(transport, name)
@@ -141,6 +142,7 @@ class CustomProcessGroup(ProcessGroup):
     def set_timeout(self, timeout):
         self._timeout = timeout
         self._seconds = timeout.total_seconds()
+        self._nanoseconds = int(self._seconds * 1e9)
 
     _set_default_timeout = set_timeout
 
@@ -154,15 +156,18 @@ class CustomProcessGroup(ProcessGroup):
         return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
 
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
-        if opts is not None and not hasattr(opts, "asyncOp"):
+        if isinstance(opts, AllreduceOptions):
+            op = opts.reduceOp
+            if not opts.asyncOp and len(tensors) == 1 and (kind := self._quick(tensor := tensors[0], op)) is not None:
+                given = opts.timeout
+                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._nanoseconds
+                                                 if given.days < 0 else int(given.total_seconds() * 1e9))
+                return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
+        elif opts is not None:
             opts, op = None, opts
         tensor = self._lowered(only, tensors, "all_reduce")
-        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
-        if opts is not None and not opts.asyncOp and (quick := self._quick(tensor, op)):
-            given = opts.timeout
-            self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), *quick,
-                                             self._seconds if given.days < 0 else given.total_seconds())
-            return DoneWork(tensors)
+        if op is None:
+            op = ReduceOp.SUM
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, op, opts, timeout)
         return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op)
@@ -320,11 +325,11 @@ class CustomProcessGroup(ProcessGroup):
     # --- how everything above is issued
 
     def _quick(self, tensor, op):
-        """(DType, reduce op code) if all_reduce of this tensor needs nothing beyond its address."""
-        quick = _QUICK.get((tensor.dtype, int(getattr(op, "op", op))))
-        if quick and tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor) and (
+        """The Kind of an all_reduce of this tensor if it needs nothing beyond its address."""
+        kind = dtypes.KINDS.get(tensor.dtype, _NOTHING).get(0 if op == _SUM else int(op.op))
+        if kind is not None and tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor) and (
                 self._coalescing is None and not torch.autograd._profiler_enabled()):
-            return quick
+            return kind
         return None
 
     def _sparse_all_reduce(self, tensor, op, opts, timeout):

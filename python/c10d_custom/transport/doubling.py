@@ -69,17 +69,16 @@ class Doubling:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():
             memmove(result.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        self.all_reduce(number, result.data_ptr(), call.count, call.dtype, call.redop, deadline, call.factor,
-                        announced(call))
+        self.all_reduce(number, result.data_ptr(), call.count, tensor.nbytes, call, deadline, call.factor, announced(call))
 
-    def all_reduce(self, number, address, count, dtype, redop, deadline, factor=0.0, op=Op.all_reduce):
-        """In place, of ``count`` items at ``address``. ``factor``: this rank's, of PREMUL_SUM."""
-        nbytes = count * dtype.item_bytes
+    def all_reduce(self, number, address, count, nbytes, kind, deadline, factor=0.0, op=Op.all_reduce):
+        """In place, of ``count`` items, ``nbytes``, at ``address``. ``kind``: has their ``dtype`` and the ``redop``.
+        ``factor``: this rank's, of PREMUL_SUM."""
         for length in _LENGTHS:
             if nbytes <= length:
                 break
         length = min(length, self.limit)
-        call = self._calls.get((dtype.code, redop, length, op)) or self._make(dtype, redop, length, op)
+        call = self._calls.get((kind.dtype.code, kind.redop, length, op)) or self._make(kind, length, op)
         head = call.head
         head.number, head.count, head.payload, head.factor = number, count, nbytes, factor
         call.data, call.stage = address, 0
@@ -93,7 +92,8 @@ class Doubling:
             else:
                 raise TransportError("MPI failed in a small all_reduce")
 
-    def _make(self, dtype, redop, length, op):
+    def _make(self, kind, length, op):
+        dtype, redop = kind.dtype, kind.redop
         steps = self._direct.steps(dtype, redop)
         inside, between = self._inside.requests(length), self._between.requests(length)
         call = DirectReduce(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors,

@@ -8,10 +8,11 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import get_ident
 
 from torch.distributed import PrefixStore
 
-from ..call import Agreement, Call, Fingerprint, Memory, Op, Region, mismatch_table
+from ..call import Agreement, Call, Fingerprint, Memory, Op, mismatch_table
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
@@ -78,7 +79,7 @@ class HierarchicalTransport(Transport):
         self.hosts = hosts = Hosts.of(places, self.rank)
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
-        self._here = threading.local()
+        self._runner = None     # the thread that carries out a collective
         self._over = False
         self._left_at = {}
         self.slots = []
@@ -125,33 +126,28 @@ class HierarchicalTransport(Transport):
         if error is not None:
             raise error
 
-    def quick_all_reduce(self, address, count, dtype, redop, seconds):
+    def quick_all_reduce(self, address, count, kind, nanoseconds):
         """As ShmTransport's."""
-        if self.doubling is not None and count * dtype.item_bytes <= self.doubling.limit and self._queue.take():
-            self._quick(address, count, dtype, redop, seconds)
-            return
-        region = [Region(address, count * dtype.item_bytes, count)]
-        self.run(Call(Op.all_reduce, "all_reduce", dtype, seconds, region, region, count=count, redop=redop))
-
-    def _quick(self, address, count, dtype, redop, seconds):
-        number, started = self._queue.number, time.monotonic()
-        nbytes = count * dtype.item_bytes
-        self._log.begin(number, Op.all_reduce, redop, dtype, -1, count, nbytes, nbytes)
+        nbytes = count * kind.dtype.item_bytes
+        if self.doubling is None or nbytes > self.doubling.limit or not self._queue.take():
+            return self.run(Call.quick_all_reduce(address, count, kind, nanoseconds))
         error = None
-        self._here.depth = getattr(self._here, "depth", 0) + 1
+        self._runner = get_ident()
+        number = self._queue.number
+        started = self._log.begin(number, Op.all_reduce, kind.redop, kind.dtype, -1, count, nbytes, nbytes)
         try:
             self._check_quickly()
-            self.doubling.all_reduce(number, address, count, dtype, redop, started + seconds)
+            self.doubling.all_reduce(number, address, count, nbytes, kind, (started + nanoseconds) * 1e-9)
             self._log.end(native.OK)
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
-            call = Call(Op.all_reduce, "all_reduce", dtype, seconds, count=count, redop=redop)
-            error = self._error(failure, call, started, number)
+            call = Call.quick_all_reduce(address, count, kind, nanoseconds)
+            error = self._error(failure, call, started * 1e-9, number)
         except BaseException:
             self._log.end(native.INTERRUPTED)
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             raise
         finally:
-            self._here.depth -= 1
+            self._runner = None
             self._queue.free()
         if error is not None:
             raise error
@@ -185,7 +181,7 @@ class HierarchicalTransport(Transport):
         return self._queue.number + 1
 
     def interrupted_here(self):
-        return getattr(self._here, "depth", 0) > 0 or self.local.interrupted_here()
+        return self._runner == get_ident() or self.local.interrupted_here()
 
     def abort(self):
         self._spread(Fault(native.ABORTED, self.rank, self.rank, 0))
@@ -240,10 +236,9 @@ class HierarchicalTransport(Transport):
     # --- one collective
 
     def _execute(self, number, call):
-        started = time.monotonic()
-        self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count,
-                        sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs))
-        self._here.depth = getattr(self._here, "depth", 0) + 1
+        self._runner = get_ident()
+        started = self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count,
+                                  sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)) * 1e-9
         try:
             self._check_quickly()
             Composed(self, number, call, started + call.timeout).run()
@@ -257,7 +252,7 @@ class HierarchicalTransport(Transport):
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             raise
         finally:
-            self._here.depth -= 1
+            self._runner = None
 
     def _error(self, trouble, call, started, number):
         if not isinstance(trouble, Trouble):

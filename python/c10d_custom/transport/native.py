@@ -2,7 +2,7 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED = range(10)
 JOINED, LEFT = 1, 2
 
@@ -101,8 +101,7 @@ def _load():
         "next_seq": (c.c_uint64, handle),
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit": (ticket, handle, c.POINTER(CallArgs)),
-        "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_uint32, c.c_uint32,
-                       c.c_int64),
+        "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
         "last_failure": (None, failure),
         "post": (ticket, handle, c.POINTER(MessageArgs)),
         "ticket_source": (c.c_int, ticket),

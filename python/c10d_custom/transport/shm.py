@@ -45,11 +45,10 @@ class ShmTransport(Transport):
         if lib.c10d_run(self._handle, byref(self._args(call))):
             raise self._last_error(call)
 
-    def quick_all_reduce(self, address, count, dtype, redop, seconds):
-        """The short way to the core: an all_reduce in place of ``count`` items at ``address``."""
-        if lib.c10d_all_reduce(self._handle, address, count, dtype.code, redop, dtype.item_bytes,
-                               int(seconds * 1e9)):
-            raise self._last_error(Call(Op.all_reduce, "all_reduce", dtype, seconds))
+    def quick_all_reduce(self, address, count, kind, nanoseconds):
+        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``."""
+        if lib.c10d_all_reduce(self._handle, address, count, kind.packed, nanoseconds):
+            raise self._last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
 
     def _last_error(self, call):
         failure = Failure()

@@ -70,7 +70,8 @@ class Queue:
 
     def __init__(self, execute, complete, name):
         self._execute, self._complete, self._name = execute, complete, name
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._jobs = deque()
         self._busy = False
         self._closing = False
@@ -140,7 +141,7 @@ class Queue:
 
     def take(self):
         """True if nothing is under way: the caller then does collective `number` itself, and calls `free`."""
-        with self._changed:
+        with self._lock:
             if self._busy or self._jobs:
                 return False
             self.number += 1
@@ -148,9 +149,10 @@ class Queue:
             return True
 
     def free(self):
-        with self._changed:
+        with self._lock:
             self._busy = False
-            self._changed.notify_all()
+            if self._jobs or self._closing:
+                self._changed.notify_all()
 
     def _work(self):
         while True:

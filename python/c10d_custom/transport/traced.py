@@ -2,6 +2,7 @@
 import time
 from collections import deque
 from ctypes import byref
+from time import monotonic_ns
 
 from .. import dtypes
 from ..call import ANY_COUNT, Fingerprint, Op
@@ -78,20 +79,24 @@ class CallLog:
         self._moving = {}   # tickets of messages under way
 
     def begin(self, number, op, redop, dtype, root, count, in_bytes, out_bytes):
-        now = time.monotonic_ns()
+        """Returns monotonic_ns(), the time of its begin."""
+        now = monotonic_ns()
         self._current = [number, op, redop, dtype.code, root, count, in_bytes, out_bytes, 0, now, now, 0, native.PENDING]
         self._collectives.append(self._current)
+        return now
 
     def end(self, status):
-        if not self._current[-2]:
-            self._current[-2:] = time.monotonic_ns(), status
+        current = self._current
+        if not current[11]:
+            current[11] = monotonic_ns()
+            current[12] = status
 
     def post(self, ticket):
         self._moving[ticket] = None
 
     def finish(self, ticket, status):
         self._moving.pop(ticket, None)
-        self._messages.append(self._message(ticket, time.monotonic_ns(), status))
+        self._messages.append(self._message(ticket, monotonic_ns(), status))
 
     def hand_over(self, ticket):
         """Another transport has it now."""
@@ -107,7 +112,7 @@ class CallLog:
 
     def records(self, queued):
         """``queued``: (number, Call) of collectives that have not begun."""
-        now, clock = time.monotonic_ns(), _clock()
+        now, clock = monotonic_ns(), _clock()
         rows = list(self._collectives)
         rows += [[number, call.op, call.redop, call.dtype.code, call.root, call.count, sum(t.nbytes for t in call.inputs),
                   sum(t.nbytes for t in call.outputs), 0, now, 0, 0, native.PENDING] for number, call in queued]
