@@ -2,7 +2,9 @@
 // with uneven splits), reduce_scatter (also uneven).
 //
 // A block of a ring is cut into lanes, one for each rank it may carry bytes for; block k holds the
-// k-th chunk of each of the writer's messages.
+// k-th chunk of each of the writer's messages. In scatter only the root writes, so all rings are the
+// root's: block k of a rank's ring holds the k-th chunk for that rank. (A slot is free once every rank
+// has drained it, whoever wrote it: pipeline.h.)
 #include "pipeline.h"
 
 namespace c10d_custom {
@@ -12,10 +14,11 @@ bool ring_personal(Collective& c) {
   const uint32_t n = c.n, me = c.me, op = c.args.op;
   const bool reduces = op == kReduceScatter, to_root = op == kGather, from_root = op == kScatter;
   const bool fills = !from_root || c.is_root(), drains = !to_root || c.is_root();
-  const uint32_t lanes = to_root ? 1 : n - 1;
+  const uint32_t lanes = to_root || from_root ? 1 : n - 1;
   const uint64_t chunk = g.geometry.block_bytes / lanes / 64 * 64;
-  auto lane = [&](uint32_t writer, uint32_t reader) {
-    return to_root ? 0 : reader - (reader > writer);  // nobody writes to itself
+  auto place = [&](uint32_t writer, uint32_t reader, uint64_t k) {
+    char* block = g.block(from_root ? reader : writer, g.blocks_done + k);
+    return lanes == 1 ? block : block + (reader - (reader > writer)) * chunk;  // nobody writes to itself
   };
   // Bytes that rank `to` gets from this rank, and this rank from `from`.
   auto sent = [&](uint32_t to) {
@@ -62,20 +65,18 @@ bool ring_personal(Collective& c) {
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {
-    char* mine = g.block(me, g.blocks_done + k);
     for (uint32_t i = 0; i < n; ++i) {
       if (i == me) continue;
       if (const uint64_t size = piece(sent(i), k))
-        memcpy(mine + lane(me, i) * chunk, c.in(to_root ? 0 : i) + k * chunk, size);
+        memcpy(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
     }
   };
   auto drain = [&](uint64_t k) {
     for (uint32_t r = 0; r < n; ++r) {
       const uint64_t size = piece(got(r), k);
       if (!size) continue;
-      const char* theirs = g.block(r, g.blocks_done + k) + (r == me ? 0 : lane(r, me) * chunk);
-      if (reduces) src[r] = r == me ? c.in(me) + k * chunk : theirs;
-      else if (r != me) memcpy(c.out(from_root ? 0 : r) + k * chunk, theirs, size);
+      if (reduces) src[r] = r == me ? c.in(me) + k * chunk : place(r, me, k);
+      else if (r != me) memcpy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
     }
     if (!reduces) return;
     if (const uint64_t size = piece(c.out_bytes(0), k))

@@ -73,7 +73,7 @@ def cost(operation, nbytes, n, config=_CONFIG):
         return _rooted(n, (S + s, S + s), (s, s))
     if operation == "scatter":
         if S > small:
-            return _rooted(n, (S + s, rest), (s, s), _blocks(s, lane))
+            return _rooted(n, (S + s, rest), (s, s), _blocks(s, block))
         return _rooted(n, (S + s, S + s), (s, s))
     if operation == "send_recv":  # there and back; the ranks between do nothing
         return Cost(Moved(2 * S, 2 * S), Moved(0, 0), n - 2, 2 * _blocks(S, CELL), 1)
