@@ -38,6 +38,7 @@ LAYERS = [
     {"transport.composed", "transport.doubling"},
     {"transport.hierarchical"},
     {"process_group"},
+    {"shrink"},
     {"__init__", "bench.case", "bench.values", "bench.noop", "bench.busy", "bench.environment", "bench.parts", "bench.ranks",
      "bench.cost", "bench.model", "bench.picture"},
     {"bench.operations", "bench.raw_mpi", "bench.floor", "bench.step_time", "bench.timing", "bench.table",

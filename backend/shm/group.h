@@ -68,6 +68,11 @@ class Group {
   void poison(Status kind, int32_t peer, uint64_t seq);
   bool poisoned(Failure* why) const;
 
+  // This rank is in the roll's `round` (and in those before), and says `note` in it. False: it was struck off.
+  bool enlist(uint32_t round, uint32_t note);
+  // Whether `peer` is: 0 not yet, 1 yes (and *note what it says), 2 never again, its process is gone.
+  int roll(uint32_t peer, uint32_t round, uint32_t* note);
+
   void leave();
   void abort();
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }

@@ -12,7 +12,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757332ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757333ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -71,6 +71,10 @@ struct alignas(kLine) RankCtl {
   uint32_t pid;
   uint64_t pid_namespace;  // pids compare only within one
   std::atomic<uint32_t> mark;  // written by its owner, for the layers above
+  // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
+  // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
+  // so all who read it agree on who was in a round.
+  std::atomic<uint64_t> roll;
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once.

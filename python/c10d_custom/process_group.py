@@ -6,6 +6,7 @@ callers use: an options object by position or keyword, none, or the short forms
 (``pg.allreduce(tensor, op)``).
 """
 import atexit
+import contextlib
 import functools
 import weakref
 
@@ -30,6 +31,7 @@ from .transport.shm import ShmTransport
 from .work import Completer, DeviceWork, DoneWork, Work
 
 _live = weakref.WeakSet()
+_ready = None   # see ready_made
 _SUM = ReduceOp.SUM
 _NOTHING = {}
 
@@ -42,11 +44,32 @@ def _config():
 def create(options):
     """Builds the group for torch's _DistributedBackendOptions. Collective over the group's ranks;
     TransportError on all of them if any cannot take part."""
-    return _build(options.store, options.group_rank, options.group_size, options.timeout,
-                  options.group_id, list(options.global_ranks_in_group))
+    global _ready
+    if _ready is not None:
+        group, _ready = _ready, None
+        group.setGroupName(options.group_id)
+        return group
+    return build(options.store, options.group_rank, options.group_size, options.timeout,
+                 options.group_id, list(options.global_ranks_in_group))
 
 
-def _build(store, rank, size, timeout, name, members):
+@contextlib.contextmanager
+def ready_made(group):
+    """Inside, the next `create` takes this group, which has been made already."""
+    global _ready
+    _ready = group
+    try:
+        yield
+    finally:
+        _ready = None
+
+
+def live():
+    """The groups of this process."""
+    return list(_live)
+
+
+def build(store, rank, size, timeout, name, members=None):
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
@@ -116,6 +139,15 @@ class CustomProcessGroup(ProcessGroup):
 
     def get_group_store(self):
         return self._store
+
+    @property
+    def timeout(self):
+        return self._timeout
+
+    @property
+    def cpu_transport(self):
+        """The transport of its CPU tensors."""
+        return self._transport.cpu
 
     @property
     def _device_types(self):
@@ -298,7 +330,7 @@ class CustomProcessGroup(ProcessGroup):
         name = group_name or f"{self._name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
         store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
         members = [self._transport.members[r] for r in ranks]
-        group = _build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members)
+        group = build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members)
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 
@@ -453,5 +485,5 @@ def _copy_back(call):
 @atexit.register
 def _close_all():
     # A thread inside native code while the interpreter goes away would take the process with it.
-    for group in list(_live):
+    for group in live():
         group.shutdown()
