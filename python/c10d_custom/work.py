@@ -28,6 +28,31 @@ _GPU_STEP = 50e-6
 _SLICE = 0.1
 
 
+class _Failure:
+    """The value of an inner future whose operation has failed. A future of a device looks for tensors in it by pickling."""
+    __slots__ = ("error",)
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def __reduce__(self):
+        return _Failure, ()
+
+
+def _value(done):
+    value = done.value()
+    if isinstance(value, _Failure):
+        raise type(value.error)(*value.error.args)  # a new one: this frame is not to live on in its traceback
+    return value
+
+
+def _can_fail(inner):
+    """The future to hand out for ``inner``. Future.set_exception is for callers in Python: one in C++, as DDP's Reducer,
+    would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a RuntimeError
+    that quotes it)."""
+    return inner.then(_value)
+
+
 class DoneWork(_TorchWork):
     """A synchronous operation, over when the caller gets to see it."""
 
@@ -126,7 +151,7 @@ class Work(_TorchWork):
             self._completer.watch(self)
         else:
             self._resolve(future)
-        return future
+        return _can_fail(future)
 
     def _new_future(self):
         return torch.futures.Future()
@@ -170,7 +195,7 @@ class Work(_TorchWork):
 
     def _resolve(self, future):
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_result(_Failure(self._error))
         else:
             future.set_result(self._tensors)
 
@@ -218,7 +243,7 @@ class DeviceWork(Work):
 
     def _resolve(self, future):
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_result(_Failure(self._error))
         else:
             self._flights[0].resolve(future, self._tensors, self._flights)
 
