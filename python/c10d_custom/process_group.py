@@ -11,6 +11,7 @@ import functools
 import weakref
 
 import torch
+import torch.distributed as dist
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ReduceOp
 
 from . import dtypes, sparse
@@ -20,6 +21,7 @@ from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .exchange import Exchange
+from .liveness import Members
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
@@ -69,20 +71,32 @@ def live():
     return list(_live)
 
 
-def build(store, rank, size, timeout, name, members=None):
+def build(store, rank, size, timeout, name, members=None, processes=None):
+    """``processes``: a liveness.Processes, if the caller knows more than the ranks will tell."""
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
-    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
+    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(),
+                        processes or _members_of_world(members))
     trace.install_signal(_config())
     try:
         transport = _transport(exchange, name, members or list(range(size)))
+    except BaseException:
+        exchange.give_up()
+        raise
     finally:
         exchange.processes.close()
     trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
+
+
+def _members_of_world(members):
+    """liveness.Members for ``members``, global ranks, if the default group has a segment in which to look."""
+    world = dist.group.WORLD
+    board = world.cpu_transport if members and isinstance(world, CustomProcessGroup) else None
+    return Members(board, members, roll=True) if isinstance(board, ShmTransport) else None
 
 
 def _transport(exchange, name, members):

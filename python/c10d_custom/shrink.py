@@ -12,6 +12,7 @@ rank 0. Here the old group's shared memory decides, for it outlives any rank:
 
 The old groups are destroyed when the new one is there: a rank for which this raises still has them, and may try again.
 """
+import socket
 import time
 from datetime import timedelta
 
@@ -20,9 +21,11 @@ from torch.distributed import (DistError, PrefixStore, TCPStore, destroy_process
 
 from . import process_group
 from .errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
+from .liveness import Members
 from .transport.shm import ShmTransport
 
 _FIRST, _MOST = 0.2e-3, 5e-3    # s: between two looks at the roll
+_CONNECT = timedelta(seconds=2)
 
 
 class _Over(Exception):
@@ -115,8 +118,10 @@ class _Survivors:
             store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
             self.board.enlist(round, store.port)
         else:
-            store = TCPStore("127.0.0.1", self._port(round, members[0]), None, False, left, wait_for_workers=False)
-        new = process_group.build(PrefixStore("shrunk", store), members.index(self.rank), len(members), left, self.name)
+            store = self._connect(round, members[0])
+            store.set_timeout(left)
+        new = process_group.build(PrefixStore("shrunk", store), members.index(self.rank), len(members), left, self.name,
+                                  processes=Members(self.board, members))
         try:
             new.barrier().wait()
         except BaseException:
@@ -124,21 +129,26 @@ class _Survivors:
             raise
         return store, new
 
-    def _port(self, round, server):
-        port = 0
+    def _connect(self, round, server):
+        store = None
 
-        def told():
-            nonlocal port
-            port = self.board.roll(round)[0][server]
-            # In the next round, or never to come to it: then it says no more.
-            return port or server not in self.board.roll(round + 1)[1]
+        def connected():
+            nonlocal store
+            if server not in self.board.roll(round + 1)[1]:
+                raise _Over     # it has gone on to the next round, or ended
+            if port := self.board.roll(round)[0][server]:
+                try:
+                    # TCPStore goes on trying where nobody listens any more.
+                    socket.create_connection(("127.0.0.1", port), _CONNECT.total_seconds()).close()
+                    store = TCPStore("127.0.0.1", port, None, False, _CONNECT, wait_for_workers=False)
+                except (OSError, DistError):
+                    pass
+            return store is not None
 
-        if not self._until(told):
+        if not self._until(connected):
             raise CollectiveTimeoutError(f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(server)} was to "
                                          f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s")
-        if not port:
-            raise _Over
-        return port
+        return store
 
     def _until(self, there):
         pause = _FIRST

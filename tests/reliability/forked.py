@@ -54,8 +54,8 @@ class ForkedRanks:
         for _ in range(size):
             self.start()
 
-    def start(self, *args):
-        """One more rank."""
+    def start(self):
+        """One more."""
         rank, parent = len(self.pids), os.getpid()
         ours, theirs = os.pipe()
         pid = os.fork()
