@@ -22,6 +22,7 @@ enum Status : int32_t {
   kBroken = 7,     // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,     // this process is a fork of the one that opened the group
+  kExhausted = 10,  // the machine had no memory or no thread left: `actual` is errno
 };
 
 enum Op : uint32_t {

@@ -51,6 +51,9 @@ int create_segment(const Geometry& g, uint64_t* total) {
   if (fd < 0) return -errno;
   auto fail = [&] { int e = errno; ::close(fd); return -e; };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
+  // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
+  while (fallocate(fd, 0, 0, off_t(layout.pairs)))
+    if (errno != EINTR) return fail();
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
   void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -146,6 +149,13 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     for (uint32_t r = 0; absent && r < n; ++r)
       if (r != rank && gone(r) && ctl(r).arrive.value.load(std::memory_order_acquire) < absent) return *peer = r, kPeerLost;
   }
+}
+
+int Group::reserve_cells(uint32_t peer) const {
+  for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
+    while (fallocate(fd_, 0, off_t(layout.pairs + pair * layout.pair_bytes), off_t(layout.pair_bytes)))
+      if (errno != EINTR) return errno;
+  return 0;
 }
 
 Status Group::health() const {

@@ -1,6 +1,9 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | PairCtl[n][n] | pairs[n][n]
+//
+// All but the last part has its memory from the start. A pair's cells get theirs with the first send between its ranks:
+// most pairs of most groups never exchange a message.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -112,7 +115,7 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, pairs, total;
+  size_t ctl, tables, small, rings, pair_ctl, pairs, total;
   size_t table_bytes, small_bytes, ring_bytes, pair_bytes, cell_stride;
 };
 

@@ -52,6 +52,11 @@ class Exchange:
         if obituary := self.processes.obituary():
             raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
 
+    def require_all_coming(self):
+        self.require_all_alive()
+        if why := self.processes.left_for():
+            raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
+
     def gather_and_decide(self, topic, value, decide, meet=None):
         """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
@@ -101,13 +106,10 @@ class Exchange:
         """False: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
         pause, most = _FIRST, max(_MOST, _MOST_PER_RANK * self.size)
         while not there():
-            if self.processes.ended():
-                # What it was to say or to hear may be there by now, and its process ended in good order.
-                if there():
-                    return True
-                self.require_all_alive()
-            if why := self.processes.left_for():
-                raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
+            # What a rank was to say or to hear may be there by now, and its process ended in good order.
+            if self.processes.ended() and there():
+                return True
+            self.require_all_coming()
             if time.monotonic() >= until:
                 return False
             time.sleep(pause)

@@ -20,7 +20,7 @@ from torch.distributed import (DistError, PrefixStore, TCPStore, destroy_process
                                init_process_group)
 
 from . import process_group
-from .errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
+from .errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from .liveness import Members
 from .transport.shm import ShmTransport
 

@@ -1,4 +1,5 @@
 """Work handles, their futures, and the threads that complete what must be completed in Python."""
+import contextlib
 import itertools
 import threading
 import time
@@ -8,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import Work as _TorchWork
 
-from .errors import AbortedError, CollectiveTimeoutError
+from .errors import AbortedError, CollectiveTimeoutError, TransportError
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -324,9 +325,12 @@ class Completer:
 
     def _start(self):
         thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)
+        try:
+            thread.start()  # it waits for the lock, which the caller holds
+        except RuntimeError as error:
+            raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
         self._threads.add(thread)
         self._idle += 1
-        thread.start()
 
     def _run(self):
         me = threading.current_thread()
@@ -339,7 +343,8 @@ class Completer:
                     work, index = self._watched.pop(token, (None, 0))
                     self._idle -= 1
                     if not self._idle:
-                        self._start()
+                        with contextlib.suppress(TransportError):   # then callbacks have to wait for this one
+                            self._start()
                 if work is not None:
                     self.watch(work, index + 1)
                 work = None

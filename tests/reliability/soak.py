@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import statistics
-import struct
 import sys
 import time
 from datetime import timedelta
@@ -113,6 +112,8 @@ class Life:
 
 def process(index, say, orders, port, over):
     """Lives one life after the other, each as ordered by a line on its pipe."""
+    # The first store that a process serves leaves it a pipe for good: libuv's.
+    dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     for line in os.fdopen(orders[index][0]):
         order = json.loads(line)
         if not order:
@@ -227,7 +228,7 @@ def main():
     torch.set_num_threads(1)
     soak = Soak(given.seed, [int(n) for n in given.ranks.split(",")])
     began = time.monotonic()
-    while time.monotonic() < began + 60 * given.minutes and soak.live(given.life):
+    while (time.monotonic() < began + 60 * given.minutes or soak.lives <= WARM_UP + 1) and soak.live(given.life):
         pass
     soak.end()
     print(*soak.wrong, sep="\n", file=sys.stderr, end="")

@@ -1,10 +1,7 @@
 """DDP on 4 ranks; one kills itself in the middle of a backward pass; the others shrink the group and train on.
 
     python tests/reliability/train_on.py VICTIM         (prints JSON)
-
-`reference` is what they must have computed, by one process and without torch.distributed.
 """
-import copy
 import json
 import os
 import signal
@@ -17,47 +14,11 @@ import torch
 import torch.distributed as dist
 from forked import ForkedRanks, serve_store, store_at
 from torch.nn.parallel import DistributedDataParallel
+from training import bits, loss_of, new_model, optimizer_of, reference, state
 
 import c10d_custom
 
 RANKS, STEPS, FATAL_STEP = 4, 60, 17
-RATE, MOMENTUM = 0.05, 0.9
-
-
-def new_model():
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-
-
-def batch(shard, shards, step):
-    """The part of a step's data that one of ``shards`` ranks gets."""
-    rng = torch.Generator().manual_seed(1000 * step + 10 * shards + shard)
-    x = torch.randn(24, 6, generator=rng)
-    return x, (x[:, :1] - 0.5 * x[:, 1:2]).tanh()
-
-
-def loss_of(model, shard, shards, step):
-    x, y = batch(shard, shards, step)
-    return (model(x) - y).square().mean()
-
-
-def optimizer_of(model):
-    return torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-
-
-def state(model, optimizer):
-    """All that a step changes. The momentum of a parameter that has had no step is 0."""
-    tensors = [p.data for p in model.parameters()]
-    for p in model.parameters():
-        momentum = optimizer.state[p].get("momentum_buffer")
-        if momentum is None:
-            momentum = optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        tensors.append(momentum)
-    return tensors
-
-
-def bits(model):
-    return b"".join(p.detach().numpy().tobytes() for p in model.parameters()).hex()
 
 
 # --- what the ranks do
@@ -102,27 +63,6 @@ def train(rank, say, port, victim):
     dist.destroy_process_group()
 
 
-# --- what it must come to
-
-def reference(lost_at):
-    """bits() after all steps, of which the first ``lost_at`` had all ranks. DDP scales each rank's gradient by 1/n; they
-    are then added in rank order."""
-    model = new_model()
-    optimizer = optimizer_of(model)
-    for step in range(STEPS):
-        shards = RANKS if step < lost_at else RANKS - 1
-        total = None
-        for shard in range(shards):
-            one = copy.deepcopy(model)
-            loss_of(one, shard, shards, step).backward()
-            scaled = [p.grad * (1.0 / shards) for p in one.parameters()]
-            total = scaled if total is None else [a + b for a, b in zip(total, scaled)]
-        for p, g in zip(model.parameters(), total):
-            p.grad = g
-        optimizer.step()
-    return bits(model)
-
-
 def main():
     victim = int(sys.argv[1])
     torch.set_num_threads(1)
@@ -130,7 +70,7 @@ def main():
     stuck = ranks.finish()
     said = [s for r, s in enumerate(ranks.said) if r != victim]
     print(json.dumps({"stuck": stuck, "codes": ranks.codes, "said": said,
-                      "expected": [reference(s.get("resumed_at", STEPS)) for s in said]}))
+                      "expected": [reference(STEPS, lambda step, s=s: RANKS - (step >= s.get("resumed_at", STEPS))) for s in said]}))
 
 
 if __name__ == "__main__":
