@@ -110,16 +110,23 @@ class Exchange:
             if self.processes.ended() and there():
                 return True
             self.require_all_coming()
+            if pause == most and self.store.check(["gave up"]) and not there():
+                raise self._given_up(json.loads(self.store.get("gave up")))
             if time.monotonic() >= until:
                 return False
             time.sleep(pause)
             pause = min(1.5 * pause, most)
         return True
 
-    def give_up(self):
-        """This rank hears no more: nobody need wait for it."""
+    def give_up(self, error):
+        """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"gave up/{self.rank}", "")
+            self.store.set("gave up", json.dumps({"rank": self.rank, "lost": isinstance(error, PeerLostError), "error": str(error)}))
+
+    def _given_up(self, why):
+        kind = PeerLostError if why["lost"] else TransportError
+        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error']}")
 
     def _all_heard(self, topic):
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.

@@ -83,8 +83,8 @@ def build(store, rank, size, timeout, name, members=None, processes=None):
     trace.install_signal(_config())
     try:
         transport = _transport(exchange, name, members or list(range(size)))
-    except BaseException:
-        exchange.give_up()
+    except BaseException as error:
+        exchange.give_up(error)
         raise
     finally:
         exchange.processes.close()

@@ -6,6 +6,7 @@ hands it to each rank over an abstract Unix socket. The kernel says who is at th
 what another user serves is not taken.
 """
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -61,7 +62,8 @@ def open_segment(exchange, config, interrupted):
         if failure is None:
             try:
                 if rank == 0:
-                    _serve(server, fd, token, size, exchange)
+                    with server:    # closed for those who still wait, whatever happens
+                        _serve(server, fd, token, size, exchange)
                     mine, fd = fd, -1
                 else:
                     mine = _fetch(offer, rank, exchange)
@@ -119,7 +121,14 @@ def _serve(server, fd, token, size, exchange):
                 if peer is server:
                     if len(silent) >= size + _STRANGERS:
                         drop(next(iter(silent)))
-                    peer = _accept(server)
+                    try:
+                        peer = _accept(server)
+                    except OSError as error:
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            if not silent:
+                                raise
+                            drop(next(iter(silent)))
+                        continue
                     if peer is None:
                         continue
                     silent[peer] = b""
@@ -146,10 +155,7 @@ def _serve(server, fd, token, size, exchange):
 
 def _accept(server):
     """A connection of a process of this user, or None."""
-    try:
-        peer, _ = server.accept()
-    except OSError:     # gone again; or no descriptor is left, and there may be one soon
-        return None
+    peer, _ = server.accept()
     if _user(peer) != os.geteuid():
         peer.close()
         return None
