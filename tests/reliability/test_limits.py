@@ -1,6 +1,7 @@
 """Where memory, descriptors or threads run out: a clear error on every rank, soon, and no signal. See limits.py."""
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,6 @@ def results():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", TOLD)
 def test_every_rank_is_told(results, case):
-    import re
-
     if case in NEED_ROOT and os.geteuid() != 0:
         pytest.skip("only root can become a user to whom the limit on threads applies")
     result = results[case]
