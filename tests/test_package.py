@@ -21,7 +21,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
-    {"_version", "errors", "config", "addresses", "transport.native"},
+    {"_version", "errors", "config", "addresses", "memory", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
     {"call", "liveness", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
@@ -38,6 +38,7 @@ LAYERS = [
     {"transport.composed", "transport.doubling"},
     {"transport.hierarchical"},
     {"process_group"},
+    {"shrink"},
     {"__init__", "bench.case", "bench.values", "bench.noop", "bench.busy", "bench.environment", "bench.parts", "bench.ranks",
      "bench.cost", "bench.model", "bench.picture"},
     {"bench.operations", "bench.raw_mpi", "bench.floor", "bench.step_time", "bench.timing", "bench.table",

@@ -10,7 +10,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 4; }
+int c10d_abi_version() { return 5; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -183,6 +183,19 @@ int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes
 void c10d_set_mark(c10d_handle* h, uint32_t mark) {
   Use g(h);
   if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
+}
+
+int c10d_enlist(c10d_handle* h, uint32_t round, uint32_t note) {
+  Use g(h);
+  if (g.status) return g.status;
+  return g->enlist(round, note) ? kOk : kAborted;
+}
+
+int c10d_roll(c10d_handle* h, uint32_t rank, uint32_t round, uint32_t* note) {
+  *note = 0;
+  Use g(h);
+  if (g.status || rank >= g->n) return 2;
+  return g->roll(rank, round, note);
 }
 
 void c10d_keep_trace(c10d_handle* h, uint32_t calls) {

@@ -22,6 +22,7 @@ enum Status : int32_t {
   kBroken = 7,     // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,     // this process is a fork of the one that opened the group
+  kExhausted = 10,  // the machine had no memory or no thread left: `actual` is errno
 };
 
 enum Op : uint32_t {
@@ -163,6 +164,12 @@ C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_cus
 C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t* sizes);
 // A word of this rank's that the others see in PeerState, also once it has left, until it closes.
 C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
+// How the ranks that are left after a failure find out who they are, also on a group that has left, until it closes.
+// enlist: this rank is in `round`, of those from 1 up, and says `note`; kAborted if others have struck it off. roll: 0 if
+// `rank` is not in it yet, 1 if it is (and *note, 0 from one that has gone on to the next round), 2 if it is not and its
+// process has ended or closed the group. 1 and 2 are final, and the same for every rank that asks.
+C10D_API int c10d_enlist(c10d_handle*, uint32_t round, uint32_t note);
+C10D_API int c10d_roll(c10d_handle*, uint32_t rank, uint32_t round, uint32_t* note);
 // Keeps the last `calls` collectives, and as many messages; asked for once, before the first call.
 C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
 // What is kept, under way and queued: collectives, then messages, each in order. Writes the last `room` of

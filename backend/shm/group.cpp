@@ -51,6 +51,9 @@ int create_segment(const Geometry& g, uint64_t* total) {
   if (fd < 0) return -errno;
   auto fail = [&] { int e = errno; ::close(fd); return -e; };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
+  // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
+  while (fallocate(fd, 0, 0, off_t(layout.pairs)))
+    if (errno != EINTR) return fail();
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
   void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -148,6 +151,13 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
   }
 }
 
+int Group::reserve_cells(uint32_t peer) const {
+  for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
+    while (fallocate(fd_, 0, off_t(layout.pairs + pair * layout.pair_bytes), off_t(layout.pair_bytes)))
+      if (errno != EINTR) return errno;
+  return 0;
+}
+
 Status Group::health() const {
   if (aborted()) return kAborted;
   return header().poison.state.load(std::memory_order_acquire) ? kBroken : kOk;
@@ -184,6 +194,30 @@ bool Group::poisoned(Failure* why) const {
   why->peer = valid ? p.peer : -1;
   why->seq = valid ? p.seq : 0;
   return true;
+}
+
+bool Group::enlist(uint32_t round, uint32_t note) {
+  std::atomic<uint64_t>& mine = ctl(rank).roll;
+  uint64_t seen = mine.load(std::memory_order_acquire);
+  do
+    if (seen & 1) return false;
+  while (!mine.compare_exchange_weak(seen, uint64_t(note) << 32 | (round & 0x7fffffff) << 1, std::memory_order_acq_rel));
+  return true;
+}
+
+int Group::roll(uint32_t peer, uint32_t round, uint32_t* note) {
+  std::atomic<uint64_t>& its = ctl(peer).roll;
+  uint64_t seen = its.load(std::memory_order_acquire);
+  for (;;) {
+    const uint32_t entered = uint32_t(seen) >> 1;
+    if (entered >= round) {
+      *note = entered == round ? uint32_t(seen >> 32) : 0;
+      return 1;
+    }
+    if (seen & 1) return 2;
+    if (alive(peer)) return 0;
+    if (its.compare_exchange_strong(seen, (seen & 0xffffffff) | 1, std::memory_order_acq_rel)) return 2;
+  }
 }
 
 void Group::leave() {

@@ -41,10 +41,10 @@ class Group {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
   PairCtl& pair(uint32_t src, uint32_t dst) const {
-    return *reinterpret_cast<PairCtl*>(base_ + layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes);
+    return *reinterpret_cast<PairCtl*>(base_ + layout.pair_ctl + (size_t(src) * n + dst) * sizeof(PairCtl));
   }
   CellHeader* cell(uint32_t src, uint32_t dst, uint64_t index) const {
-    char* p = reinterpret_cast<char*>(&pair(src, dst)) + sizeof(PairCtl);
+    char* p = base_ + layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes;
     return reinterpret_cast<CellHeader*>(p + (index % geometry.cells) * layout.cell_stride);
   }
 
@@ -64,9 +64,17 @@ class Group {
   bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
   bool left(uint32_t peer) const { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
 
+  // Gets memory for the cells between this rank and another, both ways. 0, or errno.
+  int reserve_cells(uint32_t peer) const;
+
   // The first failure of the group, told to all. Later ones are not recorded.
   void poison(Status kind, int32_t peer, uint64_t seq);
   bool poisoned(Failure* why) const;
+
+  // This rank is in the roll's `round` (and in those before), and says `note` in it. False: it was struck off.
+  bool enlist(uint32_t round, uint32_t note);
+  // Whether `peer` is: 0 not yet, 1 yes (and *note what it says), 2 never again, its process is gone.
+  int roll(uint32_t peer, uint32_t round, uint32_t* note);
 
   void leave();
   void abort();

@@ -8,12 +8,13 @@ Layout::Layout(const Geometry& g) {
   small_bytes = align_up(g.small_bytes, kLine);
   ring_bytes = size_t(g.window) * g.block_bytes;
   cell_stride = sizeof(CellHeader) + align_up(g.cell_bytes, 64);
-  pair_bytes = align_up(sizeof(PairCtl) + g.cells * cell_stride, page);
+  pair_bytes = align_up(g.cells * cell_stride, page);
   ctl = align_up(sizeof(SegmentHeader), page);
   tables = align_up(ctl + n * sizeof(RankCtl), page);
   small = align_up(tables + n * table_bytes, page);
   rings = align_up(small + n * 2 * small_bytes, page);
-  pairs = align_up(rings + n * ring_bytes, page);
+  pair_ctl = align_up(rings + n * ring_bytes, page);
+  pairs = align_up(pair_ctl + n * n * sizeof(PairCtl), page);
   total = pairs + n * n * pair_bytes;
 }
 

@@ -1,6 +1,9 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | PairCtl[n][n] | pairs[n][n]
+//
+// All but the last part has its memory from the start. A pair's cells get theirs with the first send between its ranks:
+// most pairs of most groups never exchange a message.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -12,7 +15,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757332ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757333ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -71,6 +74,10 @@ struct alignas(kLine) RankCtl {
   uint32_t pid;
   uint64_t pid_namespace;  // pids compare only within one
   std::atomic<uint32_t> mark;  // written by its owner, for the layers above
+  // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
+  // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
+  // so all who read it agree on who was in a round.
+  std::atomic<uint64_t> roll;
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once.
@@ -108,7 +115,7 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, pairs, total;
+  size_t ctl, tables, small, rings, pair_ctl, pairs, total;
   size_t table_bytes, small_bytes, ring_bytes, pair_bytes, cell_stride;
 };
 

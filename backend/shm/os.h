@@ -10,6 +10,7 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 
 namespace c10d_custom {
@@ -47,15 +48,20 @@ inline void futex_wake_all(const void* word) {
 // The application's first thread: the one that takes its signals.
 inline bool main_thread() { return syscall(SYS_gettid) == getpid(); }
 
-// A thread that takes no signals: they belong to the application's own threads.
+// Starts a thread that takes no signals: they belong to the application's own threads. 0, or errno.
 template <class F>
-std::thread start_thread(F f) {
+int start_thread(std::thread& t, F f) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread t(f);
+  int error = 0;
+  try {
+    t = std::thread(f);
+  } catch (const std::system_error& e) {
+    error = e.code().value();
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return t;
+  return error;
 }
 
 }  // namespace c10d_custom

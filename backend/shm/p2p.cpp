@@ -77,6 +77,10 @@ Ticket* Messenger::post(const MessageArgs& a) {
     if (!match_unexpected(r)) posted_.push_back(r);
   } else {
     const uint32_t dst = uint32_t(a.peer);
+    if (!links_[dst].reserved) {
+      if (const int error = g_.reserve_cells(dst)) return exhausted(r, error), t;
+      links_[dst].reserved = true;
+    }
     const bool eager = a.data.bytes <= std::min<uint64_t>(kEagerLimit, g_.geometry.cell_bytes);
     CellHeader h{eager ? kEager : kRequest, a.dtype, a.tag, r->id, a.data.bytes};
     if (!eager) links_[dst].offered[r->id] = r;
@@ -84,10 +88,20 @@ Ticket* Messenger::post(const MessageArgs& a) {
   }
   progress();
   if (!live_.empty()) {
-    if (!helper_.joinable()) helper_ = start_thread([this] { help(); });
-    else if (helper_idle_) helper_cv_.notify_all();
+    if (!helper_.joinable()) {
+      const int error = start_thread(helper_, [this] { help(); });
+      if (error && std::find(live_.begin(), live_.end(), r) != live_.end()) exhausted(r, error);
+    } else if (helper_idle_) helper_cv_.notify_all();
   }
   return t;
+}
+
+// This machine gave what the request needs neither memory nor a thread. Its peer would wait for it: the group ends.
+void Messenger::exhausted(Request* r, int error) {
+  Failure f{};
+  f.actual = uint64_t(error);
+  g_.poison(kExhausted, int32_t(g_.rank), 0);
+  finish(r, kExhausted, r->args.peer, &f);
 }
 
 Status Messenger::wait(Ticket* t, int64_t timeout_ns) {

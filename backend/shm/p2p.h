@@ -70,6 +70,7 @@ class Messenger {
     std::vector<char> payload;
   };
   struct Link {                             // with one other rank (or this one itself)
+    bool reserved = false;                  // the cells have their memory
     std::deque<Outgoing> outbox;
     std::deque<Request*> streams;           // granted, sent one after the other
     std::map<uint64_t, Request*> offered;   // requested, not granted yet
@@ -88,6 +89,7 @@ class Messenger {
   bool push(uint32_t dst, const CellHeader&, const char* payload, uint64_t bytes);
   void send_control(uint32_t dst, uint32_t kind, uint64_t message, const Request* about = nullptr);
   void finish(Request*, Status, int32_t peer, const Failure* detail = nullptr);
+  void exhausted(Request*, int error);
   void mismatch(Request*, uint32_t src, uint64_t bytes, uint32_t dtype);
   bool forget(Request*);
   void check_faults();

@@ -133,7 +133,15 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
   jobs_.push_back(std::move(job));
-  if (!worker_.joinable()) worker_ = start_thread([this] { work(); });
+  if (const int error = worker_.joinable() ? 0 : start_thread(worker_, [this] { work(); })) {
+    jobs_.pop_back();
+    Failure f{};
+    f.status = kExhausted, f.peer = f.by = -1, f.call = f.seq = t->seq, f.actual = uint64_t(error);
+    g_.poison(kExhausted, int32_t(g_.rank), t->seq);  // the others would wait for us
+    t->finish(kExhausted, f, completed);
+    t->drop();
+    return t;
+  }
   changed_.notify_all();
   return t;
 }

@@ -58,11 +58,11 @@ unsigned __int128 true_total(const Geometry& g) {
 std::vector<Geometry> overflowing() {
   std::vector<Geometry> found;
   const uint64_t lines = (1ull << 40) / 64;  // of one pair
-  for (uint64_t ring = lines - 4096 / 64; ring <= lines - sizeof(PairCtl) / 64; ++ring)
+  for (uint64_t ring = lines - 4096 / 64 + 1; ring <= lines; ++ring)
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
         const Geometry g{4096, 2, 4096, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells};
-        if (Layout(g).total < (1u << 30)) found.push_back(g);
+        if (Layout(g).total < (1ull << 33)) found.push_back(g);
       }
   return found;
 }
@@ -78,7 +78,7 @@ void headers(Random& random, uint64_t trial) {
     g = wrapping[random() % wrapping.size()];
   }
   const uint64_t claimed = Layout(g).total;
-  const uint64_t length = claimed <= (1u << 30) ? claimed : 1 << 20;
+  const uint64_t length = claimed <= (1ull << 33) ? claimed : 1 << 20;
   const int fd = int(memfd_create("fuzz", MFD_CLOEXEC));
   require(fd >= 0 && !ftruncate(fd, off_t(length)), "no memfd", trial);
   SegmentHeader h{};
@@ -124,10 +124,10 @@ struct World {
     return reinterpret_cast<uint64_t*>(base + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
   }
   PairCtl& pair(uint32_t src, uint32_t dst) {
-    return *reinterpret_cast<PairCtl*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes);
+    return *reinterpret_cast<PairCtl*>(base + layout.pair_ctl + (src * n + dst) * sizeof(PairCtl));
   }
   CellHeader& cell(uint32_t src, uint32_t dst, uint64_t i) {
-    return *reinterpret_cast<CellHeader*>(reinterpret_cast<char*>(&pair(src, dst)) + sizeof(PairCtl) +
+    return *reinterpret_cast<CellHeader*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes +
                                           i % geometry.cells * layout.cell_stride);
   }
 };

@@ -5,7 +5,7 @@ this package, where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns entry points off.
 """
 from ._version import __version__
 
-__all__ = ["__version__", "autoload", "register"]
+__all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
 def autoload():
@@ -29,6 +29,13 @@ def register():
 
         launcher.fill_environment()
         rendezvous.install()
+
+
+def shrink_group(timeout=None):
+    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See shrink.py."""
+    from .shrink import shrink_group
+
+    return shrink_group(timeout)
 
 
 def _create(options, _backend_options):

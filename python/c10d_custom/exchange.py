@@ -1,8 +1,9 @@
 """What the ranks of a group tell each other through its Store while they make it."""
+import contextlib
 import json
 import time
 
-from .errors import PeerLostError, TransportError
+from .errors import AbortedError, CustomBackendError, PeerLostError, TransportError
 from .liveness import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
@@ -15,7 +16,7 @@ _HEARD_SECONDS = 10.0
 
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
-    TransportError; PeerLostError where a rank is known to have died."""
+    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something else."""
 
     def __init__(self, store, rank, size, seconds, processes=None):
         self.store, self.rank, self.size = store, rank, size
@@ -43,13 +44,18 @@ class Exchange:
                     "init_process_group (or new_group) with the same ranks?")
             return json.loads(self.store.get(key))
         except RuntimeError as error:
-            if isinstance(error, (TransportError, PeerLostError)):
+            if isinstance(error, CustomBackendError):
                 raise
             raise self._store_lost(error) from error
 
     def require_all_alive(self):
         if obituary := self.processes.obituary():
             raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
+
+    def require_all_coming(self):
+        self.require_all_alive()
+        if why := self.processes.left_for():
+            raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
 
     def gather_and_decide(self, topic, value, decide, meet=None):
         """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
@@ -100,16 +106,27 @@ class Exchange:
         """False: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
         pause, most = _FIRST, max(_MOST, _MOST_PER_RANK * self.size)
         while not there():
-            if self.processes.ended():
-                # What it was to say or to hear may be there by now, and its process ended in good order.
-                if there():
-                    return True
-                self.require_all_alive()
+            # What a rank was to say or to hear may be there by now, and its process ended in good order.
+            if self.processes.ended() and there():
+                return True
+            self.require_all_coming()
+            if pause == most and self.store.check(["gave up"]) and not there():
+                raise self._given_up(json.loads(self.store.get("gave up")))
             if time.monotonic() >= until:
                 return False
             time.sleep(pause)
             pause = min(1.5 * pause, most)
         return True
+
+    def give_up(self, error):
+        """This rank says and hears no more: nobody need wait for it. ``error``: why."""
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"gave up/{self.rank}", "")
+            self.store.set("gave up", json.dumps({"rank": self.rank, "lost": isinstance(error, PeerLostError), "error": str(error)}))
+
+    def _given_up(self, why):
+        kind = PeerLostError if why["lost"] else TransportError
+        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error']}")
 
     def _all_heard(self, topic):
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
@@ -120,6 +137,7 @@ class Exchange:
                 waiting -= self.processes.ended()
                 if not waiting or self.store.check([f"{topic}/heard/{r}" for r in waiting]):
                     return
+                waiting -= {r for r in waiting if self.store.check([f"gave up/{r}"])}
                 time.sleep(pause)
                 pause = min(1.5 * pause, _MOST)
         except RuntimeError:

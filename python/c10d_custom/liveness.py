@@ -46,7 +46,37 @@ class Processes:
     def obituary(self):
         return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died" for rank in sorted(self.ended()))
 
+    def left_for(self):
+        """Why ranks that are alive will not come either, or None."""
+        return None
+
     def close(self):
         for fd in self._ranks:
             os.close(fd)
         self._ranks = {}
+
+
+class Members(Processes):
+    """Of a group that is made by some ranks of another, on one host: they are known before they have told who they are.
+    ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all this."""
+
+    def __init__(self, parent, ranks, roll=False):
+        super().__init__()
+        self._parent, self._in_parent, self._roll = parent, ranks, roll
+        self._pids = {rank: state.pid for rank, state in enumerate(self._states())}
+
+    def _states(self):
+        states = self._parent.states(0) or []   # none: closed
+        return [states[r] for r in self._in_parent] if states else []
+
+    def ended(self):
+        return {rank for rank, state in enumerate(self._states()) if not state.alive}
+
+    def obituary(self):
+        return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died, or left the group that this one is made from"
+                         for rank in sorted(self.ended()))
+
+    def left_for(self):
+        if self._roll and (present := self._parent.roll(1)[0]):
+            return f"{', '.join(map(self._parent.who, present))} called shrink_group"
+        return None

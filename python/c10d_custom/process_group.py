@@ -6,10 +6,12 @@ callers use: an options object by position or keyword, none, or the short forms
 (``pg.allreduce(tensor, op)``).
 """
 import atexit
+import contextlib
 import functools
 import weakref
 
 import torch
+import torch.distributed as dist
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ReduceOp
 
 from . import dtypes, sparse
@@ -19,6 +21,7 @@ from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .exchange import Exchange
+from .liveness import Members
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
@@ -30,6 +33,7 @@ from .transport.shm import ShmTransport
 from .work import Completer, DeviceWork, DoneWork, Work
 
 _live = weakref.WeakSet()
+_ready = None   # see ready_made
 _SUM = ReduceOp.SUM
 _NOTHING = {}
 
@@ -42,24 +46,57 @@ def _config():
 def create(options):
     """Builds the group for torch's _DistributedBackendOptions. Collective over the group's ranks;
     TransportError on all of them if any cannot take part."""
-    return _build(options.store, options.group_rank, options.group_size, options.timeout,
-                  options.group_id, list(options.global_ranks_in_group))
+    global _ready
+    if _ready is not None:
+        group, _ready = _ready, None
+        group.setGroupName(options.group_id)
+        return group
+    return build(options.store, options.group_rank, options.group_size, options.timeout,
+                 options.group_id, list(options.global_ranks_in_group))
 
 
-def _build(store, rank, size, timeout, name, members):
+@contextlib.contextmanager
+def ready_made(group):
+    """Inside, the next `create` takes this group, which has been made already."""
+    global _ready
+    _ready = group
+    try:
+        yield
+    finally:
+        _ready = None
+
+
+def live():
+    """The groups of this process."""
+    return list(_live)
+
+
+def build(store, rank, size, timeout, name, members=None, processes=None):
+    """``processes``: a liveness.Processes, if the caller knows more than the ranks will tell."""
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
     store = PrefixStore(f"custom/{restart_attempt()}", store)
     life = store.add(f"lives/{rank}", 1)
-    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
+    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(),
+                        processes or _members_of_world(members))
     trace.install_signal(_config())
     try:
         transport = _transport(exchange, name, members or list(range(size)))
+    except BaseException as error:
+        exchange.give_up(error)
+        raise
     finally:
         exchange.processes.close()
     trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
+
+
+def _members_of_world(members):
+    """liveness.Members for ``members``, global ranks, if the default group has a segment in which to look."""
+    world = dist.group.WORLD
+    board = world.cpu_transport if members and isinstance(world, CustomProcessGroup) else None
+    return Members(board, members, roll=True) if isinstance(board, ShmTransport) else None
 
 
 def _transport(exchange, name, members):
@@ -116,6 +153,15 @@ class CustomProcessGroup(ProcessGroup):
 
     def get_group_store(self):
         return self._store
+
+    @property
+    def timeout(self):
+        return self._timeout
+
+    @property
+    def cpu_transport(self):
+        """The transport of its CPU tensors."""
+        return self._transport.cpu
 
     @property
     def _device_types(self):
@@ -298,7 +344,7 @@ class CustomProcessGroup(ProcessGroup):
         name = group_name or f"{self._name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
         store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
         members = [self._transport.members[r] for r in ranks]
-        group = _build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members)
+        group = build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members)
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 
@@ -453,5 +499,5 @@ def _copy_back(call):
 @atexit.register
 def _close_all():
     # A thread inside native code while the interpreter goes away would take the process with it.
-    for group in list(_live):
+    for group in live():
         group.shutdown()

@@ -1,4 +1,5 @@
 """Work handles, their futures, and the threads that complete what must be completed in Python."""
+import contextlib
 import itertools
 import threading
 import time
@@ -8,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import Work as _TorchWork
 
-from .errors import AbortedError, CollectiveTimeoutError
+from .errors import AbortedError, CollectiveTimeoutError, TransportError
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -26,6 +27,31 @@ _GPU_STEP = 50e-6
 
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
+
+
+class _Failure:
+    """The value of an inner future whose operation has failed. A future of a device looks for tensors in it by pickling."""
+    __slots__ = ("error",)
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def __reduce__(self):
+        return _Failure, ()
+
+
+def _value(done):
+    value = done.value()
+    if isinstance(value, _Failure):
+        raise type(value.error)(*value.error.args)  # a new one: this frame is not to live on in its traceback
+    return value
+
+
+def _can_fail(inner):
+    """The future to hand out for ``inner``. Future.set_exception is for callers in Python: one in C++, as DDP's Reducer,
+    would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a RuntimeError
+    that quotes it)."""
+    return inner.then(_value)
 
 
 class DoneWork(_TorchWork):
@@ -126,7 +152,7 @@ class Work(_TorchWork):
             self._completer.watch(self)
         else:
             self._resolve(future)
-        return future
+        return _can_fail(future)
 
     def _new_future(self):
         return torch.futures.Future()
@@ -170,7 +196,7 @@ class Work(_TorchWork):
 
     def _resolve(self, future):
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_result(_Failure(self._error))
         else:
             future.set_result(self._tensors)
 
@@ -218,7 +244,7 @@ class DeviceWork(Work):
 
     def _resolve(self, future):
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_result(_Failure(self._error))
         else:
             self._flights[0].resolve(future, self._tensors, self._flights)
 
@@ -299,9 +325,12 @@ class Completer:
 
     def _start(self):
         thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)
+        try:
+            thread.start()  # it waits for the lock, which the caller holds
+        except RuntimeError as error:
+            raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
         self._threads.add(thread)
         self._idle += 1
-        thread.start()
 
     def _run(self):
         me = threading.current_thread()
@@ -314,7 +343,8 @@ class Completer:
                     work, index = self._watched.pop(token, (None, 0))
                     self._idle -= 1
                     if not self._idle:
-                        self._start()
+                        with contextlib.suppress(TransportError):   # then callbacks have to wait for this one
+                            self._start()
                 if work is not None:
                     self.watch(work, index + 1)
                 work = None

@@ -4,8 +4,9 @@
 
 A trial: 2 to 8 ranks run the same random program of collectives and messages, sync and async, small and large, and
 check every result; one of them dies in one of several ways at a random moment, also while the group is being made.
-Every survivor must raise an error that names it, soon, and never see a wrong result. Ranks are forked from this
-process, which has imported torch and has no group and no thread of its own, and serves the store.
+Every survivor must raise an error that names it, soon, never see a wrong result, and have nothing left of the group once it
+has destroyed it. Ranks are forked from this process, which has imported torch and has no group and no thread of its own,
+and serves the store.
 """
 import argparse
 import ctypes
@@ -27,11 +28,12 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch
 import torch.distributed as dist
+from belongings import belongings
+from steps import one_step
 
 PR_SET_PDEATHSIG = 1
 # How a rank is lost. killed: by this process, at any moment. The others: by itself, in the middle of its program.
 WAYS = ("killed", "exit", "segv", "exception", "creation")
-SIZES = (1, 100, 5_000, 300_000)   # of int64
 LIMIT = 20.0        # s: a trial's longest; the group's time-out is longer
 GROUP_TIMEOUT = 60.0
 CREATION_TIMEOUT = 4.0  # of the group whose making a rank may miss altogether
@@ -58,68 +60,6 @@ class Trial:
 
 # --- one rank's program
 
-def fill(rank, step, n):
-    return torch.arange(n, dtype=torch.int64) + 1_000_003 * rank + 101 * step
-
-
-def one_step(rng, step):
-    """One operation. Returns what differs from what it should have given, or None. Nothing is drawn by one
-    rank alone."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    kind = rng.choice(("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
-                       "scatter", "barrier", "ring"))
-    n, root, asynchronous = rng.choice(SIZES), rng.randrange(size), rng.random() < 0.4
-    each = max(1, n // size)
-    own = fill(rank, step, n)
-    total = size * fill(0, step, n) + 1_000_003 * (size * (size - 1) // 2)
-    parts = [fill(r, step, each) for r in range(size)]
-    got, expected, work = None, None, None
-    if kind == "all_reduce":
-        got, expected = own, total
-        work = dist.all_reduce(got, async_op=asynchronous)
-    elif kind == "broadcast":
-        got, expected = own, fill(root, step, n)
-        work = dist.broadcast(got, root, async_op=asynchronous)
-    elif kind == "reduce":
-        got, expected = own, total if rank == root else None
-        work = dist.reduce(got, root, async_op=asynchronous)
-    elif kind == "all_gather":
-        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list", parts
-        work = dist.all_gather(outputs, parts[rank], async_op=asynchronous)
-    elif kind == "reduce_scatter":
-        got, expected = torch.zeros_like(parts[0]), size * parts[rank] + 7 * size
-        work = dist.reduce_scatter(got, [p + 7 for p in parts], async_op=asynchronous)
-    elif kind == "all_to_all":
-        # Rank r gives rank q part r, plus q.
-        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list", [p + rank for p in parts]
-        if dist.get_backend() == "gloo":
-            flat = torch.zeros(size * each, dtype=torch.int64)
-            work = dist.all_to_all_single(flat, torch.cat([parts[rank] + q for q in range(size)]), async_op=asynchronous)
-            outputs = list(flat.split(each))
-        else:
-            work = dist.all_to_all(outputs, [parts[rank] + q for q in range(size)], async_op=asynchronous)
-    elif kind == "gather":
-        outputs, got, expected = [torch.zeros_like(p) for p in parts], "list" if rank == root else None, parts
-        work = dist.gather(parts[rank], outputs if rank == root else None, root, async_op=asynchronous)
-    elif kind == "scatter":
-        got, expected = torch.zeros_like(parts[0]), parts[rank]
-        work = dist.scatter(got, parts if rank == root else None, root, async_op=asynchronous)
-    elif kind == "ring":
-        got, expected = torch.zeros_like(own), fill((rank - 1) % size, step, n)
-        sent = dist.isend(own, (rank + 1) % size)
-        dist.irecv(got, (rank - 1) % size).wait()
-        sent.wait()
-    else:
-        work = dist.barrier(async_op=asynchronous)
-    if asynchronous and work is not None:
-        work.wait()
-    if isinstance(got, str):
-        same = all(map(torch.equal, outputs, expected))
-    else:
-        same = got is None or expected is None or torch.equal(got, expected)
-    return None if same else f"{kind} of {n}, step {step}, root {root}, async {asynchronous}: wrong result"
-
-
 def die(way, dead_at):
     struct.pack_into("d", dead_at, 0, time.monotonic())
     if way == "exit":
@@ -144,6 +84,7 @@ def program(trial, rank, dead_at, say):
 def rank_main(trial, rank, backend, port, start, dead_at, say):
     store = dist.PrefixStore(f"trial{trial.number}", dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
     early = trial.way == "creation"
+    before = belongings()
     began = time.monotonic()
     try:
         if early:
@@ -176,6 +117,8 @@ def rank_main(trial, rank, backend, port, start, dead_at, say):
         began = time.monotonic()
         dist.destroy_process_group()
         say(destroyed=time.monotonic() - began)
+    after = belongings()
+    say(left={what: after[what] - before[what] for what in before if after[what] != before[what]})
 
 
 # --- the trials
@@ -262,7 +205,7 @@ class Run:
         return stuck
 
 
-def judge(trial, run, problem, stuck):
+def judge(trial, run, problem, stuck, backend):
     """(what was wrong, the times from the death to the survivors' errors)"""
     if problem:
         return [problem], []
@@ -288,6 +231,8 @@ def judge(trial, run, problem, stuck):
                 wrong.append(f"rank {rank}: {said['again']}")
             if said.get("destroyed", 0) > 1:
                 wrong.append(f"rank {rank}: destroy_process_group took {said['destroyed']:.1f} s")
+            if said.get("left", True) and backend == "custom":
+                wrong.append(f"rank {rank}: left behind {said.get('left', 'nobody knows what')}")
     if stuck:
         wrong.append(f"still running at the end: ranks {stuck}")
     return wrong, times
@@ -319,7 +264,7 @@ def main():
         trial = Trial.random(number, given.seed, [int(n) for n in given.ranks.split(",")])
         run = Run(trial, given.backend, port)
         problem = run.go()
-        wrong, times = judge(trial, run, problem, run.end())
+        wrong, times = judge(trial, run, problem, run.end(), given.backend)
         all_times += times
         if wrong:
             failures.append({"trial": str(trial), "wrong": wrong})

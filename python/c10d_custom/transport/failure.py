@@ -1,4 +1,5 @@
 """What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice."""
+import os
 from dataclasses import dataclass
 
 from .. import dtypes
@@ -53,9 +54,20 @@ class ErrorText:
             return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
         if status == native.FORKED:
             return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")
+        if status == native.EXHAUSTED:
+            return self._exhausted(found_by)
         if status == native.USAGE:
             return UsageError(f"{self.where}: the native core refused these arguments (sizes of the parts do not fit).")
         return TransportError(f"{self.where}: failed with status {status} {self.after}{found_by}.")
+
+    def _exhausted(self, found_by):
+        if found_by:
+            return TransportError(f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
+                                  "group is of no more use.")
+        return TransportError(
+            f"{self.where}: this process got no memory for its messages, or no thread: {os.strerror(self.f.actual)}. "
+            "(C10D_CUSTOM_CELLS and C10D_CUSTOM_CELL_BYTES say how much memory two ranks that exchange messages take; ulimit -u, "
+            "how many threads a user may have.) The group is of no more use: destroy it.")
 
     def _broken(self):
         f = self.f
@@ -64,8 +76,8 @@ class ErrorText:
             return self._of(f.cause, by)
         reason = {native.TIMEOUT: "timed out", native.PEER_LOST: "lost a rank",
                   native.MISMATCH: "was not called alike on all ranks",
-                  native.ABORTED: "was aborted"}.get(f.cause, "failed")
-        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError}.get(f.cause, CustomBackendError)
+                  native.ABORTED: "was aborted", native.EXHAUSTED: "found no memory or no thread"}.get(f.cause, "failed")
+        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(f.cause, CustomBackendError)
         about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
         what = f"its collective #{f.seq} {reason}" if f.seq else reason
         return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. "

@@ -2,8 +2,8 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 4
-OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED = range(10)
+ABI_VERSION = 5
+OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
 
 
@@ -113,6 +113,8 @@ def _load():
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
         "peer_sizes": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
         "set_mark": (None, handle, c.c_uint32),
+        "enlist": (c.c_int, handle, c.c_uint32, c.c_uint32),
+        "roll": (c.c_int, handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
         "keep_trace": (None, handle, c.c_uint32),
         "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),

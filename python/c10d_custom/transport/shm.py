@@ -1,6 +1,6 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
 import functools
-from ctypes import byref, c_uint64
+from ctypes import byref, c_uint32, c_uint64
 
 from ..call import ANY_COUNT, Agreement, Call, Memory, Op, mismatch_table
 from ..errors import AbortedError
@@ -143,6 +143,23 @@ class ShmTransport(Transport):
         """The other ranks that are there and have not set their mark to ``mark``."""
         states = self.states(0)
         return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
+
+    def enlist(self, round, note=0):
+        """This rank is one of those left, in that round of the roll call, and says ``note``."""
+        if lib.c10d_enlist(self._handle, round, note):
+            raise AbortedError(f"group {self.name or '(unnamed)'}: closed, or taken for dead by the other ranks")
+
+    def roll(self, round):
+        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
+        empty, all ranks see the same ranks."""
+        note, present, awaited = c_uint32(), {}, []
+        for rank in range(self.size):
+            state = lib.c10d_roll(self._handle, rank, round, byref(note))
+            if state == 1:
+                present[rank] = note.value
+            elif state == 0:
+                awaited.append(rank)
+        return present, awaited
 
     def next_sequence(self):
         return lib.c10d_next_seq(self._handle)

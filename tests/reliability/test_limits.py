@@ -1,0 +1,60 @@
+"""Where memory, descriptors or threads run out: a clear error on every rank, soon, and no signal. See limits.py."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = [f"{k} more files on rank {rank}" for rank in (0, 1) for k in range(5)]
+
+# case: (what rank 0 is told, what rank 1 is told); None: all goes well
+TOLD = {
+    "no memory at creation": ("rank 0 cannot create shared memory: .*Cannot allocate memory",) * 2,
+    "a small address space": ("rank 1 cannot map the group's shared memory: .*Cannot allocate memory",) * 2,
+    "small files": ("rank 0 cannot create shared memory: .*File too large",) * 2,
+    "small files elsewhere": (None, None),
+    "a small cgroup": ("rank 0 cannot create shared memory: it takes [0-9]+ KiB, and the cgroup .* KiB left",) * 2,
+    "no memory for messages": ("no memory for its messages.*Cannot allocate memory", "no memory or no thread .found by rank 0."),
+    # The limit is on both; whoever comes first tells the other.
+    "no thread for collectives": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,
+    "no thread for messages": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,
+    **dict.fromkeys(FILES, ("Too many open files|too many files open",) * 2),
+}
+NEED_ROOT = {"no thread for collectives", "no thread for messages"}
+
+
+@pytest.fixture(scope="module")
+def results():
+    done = subprocess.run([sys.executable, HERE / "limits.py", *TOLD], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", TOLD)
+def test_every_rank_is_told(results, case):
+    if case in NEED_ROOT and os.geteuid() != 0:
+        pytest.skip("only root can become a user to whom the limit on threads applies")
+    result = results[case]
+    if isinstance(result, str):
+        pytest.skip(result)
+    assert not result["stuck"] and result["codes"] == [0, 0], result
+    well = [said for said in result["said"] if said.get("done")]
+    if case in FILES and len(well) == 2:
+        return  # that was enough of them
+    for said, told in zip(result["said"], TOLD[case]):
+        if told is None:
+            assert said.get("done"), result
+        else:
+            assert "error" in said and said["error"].startswith("TransportError: ") and re.search(told, said["error"]), result
+            assert said["seconds"] < 5, result
+            assert said.get("made", False) == (case.startswith("no") and "creation" not in case), result
+
+
+def test_some_files_are_too_few_and_some_are_enough(results):
+    well = {case: all(said.get("done") for said in results[case]["said"]) for case in FILES}
+    assert not well["0 more files on rank 0"] and not well["0 more files on rank 1"] and well["4 more files on rank 1"], well
