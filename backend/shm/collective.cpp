@@ -26,7 +26,8 @@ bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
   return st == kOk || (fail(st, int32_t(peer)), false);
 }
 
-bool Collective::in_time(uint32_t peer) {
+bool Collective::may_go_on(uint32_t peer) {
+  if (g.aborted()) return fail(kAborted, -1), false;
   return now_ns() < deadline || (fail(kTimeout, int32_t(peer)), false);
 }
 
@@ -83,7 +84,12 @@ bool Collective::differs(uint32_t peer) {
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
   if (args.op == kReduceScatter)  // every rank must cut its input alike
     return !std::equal(mine, mine + n, theirs);
-  return mine[peer] != theirs[n + me] || theirs[me] != mine[n + peer];
+  return !parts_fit(me, peer);
+}
+
+bool Collective::parts_fit(uint32_t a, uint32_t b) const {
+  const uint64_t *of_a = g.table(a, seq), *of_b = g.table(b, seq);
+  return of_a[b] == of_b[n + a] && of_b[a] == of_a[n + b];
 }
 
 Status Collective::mismatch(uint32_t peer) {
@@ -92,7 +98,7 @@ Status Collective::mismatch(uint32_t peer) {
   const int64_t until = std::min(deadline, deadline_after(now_ns(), 900 * 1000 * 1000));
   for (uint32_t r = 0; r < n; ++r)
     while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until &&
-           g.alive(r) && !g.left(r))
+           g.alive(r) && !g.left(r) && !g.aborted())
       usleep(500);
   return fail(kMismatch, int32_t(peer));
 }
@@ -112,6 +118,11 @@ bool Collective::agree() {
     if (st != kOk) return fail(st, int32_t(peer)), false;
     if (differs(r)) return mismatch(r), false;
   }
+  // All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
+  if (uses_table() && args.op != kReduceScatter)
+    for (uint32_t a = 0; a < n; ++a)
+      for (uint32_t b = a + 1; b < n; ++b)
+        if (!parts_fit(a, b)) return mismatch(a), false;
   return true;
 }
 
