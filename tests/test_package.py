@@ -23,7 +23,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_version", "errors", "config", "addresses", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "liveness", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
+    {"call", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
     {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",

@@ -23,12 +23,27 @@ Status Collective::fail(Status st, int32_t peer) {
 
 bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
   const Status st = g.wait(s, need, worth, &peer, deadline);
-  return st == kOk || (fail(st, int32_t(peer)), false);
+  return st == kOk || (fail(st, int32_t(st == kTimeout ? laggard(peer) : peer)), false);
+}
+
+uint32_t Collective::laggard(uint32_t peer) const {
+  uint64_t least = kNever;
+  for (uint32_t r = 0; r < n; ++r) {
+    if (r == me) continue;
+    const RankCtl& c = g.ctl(r);
+    if (c.arrive.value.load(std::memory_order_acquire) < seq) return r;
+    uint64_t done = 0;
+    for (const Signal* s : {&c.in, &c.red, &c.out}) done += s->value.load(std::memory_order_acquire);
+    if (done < least) least = done, peer = r;
+  }
+  return peer;
 }
 
 bool Collective::may_go_on(uint32_t peer) {
   if (g.aborted()) return fail(kAborted, -1), false;
-  return now_ns() < deadline || (fail(kTimeout, int32_t(peer)), false);
+  if (now_ns() < deadline) return true;
+  const Status st = g.health();  // see Group::wait
+  return fail(st != kOk ? st : kTimeout, int32_t(laggard(peer))), false;
 }
 
 const double* Collective::factors() {

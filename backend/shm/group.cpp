@@ -141,8 +141,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     futex_wait(&s.wakes, wakes, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     if (Status st = health(); st != kOk) return st;
-    if (const uint64_t late = queue_->overdue()) {
-      // It cannot begin before this one ends, and its order among the collectives is lost.
+    if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
+      // It cannot begin before this one ends. The group ends with it, for its turn is lost.
       poison(kTimeout, int32_t(*peer), late);
       return kBroken;
     }

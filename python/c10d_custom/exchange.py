@@ -2,7 +2,7 @@
 import json
 import time
 
-from .errors import PeerLostError, TransportError
+from .errors import CustomBackendError, PeerLostError, TransportError
 from .liveness import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
@@ -11,17 +11,20 @@ _FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
 # is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
 _HEARD_SECONDS = 10.0
+_LOOK = 0.1   # s: between two calls of `look`
 
 
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
-    TransportError; PeerLostError where a rank is known to have died."""
+    TransportError; PeerLostError where a rank is known to have died. ``look``: called now and then in long waits, and may
+    raise."""
 
-    def __init__(self, store, rank, size, seconds, processes=None):
+    def __init__(self, store, rank, size, seconds, processes=None, look=None):
         self.store, self.rank, self.size = store, rank, size
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
+        self._look, self._next_look = look, self.started + _LOOK
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
     def left(self):
@@ -43,7 +46,7 @@ class Exchange:
                     "init_process_group (or new_group) with the same ranks?")
             return json.loads(self.store.get(key))
         except RuntimeError as error:
-            if isinstance(error, (TransportError, PeerLostError)):
+            if isinstance(error, CustomBackendError):
                 raise
             raise self._store_lost(error) from error
 
@@ -107,6 +110,9 @@ class Exchange:
                 self.require_all_alive()
             if time.monotonic() >= until:
                 return False
+            if self._look is not None and time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + _LOOK
             time.sleep(pause)
             pause = min(1.5 * pause, most)
         return True

@@ -22,6 +22,7 @@ from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .exchange import Exchange
+from .membership import Membership
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
@@ -54,13 +55,16 @@ def _build(store, rank, size, timeout, name, members):
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
     store = PrefixStore(f"custom/{restart_attempt()}", store)
-    life = store.add(f"lives/{rank}", 1)
-    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds())
-    trace.install_signal(_config())
-    try:
-        transport = _transport(exchange, name, members or list(range(size)))
-    finally:
-        exchange.processes.close()
+    members = members or list(range(size))
+    with Membership(store, rank, members, name) as membership:
+        store = PrefixStore(membership.digest, store)
+        life = store.add(f"lives/{rank}", 1)
+        exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(), look=membership.look)
+        trace.install_signal(_config())
+        try:
+            transport = _transport(exchange, name, members)
+        finally:
+            exchange.processes.close()
     trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
@@ -463,12 +467,17 @@ def _copy_back(call):
 
 @atexit.register
 def _close_all():
-    # A second Ctrl-C ends the process here: raised in an exit handler, it would leave groups unclosed and
-    # print a traceback of ours.
-    impatient = (threading.current_thread() is threading.main_thread()
-                 and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-    if impatient:
+    impatient = False
+    try:
+        if threading.current_thread() is threading.main_thread():
+            impatient = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            # Another Ctrl-C ends the process here: raised in an exit handler, it would leave groups unclosed
+            # and print a traceback of ours.
+            if impatient:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
     # A thread inside native code while the interpreter goes away would take the process with it.
     for group in list(_live):
         group.shutdown()

@@ -1,8 +1,12 @@
 """Failures of a native group made into sentences: who is gone, who is late, and what each rank does, as the
 segment shows it."""
-from ..call import mismatch_table
+from ctypes import c_uint64
+
+from .. import dtypes
+from ..call import ANY_COUNT, Op, mismatch_table
 from . import native
 from .failure import ErrorText
+from .native import lib
 from .traced import published
 
 _TOLD = 16  # ranks of which an error tells what they do
@@ -41,14 +45,16 @@ class NativeErrorText(ErrorText):
                f"{self.doing(range(self.t.size))}"
 
     def _behind(self):
-        # Ranks that are not stopped go on until they want what a stopped one has not done: all their
-        # counters are then at least as high as its, and one is higher.
+        # As in laggard of the core's collective.h.
         done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states]
         least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
         return [r for r, n in enumerate(done) if r != self.t.rank and n == least]
 
     def late(self):
-        return self.f.peer == self.t.rank or self.states is not None and self.states[self.t.rank].arrived < self.f.seq
+        if self.f.peer == self.t.rank:
+            return True
+        here, there = (self.states[r].arrived if self.states else 0 for r in (self.t.rank, self.f.by))
+        return here < self.f.seq <= there
 
     def doing(self, ranks):
         if self.states is None:
@@ -66,4 +72,16 @@ class NativeErrorText(ErrorText):
 
     def table(self):
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
-        return mismatch_table(prints, self.t.members)
+        parts = {r: self._parts(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
+        return mismatch_table(prints, self.t.members, parts)
+
+    def _parts(self, rank, fingerprint):
+        n = self.t.size
+        sizes = (c_uint64 * (2 * n))()
+        if lib.c10d_peer_sizes(self.t._handle, rank, fingerprint.seq, sizes):
+            return ""
+        dtype = dtypes.BY_CODE.get(fingerprint.dtype)
+        counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
+        given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
+        return {Op.all_gather: f": gives {counts[0]}, gets {got}", Op.reduce_scatter: f": gives {given}"}.get(
+            fingerprint.op, f": gives {given}, gets {got}")
