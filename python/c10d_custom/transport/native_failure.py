@@ -66,9 +66,12 @@ class NativeErrorText(ErrorText):
 
     def _doing(self, peer):
         process = {"stopped": "; its process is stopped", "gone": "; its process has died", "left": "; it has left"}
-        who = "this rank" if peer.rank == self.t.rank else f"{self.who(peer.rank)} (pid {peer.pid}{process.get(peer.state, '')})"
-        last = f"last entered {peer.calling}" if peer.entered and peer.calling != "-" else f"has entered {peer.entered} collectives"
-        return f"{who} {last}"
+        who = f"{self.who(peer.rank)} (pid {peer.pid}{process.get(peer.state, '')})"
+        if peer.rank == self.t.rank:
+            who = "this rank"
+        if peer.calling == "-":
+            return f"{who} has entered {peer.entered} collectives"
+        return f"{who} last entered {peer.calling}"
 
     def table(self):
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
