@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError
+from c10d_custom.errors import CustomBackendError
 
-from .operations import COLLECTIVES, LONG, SMALL, Arena, Asked
+from .operations import COLLECTIVES, LONG, Arena, Asked
 
 SECONDS = 1.0               # the time-outs of these tests
 BOUND = max(0.05 * SECONDS, 0.1)
