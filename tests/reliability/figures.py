@@ -53,7 +53,8 @@ def abort(pool, trials):
     for _ in range(trials):
         mine, theirs, _ = pool.run(abort_cases.aborted, None)
         here += [m[2] - m[1] for m in mine]
-        there += [t[2] - m[1] for m, t in zip(mine, theirs)]
+        # Where they had disagreed before, the other waits for the table of who called what, not for us.
+        there += [t[2] - m[1] for m, t in zip(mine, theirs) if m[0] != "mismatch"]
     return [("abort: to the release of a waiter beside it", here, 0), ("abort: to the release of another rank's", there, 0)]
 
 
