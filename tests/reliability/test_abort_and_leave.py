@@ -171,7 +171,7 @@ def destroyed(name):
     outcome = []
     waiter = threading.Thread(target=lambda: outcome.extend(raised_by(call, g)))
     waiter.start()
-    time.sleep(0.05)
+    time.sleep(0.25)    # until it waits
     began = time.monotonic()
     if rank == 0:
         dist.destroy_process_group(g)
@@ -195,7 +195,7 @@ def test_destroy_releases_waiters(ranks, name):
     here, *others = ranks.run(destroyed, name)
     assert here[0] < 1 and here[1] == "AbortedError" and "destroyed" in here[2], here
     if name == "long":  # needs what rank 0 had in its hands; the other calls may end without it
-        assert all(o[0] < 2 and o[1] == "PeerLostError" and "rank 0 has left" in o[2] for o in others), others
+        assert all(o[0] < 5 and o[1] == "PeerLostError" and "rank 0 has left" in o[2] for o in others), others
 
 
 # --- the ends of programs
