@@ -210,8 +210,9 @@ def ways(trials, chosen):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("chosen", ["destroy,end", "raise,call", "interrupt"])
 def test_programs_end(chosen, full):
-    if chosen == "interrupt" and not full:
-        chosen = "interrupt_with,interrupt_in_all_reduce,interrupt_in_recv_from,interrupt_in_new"
+    if not full:
+        chosen = {"destroy,end": "destroy,end_with_work,end_beside", "raise,call": "raise",
+                  "interrupt": "interrupt_with,interrupt_in_all_reduce,interrupt_in_new"}[chosen]
     results = ways(5 if full else 1, chosen)
     assert not any(r["wrong"] for r in results), "\n".join("\n".join([r["way"], *r["wrong"]]) for r in results if r["wrong"])
     # An interpreter that has imported torch takes its time to end.
