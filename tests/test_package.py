@@ -23,11 +23,12 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_version", "errors", "config", "addresses", "memory", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "liveness", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
+    {"call", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
     {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},
+    {"transport.native_failure"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
     {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
     {"transport.cuda.fused"},

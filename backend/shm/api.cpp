@@ -133,6 +133,7 @@ c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
 }
 
 int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t->source; }
+uint64_t c10d_ticket_number(c10d_ticket* t) { return t->message ? 0 : t->seq; }
 int c10d_test(c10d_ticket* t) { return t->state(); }
 int c10d_watch(c10d_ticket* t, uint64_t token) { return t->watch(token); }
 
@@ -169,6 +170,11 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   out->mark = c.mark.load(std::memory_order_acquire);
   if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
   return kOk;
+}
+
+int c10d_peer_stopped(c10d_handle* h, uint32_t rank) {
+  Use g(h);
+  return !g.status && rank < g->n && g->stopped(rank);
 }
 
 int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes) {

@@ -75,7 +75,7 @@ struct MessageArgs {
 struct Failure {
   int32_t status;
   int32_t peer;         // the rank it is about, -1 if none
-  int32_t by;           // the rank that found out, -1: this one
+  int32_t by;           // the rank that found out, -1: this one; kTimeout of a message: the sender, if it gave up
   int32_t cause;        // Status of the first failure, where status is kBroken
   uint64_t call;        // number of the collective that this is the failure of; 0: a message
   uint64_t seq;         // number of the collective that failed, first if kBroken
@@ -147,6 +147,7 @@ C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 
 C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
+C10D_API uint64_t c10d_ticket_number(c10d_ticket*);     // a collective's sequence number; 0: a message
 C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending while under way
 // kPending after timeout_ns. may_run: the calling thread may run queued collectives itself, and then
 // returns once they are over.
@@ -159,6 +160,8 @@ C10D_API void c10d_release(c10d_ticket*);               // the caller's referenc
 C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);
 
 C10D_API int c10d_peer_state(c10d_handle*, uint32_t rank, uint64_t seq, c10d_custom::PeerState*);
+// 1 if a rank's process is stopped (SIGSTOP, a debugger).
+C10D_API int c10d_peer_stopped(c10d_handle*, uint32_t rank);
 // The sizes that a rank gave for its last call but at most one, if that was `seq` and its count kNever: bytes for
 // (or from) each rank, `ranks` inputs and then as many outputs. Valid until this rank enters its next call.
 C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t* sizes);

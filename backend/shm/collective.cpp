@@ -23,11 +23,27 @@ Status Collective::fail(Status st, int32_t peer) {
 
 bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
   const Status st = g.wait(s, need, worth, &peer, deadline);
-  return st == kOk || (fail(st, int32_t(peer)), false);
+  return st == kOk || (fail(st, int32_t(st == kTimeout ? laggard(peer) : peer)), false);
 }
 
-bool Collective::in_time(uint32_t peer) {
-  return now_ns() < deadline || (fail(kTimeout, int32_t(peer)), false);
+uint32_t Collective::laggard(uint32_t peer) const {
+  uint64_t least = kNever;
+  for (uint32_t r = 0; r < n; ++r) {
+    if (r == me) continue;
+    const RankCtl& c = g.ctl(r);
+    if (c.arrive.value.load(std::memory_order_acquire) < seq) return r;
+    uint64_t done = 0;
+    for (const Signal* s : {&c.in, &c.red, &c.out}) done += s->value.load(std::memory_order_acquire);
+    if (done < least) least = done, peer = r;
+  }
+  return peer;
+}
+
+bool Collective::may_go_on(uint32_t peer) {
+  if (g.aborted()) return fail(kAborted, -1), false;
+  if (now_ns() < deadline) return true;
+  const Status st = g.health();  // see Group::wait
+  return fail(st != kOk ? st : kTimeout, int32_t(laggard(peer))), false;
 }
 
 const double* Collective::factors() {
@@ -83,7 +99,12 @@ bool Collective::differs(uint32_t peer) {
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
   if (args.op == kReduceScatter)  // every rank must cut its input alike
     return !std::equal(mine, mine + n, theirs);
-  return mine[peer] != theirs[n + me] || theirs[me] != mine[n + peer];
+  return !parts_fit(me, peer);
+}
+
+bool Collective::parts_fit(uint32_t a, uint32_t b) const {
+  const uint64_t *of_a = g.table(a, seq), *of_b = g.table(b, seq);
+  return of_a[b] == of_b[n + a] && of_b[a] == of_a[n + b];
 }
 
 Status Collective::mismatch(uint32_t peer) {
@@ -92,7 +113,7 @@ Status Collective::mismatch(uint32_t peer) {
   const int64_t until = std::min(deadline, deadline_after(now_ns(), 900 * 1000 * 1000));
   for (uint32_t r = 0; r < n; ++r)
     while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until &&
-           g.alive(r) && !g.left(r))
+           g.alive(r) && !g.left(r) && !g.aborted())
       usleep(500);
   return fail(kMismatch, int32_t(peer));
 }
@@ -112,6 +133,11 @@ bool Collective::agree() {
     if (st != kOk) return fail(st, int32_t(peer)), false;
     if (differs(r)) return mismatch(r), false;
   }
+  // All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
+  if (uses_table() && args.op != kReduceScatter)
+    for (uint32_t a = 0; a < n; ++a)
+      for (uint32_t b = a + 1; b < n; ++b)
+        if (!parts_fit(a, b)) return mismatch(a), false;
   return true;
 }
 

@@ -31,8 +31,13 @@ class Collective {
   // Waits for a peer's signal; on failure records it, tells the group, and returns false.
   bool wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer);
 
-  // For loops that move without waiting: false, and recorded, once the deadline is over.
-  bool in_time(uint32_t peer);
+  // The rank that keeps the others waiting, `peer` perhaps for its sake: one that has not come, else the one that has
+  // done least. (Ranks that are not stopped go on until they want what a stopped one has not done: then none of their
+  // counters is below its, and one is above.)
+  uint32_t laggard(uint32_t peer) const;
+
+  // For loops that move without waiting: false, and recorded, once the deadline is over or this rank has aborted.
+  bool may_go_on(uint32_t peer);
 
   // Publishes fingerprint and table, and the input where it is small.
   void announce();
@@ -57,6 +62,8 @@ class Collective {
   bool shape_ok() const;
   bool uses_table() const { return args.count == kNever; }
   bool differs(uint32_t peer);
+  // Whether two ranks give each other what they expect, as their tables say.
+  bool parts_fit(uint32_t a, uint32_t b) const;
   Status mismatch(uint32_t peer);
   bool fits_small();
   void run_alone();

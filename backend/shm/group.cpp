@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 
 #include "p2p.h"
 #include "queue.h"
@@ -133,11 +135,20 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     }
     if (s.value.load(std::memory_order_seq_cst) >= need) return kOk;
     const int64_t left_ns = deadline - now_ns();
-    if (left_ns <= 0) return kTimeout;
+    if (left_ns <= 0) {
+      // Who was stopped itself learns what became of the group: the others need not be late.
+      const Status st = health();
+      return st != kOk ? st : kTimeout;
+    }
     if (elsewhere) elsewhere(elsewhere_context);
     futex_wait(&s.wakes, wakes, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     if (Status st = health(); st != kOk) return st;
+    if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
+      // It cannot begin before this one ends. The group ends with it, for its turn is lost.
+      poison(kTimeout, int32_t(*peer), late);
+      return kBroken;
+    }
     if (now_ns() >= next_poll) {
       if (interrupted()) return kInterrupted;
       next_poll = now_ns() + kPollInterrupt;
@@ -170,6 +181,21 @@ bool Group::alive(uint32_t peer) const {
   struct flock l = byte_lock(peer);
   if (fcntl(fd_, F_GETLK, &l)) return true;
   return l.l_type != F_UNLCK;
+}
+
+bool Group::stopped(uint32_t peer) const {
+  struct flock l = byte_lock(peer);
+  // The kernel tells the pid as it is in our namespace: 0 or less where it has none.
+  if (peer == rank || fcntl(fd_, F_GETLK, &l) || l.l_type == F_UNLCK || l.l_pid <= 0) return false;
+  char path[32], text[512];
+  snprintf(path, sizeof path, "/proc/%d/stat", int(l.l_pid));
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  ::close(fd);
+  text[std::max<ssize_t>(got, 0)] = 0;
+  const char* name_end = strrchr(text, ')');  // of "pid (name) state ..."
+  return name_end && name_end[1] && (name_end[2] == 'T' || name_end[2] == 't');
 }
 
 void Group::poison(Status kind, int32_t peer, uint64_t seq) {

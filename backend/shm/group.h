@@ -57,12 +57,14 @@ class Group {
   // `absent`: also kPeerLost where any rank is gone that has not entered that collective; *peer is the lost one.
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent = 0);
 
-  // What a sleeper looks at every kSlice: poison, this rank's own abort. kOk if none.
+  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is queued.
   Status health() const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
   bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
   bool left(uint32_t peer) const { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
+  // Whether the peer's process is stopped, by SIGSTOP or a debugger; false where that cannot be seen.
+  bool stopped(uint32_t peer) const;
 
   // Gets memory for the cells between this rank and another, both ways. 0, or errno.
   int reserve_cells(uint32_t peer) const;

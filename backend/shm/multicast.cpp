@@ -24,17 +24,15 @@ bool ring_multicast(Collective& c) {
       c, blocks, fills, drains,
       [&](uint64_t k) {
         const uint64_t size = bytes(me, k);
-        if (!size) return;
-        const char* from = c.in(0) + k * block;
-        memcpy(g.block(me, g.blocks_done + k), from, size);
-        if (gather && c.out(me) + k * block != from) memmove(c.out(me) + k * block, from, size);
+        if (size) memcpy(g.block(me, g.blocks_done + k), c.in(0) + k * block, size);
       },
       NoReduce{},
       [&](uint64_t k) {
         for (uint32_t r = first; r < last; ++r) {
           const uint64_t size = bytes(r, k);
-          if (r == me || !size) continue;
-          memcpy(c.out(gather ? r : 0) + k * block, g.block(r, g.blocks_done + k), size);
+          char* to = c.out(gather ? r : 0) + k * block;
+          if (!size || (r == me && to == c.in(0) + k * block)) continue;
+          memcpy(to, g.block(r, g.blocks_done + k), size);
         }
       });
 }

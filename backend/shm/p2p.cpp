@@ -296,7 +296,9 @@ void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {
       if (it == link.incoming.end()) return;
       Request* r = it->second;
       link.incoming.erase(it);
-      finish(r, kTimeout, int32_t(src));
+      Failure gave_up{};
+      gave_up.by = int32_t(src);
+      finish(r, kTimeout, int32_t(src), &gave_up);
       return;
     }
     default: return;  // a cell this version does not know carries nothing for us
@@ -349,6 +351,7 @@ void Messenger::deliver(uint32_t src, const CellHeader& h, const char* payload, 
 
 void Messenger::mismatch(Request* r, uint32_t src, uint64_t bytes, uint32_t dtype) {
   Failure f{};
+  f.by = -1;
   f.expected = r->args.data.bytes;
   f.expected_dtype = r->args.dtype;
   f.actual = bytes;
@@ -357,9 +360,10 @@ void Messenger::mismatch(Request* r, uint32_t src, uint64_t bytes, uint32_t dtyp
 }
 
 void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detail) {
-  Failure f = detail ? *detail : Failure{};
-  f.peer = peer;
+  Failure f{};
   f.by = -1;
+  if (detail) f = *detail;
+  f.peer = peer;
   if (st == kBroken) g_.poisoned(&f);
   f.status = st;
   const int64_t now = now_ns();

@@ -57,11 +57,6 @@ bool ring_personal(Collective& c) {
     return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk);
   };
 
-  // What a rank keeps for itself (reduce_scatter reads its own input where it lies).
-  if (!reduces && fills && drains) {
-    const uint64_t size = c.in_bytes(to_root ? 0 : me);
-    if (size) memmove(c.out(from_root ? 0 : me), c.in(to_root ? 0 : me), size);
-  }
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {
@@ -83,7 +78,13 @@ bool ring_personal(Collective& c) {
       kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes,
              c.factors());
   };
-  return pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain, announced);
+  if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain, announced)) return false;
+  // What a rank keeps for itself (reduce_scatter reads its own input where it lies).
+  if (!reduces && fills && drains) {
+    const uint64_t size = c.in_bytes(to_root ? 0 : me);
+    if (size) memmove(c.out(from_root ? 0 : me), c.in(to_root ? 0 : me), size);
+  }
+  return true;
 }
 
 }  // namespace c10d_custom

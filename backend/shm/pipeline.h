@@ -42,7 +42,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   RankCtl& mine = g.ctl(c.me);
   const uint64_t base = g.blocks_done, window = g.geometry.window;
   const uint64_t batch = window / 2;  // what a sleeper likes to find when it wakes
-  uint64_t filled = 0, reduced = 0, drained = 0, turns = 0;
+  uint64_t filled = 0, reduced = 0, drained = 0;
   // Lower bounds of the peers' progress, refreshed only when they stand in the way.
   uint64_t all_in = 0, all_red = 0, all_out = 0;
   auto slowest = [&](Signal RankCtl::*s, uint64_t enough, uint32_t* who) {
@@ -114,8 +114,8 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     }
     if (fill_all()) moved = true;
     if (filled == blocks && drained == blocks && (!Red::present || reduced == blocks)) break;
-    // Were the others' counters wrong, nothing here would ever wait.
-    if (moved && ++turns % 1024 == 0 && !c.in_time(who_out)) return false;
+    // Long data may never wait; nor would anything, were the others' counters wrong.
+    if (moved && !c.may_go_on(who_out)) return false;
     if (moved) continue;
 
     bool ok;

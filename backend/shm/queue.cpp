@@ -1,5 +1,6 @@
 #include "queue.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace c10d_custom {
@@ -91,6 +92,20 @@ void CollectiveQueue::trace(std::vector<TraceRecord>& out) {
   }
 }
 
+uint64_t CollectiveQueue::overdue() {
+  const int64_t now = now_ns();
+  if (now < due_.load(std::memory_order_relaxed)) return 0;
+  std::lock_guard<std::mutex> hold(mutex_);
+  int64_t due = INT64_MAX;
+  uint64_t first = 0;
+  for (const Job& job : jobs_) {
+    due = std::min(due, job.deadline);
+    if (!first && now >= job.deadline) first = job.args.number ? job.args.number : job.ticket->seq;
+  }
+  due_.store(due, std::memory_order_relaxed);
+  return first;
+}
+
 Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   std::unique_lock<std::mutex> hold(mutex_);
   if (busy_ || !jobs_.empty()) {
@@ -129,9 +144,10 @@ Ticket* CollectiveQueue::submit(const CallArgs& args) {
 Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mutex>&) {
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
-  Job job{args, {}, t};
+  Job job{args, {}, t, deadline_after(t->started, args.timeout_ns)};
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
+  due_.store(std::min(due_.load(std::memory_order_relaxed), job.deadline), std::memory_order_relaxed);
   jobs_.push_back(std::move(job));
   if (const int error = worker_.joinable() ? 0 : start_thread(worker_, [this] { work(); })) {
     jobs_.pop_back();

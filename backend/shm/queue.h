@@ -68,6 +68,8 @@ class CollectiveQueue {
   uint64_t next_seq();
   void keep_trace(uint32_t calls);
   void trace(std::vector<TraceRecord>& out);
+  // What failures call the first queued collective whose own deadline is over; 0 if there is none.
+  uint64_t overdue();
   // Returns once everything issued has ended, as it soon does when the group has aborted or left.
   void drain();
   CompletionQueue completed;
@@ -77,6 +79,7 @@ class CollectiveQueue {
     CallArgs args;
     std::vector<Span> spans;
     Ticket* ticket;
+    int64_t deadline;
   };
   Ticket* enqueue(const CallArgs&, std::unique_lock<std::mutex>&);
   void run_next(std::unique_lock<std::mutex>&);
@@ -86,6 +89,7 @@ class CollectiveQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;
+  std::atomic<int64_t> due_{INT64_MAX};  // no deadline in jobs_ comes sooner; brought up to date by overdue()
   std::thread worker_;
   TraceRing trace_;       // of what has begun
   uint64_t seq_ = 0;      // of the last collective issued

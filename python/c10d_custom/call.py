@@ -130,12 +130,13 @@ class Fingerprint:
         return [n for n in names if getattr(self, n) != getattr(other, n)]
 
 
-def mismatch_table(fingerprints, members):
+def mismatch_table(fingerprints, members, parts=None):
     """The side-by-side table of an error message. ``fingerprints``: group rank -> Fingerprint, or
-    None where a rank has not called yet; ``members``: group rank -> global rank."""
+    None where a rank has not called yet; ``members``: group rank -> global rank; ``parts``: group rank ->
+    text on the sizes of a call whose count may differ."""
     known = [f for f in fingerprints.values() if f is not None]
     fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
     lines = [f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
-             f"{'has not called yet' if f is None else f}" for r, f in sorted(fingerprints.items())]
+             f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}" for r, f in sorted(fingerprints.items())]
     head = f"they differ in {', '.join(fields)}" if fields else "they differ in the sizes of their parts"
     return f"{head}:\n" + "\n".join(lines)

@@ -12,17 +12,20 @@ _FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
 # is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
 _HEARD_SECONDS = 10.0
+_LOOK = 0.1   # s: between two calls of `look`
 
 
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
-    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something else."""
+    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something else.
+    ``look``: called now and then in long waits, and may raise."""
 
-    def __init__(self, store, rank, size, seconds, processes=None):
+    def __init__(self, store, rank, size, seconds, processes=None, look=None):
         self.store, self.rank, self.size = store, rank, size
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
+        self._look, self._next_look = look, self.started + _LOOK
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
     def left(self):
@@ -114,6 +117,9 @@ class Exchange:
                 raise self._given_up(json.loads(self.store.get("gave up")))
             if time.monotonic() >= until:
                 return False
+            if self._look is not None and time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + _LOOK
             time.sleep(pause)
             pause = min(1.5 * pause, most)
         return True

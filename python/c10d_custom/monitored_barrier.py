@@ -37,7 +37,7 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
                 f"for send/recv from rank 0 within {milliseconds} ms. Please check rank 0 logs for faulty "
                 f"rank. ({error})") from error
         return
-    missing = []
+    missing = {}
     for peer in range(1, size):
         if time.monotonic() >= deadline and not missing:
             raise CollectiveTimeoutError(
@@ -45,12 +45,13 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
         try:
             exchange("recv", peer)
         except CustomBackendError as error:
-            missing.append(peer)
+            missing[peer] = error
             if not wait_all_ranks:
                 raise CollectiveTimeoutError(
                     f"Rank {peer} failed to pass monitoredBarrier in {milliseconds} ms. ({error})") from error
     if missing:
         raise CollectiveTimeoutError(
-            f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms")
+            f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms. "
+            f"({'; '.join(map(str, missing.values()))})")
     for peer in range(1, size):
         exchange("send", peer)

@@ -3,12 +3,15 @@ returns a Work. Only this file knows c10d's names.
 
 A Python override shadows every C++ overload of its name, so each method takes the forms that c10d's
 callers use: an options object by position or keyword, none, or the short forms
-(``pg.allreduce(tensor, op)``).
+(``pg.allreduce(tensor, op, timeout)``), whose positional arguments stand one place before ours.
 """
 import atexit
 import contextlib
 import functools
+import signal
+import threading
 import weakref
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from .dynamo import opaque_to_dynamo
 from .errors import UsageError
 from .exchange import Exchange
 from .liveness import Members
+from .membership import Membership
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
@@ -77,17 +81,20 @@ def build(store, rank, size, timeout, name, members=None, processes=None):
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
     store = PrefixStore(f"custom/{restart_attempt()}", store)
-    life = store.add(f"lives/{rank}", 1)
-    exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(),
-                        processes or _members_of_world(members))
-    trace.install_signal(_config())
-    try:
-        transport = _transport(exchange, name, members or list(range(size)))
-    except BaseException as error:
-        exchange.give_up(error)
-        raise
-    finally:
-        exchange.processes.close()
+    members = members or list(range(size))
+    with Membership(store, rank, members, name) as membership:
+        store = PrefixStore(membership.digest, store)
+        life = store.add(f"lives/{rank}", 1)
+        exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(),
+                            processes or _members_of_world(members), membership.look)
+        trace.install_signal(_config())
+        try:
+            transport = _transport(exchange, name, members)
+        except BaseException as error:
+            exchange.give_up(error)
+            raise
+        finally:
+            exchange.processes.close()
     trace.follow(transport, _config())
     return CustomProcessGroup(transport, store, rank, size, timeout, name)
 
@@ -196,7 +203,7 @@ class CustomProcessGroup(ProcessGroup):
 
     def broadcast(self, tensors, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
-            opts, root = None, opts
+            opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, tensors, "broadcast")
         root = opts.rootRank if opts is not None else root or 0
         return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
@@ -207,10 +214,10 @@ class CustomProcessGroup(ProcessGroup):
             if not opts.asyncOp and len(tensors) == 1 and (kind := self._quick(tensor := tensors[0], op)) is not None:
                 given = opts.timeout
                 self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._nanoseconds
-                                                 if given.days < 0 else int(given.total_seconds() * 1e9))
+                                                 if given.days < 0 or not given else int(given.total_seconds() * 1e9))
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
-            opts, op = None, opts
+            opts, op, timeout = None, opts, timeout if op is None else op
         tensor = self._lowered(only, tensors, "all_reduce")
         if op is None:
             op = ReduceOp.SUM
@@ -224,13 +231,17 @@ class CustomProcessGroup(ProcessGroup):
 
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
         if isinstance(opts, int):
-            opts, root, op = None, opts, root if root is not None else op
+            if root is not None:
+                root, op, timeout = None, root, timeout if op is None else op
+            opts, root = None, opts
         tensor = self._lowered(only, tensors, "reduce")
         root = opts.rootRank if opts is not None else root or 0
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
         outputs = own_list(output_lists)
         return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor,
@@ -252,7 +263,7 @@ class CustomProcessGroup(ProcessGroup):
 
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
         if opts is not None and not hasattr(opts, "asyncOp"):
-            opts, op = None, opts
+            opts, op, timeout = None, opts, timeout if op is None else op
         output = self._lowered(only, outputs, "reduce_scatter")
         inputs = own_list(input_lists)
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
@@ -275,12 +286,14 @@ class CustomProcessGroup(ProcessGroup):
                                 inputs=inputs)
 
     def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
         return self._collective("all_to_all", opts, timeout, [output], self._lower.all_to_all_single,
                                 output, input, list(output_splits), list(input_splits), inputs=[input])
 
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
-            opts, root = None, opts
+            opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, inputs, "gather")
         root = opts.rootRank if opts is not None else root or 0
         outputs = own_list(output_lists)
@@ -289,7 +302,7 @@ class CustomProcessGroup(ProcessGroup):
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
         if isinstance(opts, int):
-            opts, root = None, opts
+            opts, root, timeout = None, opts, timeout if root is None else root
         output = self._lowered(only, outputs, "scatter")
         root = opts.rootRank if opts is not None else root or 0
         inputs = own_list(input_lists)
@@ -297,6 +310,8 @@ class CustomProcessGroup(ProcessGroup):
                                 inputs=inputs)
 
     def barrier(self, opts=None, timeout=None):
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
         devices = self._transport.devices()
         return self._collective("barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None)
@@ -498,6 +513,19 @@ def _copy_back(call):
 
 @atexit.register
 def _close_all():
+    impatient = False
+    try:
+        if threading.current_thread() is threading.main_thread():
+            impatient = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            # Another Ctrl-C ends the process here: raised in an exit handler, it would leave groups unclosed
+            # and print a traceback of ours.
+            if impatient:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
     # A thread inside native code while the interpreter goes away would take the process with it.
     for group in live():
         group.shutdown()
+    if impatient:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

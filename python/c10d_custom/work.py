@@ -167,9 +167,10 @@ class Work(_TorchWork):
                 if ticket.wait(max(left, 0.0), may_run=deadline is None):
                     break
                 if deadline is not None and time.monotonic() >= deadline:
+                    what, waits = ticket.standing()
                     raise CollectiveTimeoutError(
-                        f"Work.wait: not done after the {seconds:g} s given to wait(); the operation "
-                        "goes on until its own time-out")
+                        f"{what}: not done after the {seconds:g} s given to wait(); it goes on until its own "
+                        f"time-out. {waits}")
         self.settle()
 
     def settle(self):

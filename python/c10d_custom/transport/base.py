@@ -29,6 +29,10 @@ class Ticket(ABC):
         """Asks for ``token`` to come out of next_completed when the operation ends. False: it has
         ended already, and will not."""
 
+    def standing(self):
+        """(the operation, and whom it waits for), for the error of who gives up waiting while it is not done."""
+        return "Work.wait", ""
+
     @property
     @abstractmethod
     def source(self):

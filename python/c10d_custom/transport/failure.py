@@ -43,8 +43,7 @@ class ErrorText:
     def _of(self, status, found_by):
         peer = self.f.peer
         if status == native.TIMEOUT:
-            return CollectiveTimeoutError(
-                f"{self.where}: Timed out {self.after}{found_by}. {self._missing()}")
+            return self._timed_out(found_by)
         if status == native.PEER_LOST:
             return PeerLostError(f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
                                  "Destroy the group; the ranks that remain can create a new one.")
@@ -69,9 +68,24 @@ class ErrorText:
             "(C10D_CUSTOM_CELLS and C10D_CUSTOM_CELL_BYTES say how much memory two ranks that exchange messages take; ulimit -u, "
             "how many threads a user may have.) The group is of no more use: destroy it.")
 
+    def _timed_out(self, found_by):
+        if hasattr(self.call, "tag"):
+            ended = f"{self.who(self.f.by)} gave up sending it" if self.f.by >= 0 else f"Timed out {self.after}"
+            return CollectiveTimeoutError(f"{self.where}: {ended}. {self._awaited_message()}")
+        if found_by and self.late():
+            text = f"{self.where}: too late: {self.who(self.f.by)} had timed out, waiting for this rank."
+        else:
+            text = f"{self.where}: Timed out {self.after}{found_by}. {self.missing()}"
+        return CollectiveTimeoutError(f"{text} The group is of no more use: destroy it and create a new one.")
+
+    def standing(self):
+        """(the operation, whom it waits for), of one that has not failed."""
+        return self.where, self._awaited_message() if hasattr(self.call, "tag") else self.missing()
+
     def _broken(self):
         f = self.f
-        by = f" (found by {self.who(f.by)})" if f.by >= 0 else ""
+        how = "" if f.cause == native.ABORTED else "found "
+        by = f" ({how}by {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
         if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
             return self._of(f.cause, by)
         reason = {native.TIMEOUT: "timed out", native.PEER_LOST: "lost a rank",
@@ -86,12 +100,11 @@ class ErrorText:
     def _fate(self, peer):
         return "a rank is gone" if peer < 0 else self.fate(peer)
 
-    def _missing(self):
-        if hasattr(self.call, "tag"):
-            what = "send it" if self.call.is_recv else "receive it"
-            peer = self.who(self.call.peer) if self.call.peer >= 0 else "any rank"
-            return f"Did {peer} {what}, with tag {self.call.tag}?"
-        return self.missing()
+    def _awaited_message(self):
+        what = "send it" if self.call.is_recv else "receive it"
+        peer = self.call.peer
+        others = [peer] if peer >= 0 else [r for r in range(self.t.size) if r != self.t.rank]
+        return f"Did {self.who(peer) if peer >= 0 else 'any rank'} {what}, with tag {self.call.tag}? {self.doing(others)}"
 
     def _mismatch(self, found_by):
         f = self.f
@@ -115,8 +128,16 @@ class ErrorText:
         raise NotImplementedError
 
     def missing(self):
-        """Who has not come to a collective that timed out."""
+        """Who has not come to a collective that timed out, and what each rank does instead."""
         raise NotImplementedError
+
+    def late(self):
+        """Whether the others timed out waiting for this rank."""
+        return False
+
+    def doing(self, ranks):
+        """What is known of what they do."""
+        return ""
 
     def table(self):
         """The ranks' fingerprints, side by side."""

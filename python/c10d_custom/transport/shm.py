@@ -2,15 +2,15 @@
 import functools
 from ctypes import byref, c_uint32, c_uint64
 
-from ..call import ANY_COUNT, Agreement, Call, Memory, Op, mismatch_table
+from ..call import ANY_COUNT, Agreement, Call, Memory, Op
 from ..errors import AbortedError
 from . import native
 from .base import Ticket, Transport
-from .failure import ErrorText
 from .hosts import PREMUL_SUM
 from .native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
+from .native_failure import NativeErrorText
 from .segment import open_segment
-from .traced import native_peers, native_records, published
+from .traced import native_peers, native_records
 
 _FOREVER = 2**63 - 1
 
@@ -217,39 +217,7 @@ class ShmTransport(Transport):
         if failure.status == native.INTERRUPTED:
             raised, self._raised = self._raised, None
             return raised or KeyboardInterrupt()
-        return _ErrorText(self, failure, call, self.states(failure.seq)).exception()
-
-
-class _ErrorText(ErrorText):
-    def __init__(self, transport, failure, call, states):
-        self.states = states
-        super().__init__(transport, failure, call)
-
-    def who(self, rank):
-        return self.t.who(rank)
-
-    def fate(self, rank):
-        who = self.who(rank)
-        if self.states is None or rank >= len(self.states):
-            return f"{who} is gone"
-        state = self.states[rank]
-        if state.state == native.LEFT:
-            return f"{who} has left the group (destroy_process_group, or its process ended)"
-        return f"{who} (pid {state.pid}) has died"
-
-    def missing(self):
-        if self.states is None:
-            return ""
-        late = [r for r, s in enumerate(self.states) if s.arrived < self.f.seq]
-        if late:
-            doing = "; ".join(f"{self.who(r)} has entered {self.states[r].arrived} collectives"
-                              for r in late[:8])
-            return f"Missing: {', '.join(self.who(r) for r in late)}. ({doing}; this is #{self.f.seq}.)"
-        return f"All ranks have entered it; waiting for {self.who(self.f.peer)}, which has stalled."
-
-    def table(self):
-        prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
-        return mismatch_table(prints, self.t.members)
+        return NativeErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 
 class ShmTicket(Ticket):
@@ -271,6 +239,11 @@ class ShmTicket(Ticket):
         if self._failure is None:
             self.wait(0)
         return self._failure and self._transport.error(self._failure, self._call)
+
+    def standing(self):
+        number = lib.c10d_ticket_number(self._ticket)
+        failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
+        return NativeErrorText(self._transport, failure, self._call, self._transport.states(number)).standing()
 
     def watch(self, token):
         return lib.c10d_watch(self._ticket, token) == native.PENDING

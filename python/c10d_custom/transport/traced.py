@@ -64,8 +64,9 @@ def native_peers(handle, size):
         lib.c10d_peer_state(handle, rank, 0, byref(state))
         lib.c10d_peer_state(handle, rank, state.arrived, byref(state))
         how = _SEEN.get(state.state, "-")
-        seen.append(Peer(rank, state.pid, "gone" if how == "joined" and not state.alive else how, state.arrived,
-                         str(published(state) or "-")))
+        if how == "joined":
+            how = "gone" if not state.alive else "stopped" if lib.c10d_peer_stopped(handle, rank) else how
+        seen.append(Peer(rank, state.pid, how, state.arrived, str(published(state) or "-")))
     return seen
 
 
