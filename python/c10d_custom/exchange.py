@@ -3,7 +3,7 @@ import contextlib
 import json
 import time
 
-from .errors import AbortedError, CustomBackendError, PeerLostError, TransportError
+from .errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
 from .liveness import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
@@ -12,6 +12,7 @@ _FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
 # is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
 _HEARD_SECONDS = 10.0
+_KINDS = {kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)}  # of an error told to others
 _LOOK = 0.1   # s: between two calls of `look`
 
 
@@ -128,10 +129,10 @@ class Exchange:
         """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"gave up/{self.rank}", "")
-            self.store.set("gave up", json.dumps({"rank": self.rank, "lost": isinstance(error, PeerLostError), "error": str(error)}))
+            self.store.set("gave up", json.dumps({"rank": self.rank, "kind": type(error).__name__, "error": str(error)}))
 
     def _given_up(self, why):
-        kind = PeerLostError if why["lost"] else TransportError
+        kind = _KINDS.get(why["kind"], TransportError)
         return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error']}")
 
     def _all_heard(self, topic):

@@ -178,3 +178,13 @@ COLLECTIVES = {
     "all_to_all_single": (all_to_all_single, ("count", "dtype", "extra")),
     "barrier": (barrier, ()),
 }
+
+
+def wait_for_future(work):
+    """As its wait(), by its future, whose error is a RuntimeError that quotes the Work's own: that one is raised."""
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        own = work.exception()
+        assert f"{type(own).__name__}: {own}" in str(error), error
+        raise own from None

@@ -20,7 +20,7 @@ from c10d_custom.errors import AbortedError
 from harness.marks import MARK, kill_marked, marked
 from programs.launch import LAUNCHER_VARIABLES, free_port
 
-from .operations import COLLECTIVES, LONG, Arena, Asked
+from .operations import COLLECTIVES, LONG, Arena, Asked, wait_for_future
 
 HERE = Path(__file__).parent
 BOUND = 0.1     # s, for waiters beside the one that aborts
@@ -36,7 +36,7 @@ def waits():
         "long": lambda g: dist.all_reduce(t(LONG), group=g),
         "async": lambda g: dist.all_reduce(t(3), group=g, async_op=True).wait(),
         "queued": lambda g: [dist.all_reduce(t(3), group=g, async_op=True) for _ in range(5)][-1].wait(),
-        "future": lambda g: dist.all_reduce(t(3), group=g, async_op=True).get_future().wait(),
+        "future": lambda g: wait_for_future(dist.all_reduce(t(3), group=g, async_op=True)),
         "send": lambda g: dist.send(t(LONG), last, g),
         "recv": lambda g: dist.recv(t(3), last, g),
         "recv, any source": lambda g: dist.recv(t(3), None, g),

@@ -91,7 +91,7 @@ def test_without_a_default_group_it_is_refused():
 
 
 def test_torchrun_restarts_from_a_checkpoint(tmp_path):
-    from training import reference
+    from .training import reference
 
     result = start(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", "1",
                     "--monitor-interval", "0.1", HERE / "elastic.py", tmp_path], deadline=120)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError
 
-from .operations import COLLECTIVES, LONG, Arena, Asked
+from .operations import COLLECTIVES, LONG, Arena, Asked, wait_for_future
 
 SECONDS = 1.0               # the time-outs of these tests
 BOUND = max(0.05 * SECONDS, 0.1)
@@ -149,7 +149,7 @@ def through_dist():
         "coalesced": coalesced,
         "all_gather_object": lambda g: dist.all_gather_object([None] * (last + 1), "x", group=g),
         "broadcast_object_list": lambda g: dist.broadcast_object_list(["x"], last, g),
-        "all_reduce, future": lambda g: dist.all_reduce(t(3), group=g, async_op=True).get_future().wait(),
+        "all_reduce, future": lambda g: wait_for_future(dist.all_reduce(t(3), group=g, async_op=True)),
     }
 
 
