@@ -30,16 +30,18 @@ class Membership:
     def __exit__(self, kind, *_):
         if kind is None or not issubclass(kind, CollectiveMismatchError):
             try:
-                self.store.delete_key(self._key(self.me))
+                # Not deleted: who has just seen that it is there would wait for it.
+                self.store.set(self._key(self.me), "")
             except RuntimeError:
-                pass  # a store that cannot, or that is gone
+                pass  # the store is gone
 
     def look(self):
         """Raises CollectiveMismatchError if one of these members was given others."""
         others = [m for m in self.members if m != self.me]
         some = [others[(self._next + i) % len(others)] for i in range(min(_AT_ONCE, len(others)))]
         self._next += len(some)
-        said = {m: json.loads(self.store.get(self._key(m))) for m in some if self.store.check([self._key(m)])}
+        said = {m: self.store.get(self._key(m)) for m in some if self.store.check([self._key(m)])}
+        said = {m: json.loads(text) for m, text in said.items() if text}
         differing = [m for m, text in said.items() if text != self._said]
         if not differing:
             return
