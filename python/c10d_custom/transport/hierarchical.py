@@ -266,6 +266,8 @@ class HierarchicalTransport(Transport):
             trouble = self._why_left(trouble)
         if trouble.status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH):
             self._spread(Fault(trouble.status, trouble.peer, self.rank, number))
+        elif trouble.status == native.EXHAUSTED:
+            self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
         trouble.call = number
         trouble.seq = trouble.seq or number
         trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
