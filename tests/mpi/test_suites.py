@@ -34,7 +34,8 @@ RUNS = {
 
 @pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("layout", RUNS)
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.full("the other tests here run Open MPI, too"))
+                                    if layout.startswith("openmpi") else layout for layout in RUNS])
 def test_over_two_hosts(layout, backend):
     if reason := Layout.parse(layout).why_not():
         pytest.skip(reason)
