@@ -11,6 +11,7 @@ from harness.job import rig_of
 from programs.launch import start
 
 FAULT = Path(__file__).with_name("scripts") / "fault.py"
+BOTH = ["2+2", pytest.param("3+1", marks=pytest.mark.full("each takes some 8 s; others here have this layout"))]
 # So that the launcher does not end the job before the survivors have said what they saw.
 SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 
@@ -62,7 +63,7 @@ def test_ranks_that_disagree_are_shown_side_by_side(kind, layout, tmp_path):
         assert "has not called yet" not in value["text"], value
 
 
-@pytest.mark.parametrize("layout", ["2+2", "3+1"])
+@pytest.mark.parametrize("layout", BOTH)
 def test_a_refused_call_does_not_keep_the_others_waiting(layout, tmp_path):
     result, ranks = said("refused", layout, tmp_path)
     assert ranks[3]["error"] == "UsageError", str(result)
@@ -71,7 +72,7 @@ def test_a_refused_call_does_not_keep_the_others_waiting(layout, tmp_path):
         assert ranks[rank]["seconds"] < 2.5, str(result)
 
 
-@pytest.mark.parametrize("layout", ["2+2", "3+1"])
+@pytest.mark.parametrize("layout", BOTH)
 def test_a_group_in_which_all_refused_a_call_goes_on(layout, tmp_path):
     result, ranks = said("all refused", layout, tmp_path)
     assert [ranks[r]["error"] for r in range(4)] == ["UsageError"] * 4, str(result)
@@ -95,7 +96,7 @@ def test_messages(layout, tmp_path):
     assert ranks[0]["error"] == "CollectiveMismatchError" and "400000 bytes" in ranks[0]["text"], str(result)
 
 
-@pytest.mark.parametrize("layout", ["2+2", "3+1"])
+@pytest.mark.parametrize("layout", BOTH)
 def test_a_rank_that_leaves_is_named(layout, tmp_path):
     result, ranks = said("left", layout, tmp_path)
     for rank in range(3):
@@ -103,7 +104,7 @@ def test_a_rank_that_leaves_is_named(layout, tmp_path):
         assert "rank 3 on hostb has left the group" in ranks[rank]["text"] and ranks[rank]["seconds"] < 3.0, str(result)
 
 
-@pytest.mark.parametrize("layout", ["2+2", "3+1"])
+@pytest.mark.parametrize("layout", BOTH)
 def test_abort_reaches_all_hosts(layout, tmp_path):
     result, ranks = said("aborted", layout, tmp_path)
     for rank in range(3):

@@ -49,11 +49,13 @@ class Result:
                 f"--- stdout\n{self.output}\n--- stderr\n{self.errors}")
 
     def json_by_rank(self):
-        """The JSON lines of the output that carry a rank, rank -> object."""
+        """The JSON objects of the output that carry a rank, rank -> object."""
         found = {}
         for line in self.output.splitlines():
-            if line.startswith("{"):
-                value = json.loads(line)
+            # A launcher may put the lines of two ranks on one.
+            while line.startswith("{"):
+                value, end = json.JSONDecoder().raw_decode(line)
+                line = line[end:].lstrip()
                 if "rank" in value:
                     assert value["rank"] not in found, f"two JSON lines from rank {value['rank']}\n{self}"
                     found[value["rank"]] = value
