@@ -176,12 +176,15 @@ class World:
     def kill(self, rank):
         """The process of a rank is gone: what it had queued never runs; what it had recorded counts as past."""
         with self.lock:
+            past = {}
             for stream in self.streams:
                 if stream.rank == rank:
                     stream.ops.clear()
+                    _merge(past, stream.clock)
             for event in self.events.values():
                 if event.owner == rank and event.latest is not None:
                     event.latest.done = True
+                    _merge(event.latest.clock, past)   # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
             for event in self.drivers[rank].opened_events.values():

@@ -38,7 +38,7 @@ def transport_of(r):
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("config", [{}, {"cuda_order": "values"}], ids=["events", "values"])
 def test_every_collective_among_fused_ones(size, config, full):
-    for seed in range((6 if size < 5 else 2) * (25 if full else 1)):
+    for seed in range((150 if size < 5 else 50) if full else (2 if size < 5 else 1)):
         program(5000 * size + seed, size, 10, {**P2P, **config}, gpus=gpus(size))
 
 
@@ -269,7 +269,7 @@ def test_a_kernel_that_gives_up_while_it_is_asked_is_not_done():
 
 
 def test_an_abort_ends_the_waiting_of_all():
-    gate = threading.Event()
+    gate, all_wait = threading.Event(), threading.Barrier(3)
 
     def body(r):
         warm(r)
@@ -279,6 +279,7 @@ def test_an_abort_ends_the_waiting_of_all():
                 r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
         work = r.pg.allreduce([t], options(True, 30.0))
         work.wait()
+        all_wait.wait(30)
         began = time.monotonic()
         if r.rank == 1:
             r.pg.abort()
@@ -291,7 +292,7 @@ def test_an_abort_ends_the_waiting_of_all():
 
 
 def test_a_group_that_was_aborted_is_destroyed_at_once():
-    gate = threading.Event()
+    gate, both_wait = threading.Event(), threading.Barrier(2)
 
     def body(r):
         warm(r)
@@ -299,6 +300,7 @@ def test_a_group_that_was_aborted_is_destroyed_at_once():
             with r.driver.activate():
                 r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
         r.pg.allreduce([device_tensor(r, 10, 1.0)], options(True, 30.0)).wait()
+        both_wait.wait(30)
         began = time.monotonic()
         r.pg.abort()
         if r.rank == 1:

@@ -168,21 +168,21 @@ def program(seed, size, steps, config, **options):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_collective_under_many_schedules(size, full):
-    for seed in range((12 if size < 5 else 4) * (25 if full else 1)):
+    for seed in range((300 if size < 5 else 100) if full else (4 if size < 5 else 1)):
         program(100 * size + seed, size, 10, SHARED)
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_the_same_ordered_by_values(size, full):
-    for seed in range((8 if size < 5 else 2) * (25 if full else 1)):
+    for seed in range((200 if size < 5 else 50) if full else (3 if size < 5 else 1)):
         program(1000 * size + seed, size, 10, {**SHARED, "cuda_order": "values"})
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_the_same_staged(size, full):
-    for seed in range((8 if size < 5 else 2) * (25 if full else 1)):
+    for seed in range((200 if size < 5 else 50) if full else (3 if size < 5 else 1)):
         program(2000 * size + seed, size, 10, {"cuda_mode": "staged"})
 
 

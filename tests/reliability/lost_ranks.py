@@ -9,7 +9,6 @@ has destroyed it. Ranks are forked from this process, which has imported torch a
 and serves the store.
 """
 import argparse
-import ctypes
 import json
 import mmap
 import os
@@ -29,9 +28,9 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import torch
 import torch.distributed as dist
 from belongings import belongings
+from forked import ForkedRanks, serve_store, store_at
 from steps import one_step
 
-PR_SET_PDEATHSIG = 1
 # How a rank is lost. killed: by this process, at any moment. The others: by itself, in the middle of its program.
 WAYS = ("killed", "exit", "segv", "exception", "creation")
 LIMIT = 20.0        # s: a trial's longest; the group's time-out is longer
@@ -81,8 +80,8 @@ def program(trial, rank, dead_at, say):
             return
 
 
-def rank_main(trial, rank, backend, port, start, dead_at, say):
-    store = dist.PrefixStore(f"trial{trial.number}", dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
+def rank_main(rank, say, trial, backend, port, start, dead_at):
+    store = store_at(port, f"trial{trial.number}")
     early = trial.way == "creation"
     before = belongings()
     began = time.monotonic()
@@ -124,83 +123,35 @@ def rank_main(trial, rank, backend, port, start, dead_at, say):
 # --- the trials
 
 class Run:
-    """One trial's processes, and what they say: a line of JSON each time, through a pipe."""
+    """One trial's processes."""
 
     def __init__(self, trial, backend, port):
         self.trial = trial
-        self.said = [{} for _ in range(trial.world_size)]
         self.dead_at = mmap.mmap(-1, 4096)
         start_read, self._start = os.pipe()
-        self._pipes, self.pids = [], []
-        parent = os.getpid()
-        for rank in range(trial.world_size):
-            ours, theirs = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                status = 1
-                try:
-                    if os.getppid() == parent:
-                        rank_main(trial, rank, backend, port, start_read, self.dead_at,
-                                  lambda theirs=theirs, **words: os.write(theirs, json.dumps(words).encode() + b"\n"))
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            os.close(theirs)
-            os.set_blocking(ours, False)
-            self._pipes.append((ours, b""))
-            self.pids.append(pid)
+        self._ranks = ForkedRanks(trial.world_size, rank_main, trial, backend, port, start_read, self.dead_at)
         os.close(start_read)
 
-    def listen(self, until, deadline):
-        """Reads what the ranks say until ``until()``. False: the deadline came first."""
-        while True:
-            for rank, (pipe, rest) in enumerate(self._pipes):
-                try:
-                    rest += os.read(pipe, 1 << 16)
-                except BlockingIOError:
-                    continue
-                *lines, rest = rest.split(b"\n")
-                self._pipes[rank] = pipe, rest
-                for line in lines:
-                    self.said[rank].update(json.loads(line))
-            if until():
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(1e-3)
+    @property
+    def said(self):
+        return self._ranks.said
 
     def go(self):
         trial = self.trial
-        ready = self.listen(lambda: all("ready" in said for said in self.said), time.monotonic() + LIMIT)
-        if not ready:
+        if not self._ranks.listen(lambda: all("ready" in said for said in self.said), LIMIT):
             return "the ranks did not start"
         os.write(self._start, b"g" * trial.world_size)
         if trial.way in ("killed", "creation"):
             time.sleep(trial.delay)
             struct.pack_into("d", self.dead_at, 0, time.monotonic())
-            os.kill(self.pids[trial.victim], signal.SIGKILL)
+            os.kill(self._ranks.pids[trial.victim], signal.SIGKILL)
         survivors = [said for rank, said in enumerate(self.said) if rank != trial.victim]
-        self.listen(lambda: all("at" in said or "wrong" in said for said in survivors), time.monotonic() + LIMIT)
-        self.listen(self._ended, time.monotonic() + 5)
+        self._ranks.listen(lambda: all("at" in said or "wrong" in said for said in survivors), LIMIT)
         return None
-
-    def _ended(self):
-        for rank, pid in enumerate(self.pids):
-            if pid and os.waitpid(pid, os.WNOHANG)[0]:
-                self.pids[rank] = 0
-        return not any(self.pids)
 
     def end(self):
         """Ranks that had to be killed."""
-        stuck = [rank for rank, pid in enumerate(self.pids) if pid]
-        for rank in stuck:
-            os.kill(self.pids[rank], signal.SIGKILL)
-            os.waitpid(self.pids[rank], 0)
-        for pipe, _ in self._pipes:
-            os.close(pipe)
+        stuck = self._ranks.finish(5)
         os.close(self._start)
         return stuck
 
@@ -214,7 +165,9 @@ def judge(trial, run, problem, stuck, backend):
     for rank, said in enumerate(run.said):
         if rank == trial.victim:
             continue
-        if "wrong" in said:
+        if "raised" in said:
+            wrong.append(f"rank {rank}: {said['raised']}")
+        elif "wrong" in said:
             wrong.append(f"rank {rank}: {said['wrong']}")
         elif "at" not in said:
             wrong.append(f"rank {rank}: no error within {LIMIT:g} s")
@@ -257,8 +210,7 @@ def main():
     options.add_argument("--json", action="store_true", help="the summary and the failures as JSON")
     given = options.parse_args()
     torch.set_num_threads(1)
-    # In a child: TCPStore has threads, and this process forks.
-    port = served_store()
+    port = serve_store()
     failures, all_times = [], []
     for number in range(given.first, given.first + given.trials):
         trial = Trial.random(number, given.seed, [int(n) for n in given.ranks.split(",")])
@@ -273,20 +225,6 @@ def main():
     result = {**summary(all_times, given.trials, failures, given.backend), "details": failures}
     print(json.dumps(result) if given.json else {k: v for k, v in result.items() if k != "details"})
     sys.exit(bool(failures))
-
-
-def served_store():
-    """Port of a TCPStore that lives in a process of its own, until this one ends."""
-    read, write = os.pipe()
-    parent = os.getpid()
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-            os.write(write, struct.pack("i", store.port))
-            signal.pause()
-        os._exit(0)
-    return struct.unpack("i", os.read(read, 4))[0]
 
 
 if __name__ == "__main__":
