@@ -78,7 +78,7 @@ def test_a_group_in_which_all_refused_a_call_goes_on(layout, tmp_path):
     assert [ranks[r]["error"] for r in range(4)] == ["UsageError"] * 4, str(result)
 
 
-@pytest.mark.parametrize("layout, kind", [("2+2", "late"), ("3+1", "late, large")])
+@pytest.mark.parametrize("layout, kind", [("2+2", "late"), ("2+2", "stopped"), ("3+1", "late, large")])
 def test_a_rank_that_does_not_come_is_named(kind, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
     for rank in range(3):

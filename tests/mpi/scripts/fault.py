@@ -4,6 +4,7 @@ import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -79,6 +80,12 @@ def trouble(kind, rank, last):
         if rank == last:
             time.sleep(GROUP_SECONDS + 2)
         all_reduce(1 << 20)
+    elif kind == "stopped":
+        if rank == last:
+            wake = f"sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", wake], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        all_reduce(4)
     elif kind == "no message":
         if rank:
             time.sleep(GROUP_SECONDS + 1)
