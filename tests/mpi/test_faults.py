@@ -23,7 +23,7 @@ def said(kind, layout, folder):
     try:
         result = start([FAULT, kind, folder], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=40)
     except AssertionError as error:
-        stacks = [f"{p.name}:\n{p.read_text()}" for p in sorted(folder.iterdir())]
+        stacks = [f"{p.name}:\n{p.read_text()}" for p in sorted(folder.glob("*.stacks"))]
         raise AssertionError("\n".join([str(error), *stacks])) from None
     return result, read(folder)
 
@@ -119,7 +119,10 @@ def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing(tmp_path):
     stop = threading.Event()
 
     def cut():
-        if not stop.wait(6.0):
+        while len(list(tmp_path.glob("*.ready"))) < 4:
+            if stop.wait(0.1):
+                return
+        if not stop.wait(1.0):
             hosts.cut("hostb")
 
     thread = threading.Thread(target=cut)
