@@ -38,6 +38,21 @@ def test_sum(ranks, asynchronous):
     assert not any(found := ranks.run(sum_case, asynchronous)), found
 
 
+def outside_case():
+    index = 10**9 if dist.get_rank() == 0 else 1
+    tensor = torch.sparse_coo_tensor(torch.tensor([[index]]), torch.ones(1), (5,), is_coalesced=True, check_invariants=False)
+    try:
+        dist.all_reduce(tensor)
+        return "an index outside of the shape was taken"
+    except RuntimeError as error:
+        dist.barrier()
+        return None if "size is inconsistent with indices" in str(error) else str(error)
+
+
+def test_a_peer_s_index_outside_of_the_shape_is_refused(ranks):
+    assert not any(found := ranks.run(outside_case)), found
+
+
 
 def ddp_case():
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -27,9 +27,11 @@ def exchange(lower, tensor, sizes_call, seconds):
     calls = [lower.all_gather(all_indices, indices, seconds), lower.all_gather(all_values, values, seconds)]
 
     def finish():
-        total = torch.sparse_coo_tensor(all_indices[0], all_values[0], tensor.shape)
-        for i, v in zip(all_indices[1:], all_values[1:]):
-            total = total + torch.sparse_coo_tensor(i, v, tensor.shape)
+        # Indices that came from a peer: outside of the shape they would be used as they are.
+        parts = [torch.sparse_coo_tensor(i, v, tensor.shape, check_invariants=True) for i, v in zip(all_indices, all_values)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
         tensor.copy_(total.coalesce())
 
     return calls, finish

@@ -84,7 +84,8 @@ def test_a_rank_that_does_not_come_is_named(kind, layout, tmp_path):
     for rank in range(3):
         assert ranks[rank]["error"] == "CollectiveTimeoutError", str(result)
         assert "rank 3 on hostb" in ranks[rank]["text"] and ranks[rank]["seconds"] < 5.5, str(result)
-    assert ranks[3]["error"] is not None, str(result)
+    if kind != "stopped":   # which the launcher may end meanwhile, seeing the others go
+        assert ranks[3]["error"] is not None, str(result)
 
 
 @pytest.mark.parametrize("layout", ["2+2"])

@@ -24,6 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.distributed as dist
+from forked import serve_store, store_at
 
 PR_SET_PDEATHSIG = 1
 SIZE = 3
@@ -182,8 +183,7 @@ def rank_main(way, rank, port, ready, folder):
         os.dup2(os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT, 0o600), fd)
 
     def program():
-        store = dist.PrefixStore(folder, dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
-        dist.init_process_group("custom", store=store, rank=rank, world_size=SIZE, timeout=timedelta(seconds=60))
+        dist.init_process_group("custom", store=store_at(port, folder), rank=rank, world_size=SIZE, timeout=timedelta(seconds=60))
         dist.all_reduce(torch.ones(3))
         os.write(ready, b"r")
         os.close(ready)
@@ -268,18 +268,6 @@ def reap(pids, deadline):
     return codes
 
 
-def served_store():
-    """Port of a TCPStore in a process of its own, until this one ends: it has threads, and this process forks."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        os.write(write, store.port.to_bytes(4, "little"))
-        signal.pause()
-        os._exit(0)
-    return int.from_bytes(os.read(read, 4), "little")
-
-
 def main():
     """None; in a rank, what it is to call."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -289,7 +277,7 @@ def main():
     given = options.parse_args()
     torch.set_num_threads(1)
     chosen = [way for way in WAYS if way.startswith(tuple(given.ways.split(",")))]
-    port, results = served_store(), []
+    port, results = serve_store(), []
     for number in range(given.trials):
         for way in chosen:
             # The second Ctrl-C at another moment of the exit in each trial.

@@ -41,21 +41,22 @@ def refusals(g):
     return wrong
 
 
+def otherwise(call, asked, of_field):
+    """The call and what it asks for, of the rank that deviates."""
+    if of_field == "op":
+        barrier = COLLECTIVES["barrier"][0]
+        return (barrier if call is not barrier else COLLECTIVES["broadcast"][0]), asked
+    other = {**OTHER, "count": asked.count + 1, "size": SMALL + LONG - asked.count}
+    return call, replace(asked, **{"count" if of_field == "size" else of_field: other[of_field]})
+
+
 def disagree(name, of_field, count, asynchronous, deviant, late):
     """One rank calls otherwise, and one comes ``late`` seconds after the others. (When it called, when it was told,
     what was wrong)"""
     g, arena = dist.new_group(), Arena()
-    call, _ = COLLECTIVES[name]
-    asked = Asked(count, asynchronous=asynchronous)
-    if of_field == "op":
-        if g.rank() == deviant:
-            call = COLLECTIVES["barrier" if name != "barrier" else "broadcast"][0]
-    elif of_field == "count" and g.rank() == deviant:
-        asked = replace(asked, count=count + 1)
-    elif of_field == "size" and g.rank() == deviant:
-        asked = replace(asked, count=SMALL + LONG - count)
-    elif g.rank() == deviant:
-        asked = replace(asked, **{of_field: OTHER[of_field]})
+    call, asked = COLLECTIVES[name][0], Asked(count, asynchronous=asynchronous)
+    if g.rank() == deviant:
+        call, asked = otherwise(call, asked, of_field)
     if late and g.rank() == g.size() - 1:
         time.sleep(late)
     began = time.monotonic()

@@ -83,7 +83,9 @@ def trouble(kind, rank, last):
     elif kind == "stopped":
         if rank == last:
             wake = f"sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", wake], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # In a session of its own: what a launcher sends to this rank's process group would end it.
+            subprocess.Popen(["sh", "-c", wake], start_new_session=True, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGSTOP)
         all_reduce(4)
     elif kind == "no message":
@@ -114,7 +116,7 @@ def main():
     dist.init_process_group("custom", timeout=timedelta(seconds=GROUP_SECONDS))
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     stacks = open(Path(sys.argv[2]) / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
-    faulthandler.dump_traceback_later(30, file=stacks)
+    faulthandler.dump_traceback_later(20, file=stacks)
     all_reduce(4)
     dist.barrier()
     (Path(sys.argv[2]) / f"{rank}.ready").touch()
