@@ -1,5 +1,6 @@
 """Ranks that ask for different things: every one is told so, by a table of who asked for what, within a second of
 the last one's call; nothing is written to any tensor or beside it; and the group says why it is of no more use."""
+import re
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -112,6 +113,23 @@ def test_every_rank_is_told_and_nothing_is_written(ranks, name, full):
 def test_two_ranks(ranks):
     for name in ("all_reduce", "all_gather", "gather", "all_to_all_single"):
         check(ranks.run(disagreements, name, cases_of(name, 2, False)))
+
+
+def in_the_operation_alone(name, other):
+    g, arena = dist.new_group(), Arena()
+    call = COLLECTIVES[other if g.rank() == 1 else name][0]
+    error, _, problem = outcome(lambda: call(g, arena, Asked()), CollectiveMismatchError)
+    wrong = [problem] if problem else []
+    if not problem and not re.search(r"they differ in op\W", str(error)):
+        wrong.append(str(error))
+    return wrong + arena.written() + refusals(g)
+
+
+@pytest.mark.world_sizes(3)
+@pytest.mark.parametrize("name, other", [("gather", "scatter"), ("gather", "broadcast"),
+                                         ("all_reduce_coalesced", "reduce_scatter_single_coalesced")])
+def test_operations_for_which_all_else_may_be_alike(ranks, name, other):
+    assert not any(found := ranks.run(in_the_operation_alone, name, other)), found
 
 
 @pytest.mark.world_sizes(3)
