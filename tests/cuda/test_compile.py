@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, by the code that compiles it on a machine with a GPU. NVRTC
+"""Every kernel compiles for every architecture (two of them without --full), by the code that compiles it on a machine with a GPU. NVRTC
 needs neither a GPU nor a driver. What compiles is not thereby shown to run."""
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +22,7 @@ def check(unit):
     return wrong + [name for name in (compiler.name_of(*i) for i in instances) if name.encode() not in code]
 
 
-SOME = ["75", "90", *(pytest.param(c, marks=pytest.mark.full("what differs by architecture, 75 and 90 show"))
+SOME = ["75", "90", *(pytest.param(c, marks=pytest.mark.full("a minute; 75 and 90 are compiled always"))
                       for c in ("80", "100", "120"))]
 
 

@@ -3,9 +3,9 @@
     python tests/reliability/beside_gloo.py [--backends gloo,custom] [--trials 1] [--json]
 
 Each trial: three ranks make a group, with a time-out of 2 s, and get into one kind of trouble. Each rank's outcome is one of
-    named      an error that says what differs, or which rank it is about
-    unnamed    an error that does not
-    returned   no error: what the call was to write is wrong or not written
+    named      an error with the words looked for (NAMED; of disagreement they are this backend's own)
+    unnamed    another error
+    returned   no error. Results are not looked at: some ranks' parts need nothing of the rank that is missing
     crashed    its process is gone
     waits      nothing, some seconds after the time-out
 Disagreement, for which gloo checks little, may also write past the ends of tensors: "overrun". Ranks that are lost are
