@@ -36,7 +36,7 @@ LAYERS = [
     {"transport.cuda.transport"},
     {"transport.devices"},
     {"transport.mpi_native"},
-    {"transport.composed", "transport.doubling"},
+    {"transport.composed", "transport.small"},
     {"transport.hierarchical"},
     {"process_group"},
     {"shrink"},

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kCompared = offsetof(Head, payload);
 constexpr uint32_t kMost = 64;
 
-enum Stage : uint32_t { kBegin, kInside, kCombineInside, kBetween, kCombineBetween };
+enum Stage : uint32_t { kBegin, kInside, kCombineInside, kBetween, kCombineBetween, kOut };
 
 // kOk, kPending or kUsage.
 int complete(const Direct* d, void* requests, uint32_t n, int64_t until) {
@@ -29,17 +29,51 @@ int complete(const Direct* d, void* requests, uint32_t n, int64_t until) {
   }
 }
 
-// False: message r->peer belongs to another call.
-bool combine(DirectReduce* r, char* const* messages, uint32_t n, uint32_t redop, const double* factor, void* target) {
+bool start(const Direct* d, const DirectReduce* r, int round) {
+  return !r->nrequests[round] || !d->startall(int(r->nrequests[round]), r->requests[round]);
+}
+
+int wait(const Direct* d, const DirectReduce* r, int round, int64_t until) {
+  return r->nrequests[round] ? complete(d, r->requests[round], r->nrequests[round], until) : kOk;
+}
+
+bool same(DirectReduce* r, const char* message, uint32_t index) {
+  r->peer = int32_t(index);
+  return !memcmp(message, &r->head, kCompared);
+}
+
+void put(char* message, const Head& head, const void* payload) {
+  memcpy(message, &head, sizeof head);
+  memcpy(message + sizeof head, payload, head.payload);
+}
+
+// These two return false if message r->peer belongs to another call.
+bool combine_inside(const Direct* d, DirectReduce* r) {
   const void* payloads[kMost];
   double factors[kMost];
-  for (uint32_t i = 0; i < n; ++i) {
-    if (memcmp(messages[i], &r->head, kCompared)) return r->peer = int32_t(i), false;
-    payloads[i] = messages[i] + sizeof(Head);
-    factors[i] = reinterpret_cast<const Head*>(messages[i])->factor;
+  payloads[d->own_inside] = r->data;
+  factors[d->own_inside] = r->head.factor;
+  for (uint32_t i = 0; i < d->ninside; ++i) {
+    if (!same(r, d->inside[i], i)) return false;
+    const uint32_t at = i < d->own_inside ? i : i + 1;
+    payloads[at] = d->inside[i] + sizeof(Head);
+    factors[at] = reinterpret_cast<const Head*>(d->inside[i])->factor;
   }
-  if (redop == kPremulSum) factor = factors;
-  reduce_kernel(r->head.dtype, redop)(target, payloads, n, r->head.count, factor);
+  char* const result = d->between[d->own_between];
+  memcpy(result, &r->head, sizeof r->head);
+  reduce_kernel(r->head.dtype, r->inside_op)(result + sizeof(Head), payloads, d->ninside + 1, r->head.count,
+                                             r->inside_op == kPremulSum ? factors : r->inside_factor);
+  return true;
+}
+
+bool combine_between(const Direct* d, DirectReduce* r) {
+  const void* payloads[kMost];
+  uint32_t received = 0;
+  for (uint32_t i = 0; i < d->nbetween; ++i) {
+    if (i != d->own_between && !same(r, d->between[i], received++)) return false;
+    payloads[i] = d->between[i] + sizeof(Head);
+  }
+  reduce_kernel(r->head.dtype, r->between_op)(r->data, payloads, d->nbetween, r->head.count, r->between_factor);
   return true;
 }
 
@@ -53,33 +87,41 @@ void c10d_mpi_progress(void* context) {
 
 int c10d_direct_reduce(const Direct* d, DirectReduce* r, int64_t ns) {
   const int64_t until = now_ns() + ns;
-  char* const own = d->inside[d->own_inside];
-  char* const result = d->between[d->own_between];
   switch (r->stage) {
     case kBegin:
-      if (d->ninside > kMost || d->nbetween > kMost || !reduce_kernel(r->head.dtype, r->inside_op) ||
+      if (d->ninside >= kMost || d->nbetween > kMost || !reduce_kernel(r->head.dtype, r->inside_op) ||
           !reduce_kernel(r->head.dtype, r->between_op))
         return kUsage;
-      memcpy(own, &r->head, sizeof r->head);
-      memcpy(own + sizeof(Head), r->data, r->head.payload);
-      if (r->ninside_requests && d->startall(int(r->ninside_requests), r->inside_requests)) return kUsage;
+      if (!r->nrequests[2]) put(d->out, r->head, r->data);
+      if (!start(d, r, 0)) return kUsage;
       r->stage = kInside;
       [[fallthrough]];
     case kInside:
-      if (const int st = complete(d, r->inside_requests, r->ninside_requests, until)) return st;
+      if (const int st = wait(d, r, 0, until)) return st;
       r->stage = kCombineInside;
       [[fallthrough]];
     case kCombineInside:
-      if (!combine(r, d->inside, d->ninside, r->inside_op, r->inside_factor, result + sizeof(Head))) return kMismatch;
-      memcpy(result, &r->head, sizeof r->head);
-      if (d->startall(int(r->nbetween_requests), r->between_requests)) return kUsage;
+      if (!d->leads) {
+        if (!same(r, d->inside[0], 0)) return kMismatch;
+        memcpy(r->data, d->inside[0] + sizeof(Head), r->head.payload);
+        return kOk;
+      }
+      if (!combine_inside(d, r)) return kMismatch;
+      if (!start(d, r, 1)) return kUsage;
       r->stage = kBetween;
       [[fallthrough]];
     case kBetween:
-      if (const int st = complete(d, r->between_requests, r->nbetween_requests, until)) return st;
+      if (const int st = wait(d, r, 1, until)) return st;
       r->stage = kCombineBetween;
       [[fallthrough]];
+    case kCombineBetween:
+      if (!combine_between(d, r)) return kMismatch;
+      if (!r->nrequests[2]) return kOk;
+      put(d->out, r->head, r->data);
+      if (!start(d, r, 2)) return kUsage;
+      r->stage = kOut;
+      [[fallthrough]];
     default:
-      return combine(r, d->between, d->nbetween, r->between_op, r->between_factor, r->data) ? kOk : kMismatch;
+      return wait(d, r, 2, until);
   }
 }

@@ -1,9 +1,9 @@
 // A small all_reduce over MPI, which this code knows only as two function pointers and opaque requests:
 // it is linked with no MPI, and serves any.
 //
-// As recursive doubling does it, in two rounds: each rank exchanges its input with the ranks of its
-// host, and then its host's result with one rank of each other host. The messages are persistent
-// requests that Python has made. Each begins with a Head.
+// A rank exchanges its input with the ranks of its host, reduces, exchanges the host's result with other hosts, reduces
+// again; or only some ranks do, the leaders, to which the others send their inputs, and which hand out the result. The
+// messages are persistent requests that Python has made. Each begins with a Head.
 #pragma once
 #include <cstdint>
 
@@ -28,9 +28,11 @@ struct Direct {
   int (*startall)(int, void*);
   int (*testall)(int, void*, int*, void*);
   void* statuses;         // room for one of any MPI for each request
-  char* const* inside;    // the messages of this host's ranks, in order; one is this rank's own
-  char* const* between;   // the messages with the hosts' results, in order; one is this host's
+  char* const* inside;    // the messages of the host's other ranks, in order; or the leader's, with the result
+  char* const* between;   // the messages with the hosts' results, in order; one is this host's own
+  char* out;              // the message with this rank's input, or, of a leader, with the result
   uint32_t ninside, nbetween, own_inside, own_between;
+  uint32_t leads;         // or has a leader
 };
 
 struct DirectReduce {
@@ -38,12 +40,12 @@ struct DirectReduce {
   void* data;             // input and result
   const double* inside_factor;       // see reduce.h
   const double* between_factor;
-  void* inside_requests;
-  void* between_requests;
+  // Inside the host, between hosts, and for handing out the result. Who has a leader has the first alone.
+  void* requests[3];
+  uint32_t nrequests[3];
   uint32_t inside_op, between_op;    // reduce ops
-  uint32_t ninside_requests, nbetween_requests;
-  uint32_t stage;         // 0 to begin; advanced by c10d_direct_reduce
-  int32_t peer;           // kMismatch: the index of the message that differs, in its round
+  uint32_t stage;         // 0 to begin; advanced by c10d_direct_reduce; of the requests n: 2n + 1 and 2n + 2
+  int32_t peer;           // kMismatch: the index of the message that differs, among those received in its round
 };
 
 // A request that is never fulfilled, to be tested for the sake of the others.

@@ -10,7 +10,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 5; }
+int c10d_abi_version() { return 6; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);

@@ -21,7 +21,6 @@ from . import native
 from .base import Ticket, Transport
 from .composed import Composed
 from .direct import MOST_RANKS, Direct, fingerprint, parse
-from .doubling import Doubling
 from .failure import ErrorText, Trouble
 from .hosts import Hosts
 from .messages import Messages
@@ -29,6 +28,7 @@ from .mpi import MpiLink
 from .mpi_native import MpiCalls, Progress
 from .native import lib
 from .shm import ShmTransport, rank_name
+from .small import SmallAllReduce
 from .tickets import Queue
 from .traced import CallLog, native_records, native_peers
 from .watch import Fault, Watch
@@ -40,7 +40,7 @@ _GRACE = 1.0
 _REASON = 0.3   # s: for the news of why a neighbour left
 # Bytes a host may send for one direct collective.
 _DIRECT_BYTES = 128 << 10
-_DIRECT_MOST, _DOUBLING_MOST = 16 << 10, 64 << 10
+_DIRECT_MOST, _SMALL_MOST = 16 << 10, 64 << 10
 
 
 class _LocalTicket(Ticket):
@@ -109,10 +109,10 @@ class HierarchicalTransport(Transport):
         self.direct = Direct(self.link, hosts, each) if self.size <= MOST_RANKS else None
         calls = MpiCalls(job.MPI)
         self._progress = Progress(self.link, calls, self.local._handle)
-        self.doubling = None
+        self.small = None
         if self.direct is not None:
-            most = min(_DOUBLING_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
-            self.doubling = Doubling(self.link, calls, hosts, self.direct, most)
+            most = min(_SMALL_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
+            self.small = SmallAllReduce(self.link, calls, hosts, self.direct, most)
         self._log = CallLog(config.trace)
         self.local.failed = lambda error: self.failed(error)
         self._queue = Queue(self._execute, self.complete, group_name)
@@ -129,7 +129,7 @@ class HierarchicalTransport(Transport):
     def quick_all_reduce(self, address, count, kind, nanoseconds):
         """As ShmTransport's."""
         nbytes = count * kind.dtype.item_bytes
-        if self.doubling is None or nbytes > self.doubling.limit or not self._queue.take():
+        if self.small is None or nbytes > self.small.limit or not self._queue.take():
             return self.run(Call.quick_all_reduce(address, count, kind, nanoseconds))
         error = None
         self._runner = get_ident()
@@ -137,7 +137,7 @@ class HierarchicalTransport(Transport):
         started = self._log.begin(number, Op.all_reduce, kind.redop, kind.dtype, -1, count, nbytes, nbytes)
         try:
             self._check_quickly()
-            self.doubling.all_reduce(number, address, count, nbytes, kind, (started + nanoseconds) * 1e-9)
+            self.small.all_reduce(number, address, count, nbytes, kind, (started + nanoseconds) * 1e-9)
             self._log.end(native.OK)
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             call = Call.quick_all_reduce(address, count, kind, nanoseconds)

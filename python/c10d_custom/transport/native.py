@@ -2,7 +2,7 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
 
@@ -47,16 +47,15 @@ class Head(c.Structure):
 
 class Direct(c.Structure):
     _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p),
-                ("inside", c.POINTER(c.c_void_p)), ("between", c.POINTER(c.c_void_p)), ("ninside", c.c_uint32),
-                ("nbetween", c.c_uint32), ("own_inside", c.c_uint32), ("own_between", c.c_uint32)]
+                ("inside", c.POINTER(c.c_void_p)), ("between", c.POINTER(c.c_void_p)), ("out", c.c_void_p),
+                ("ninside", c.c_uint32), ("nbetween", c.c_uint32), ("own_inside", c.c_uint32), ("own_between", c.c_uint32),
+                ("leads", c.c_uint32)]
 
 
 class DirectReduce(c.Structure):
     _fields_ = [("head", Head), ("data", c.c_void_p), ("inside_factor", c.POINTER(c.c_double)),
-                ("between_factor", c.POINTER(c.c_double)), ("inside_requests", c.c_void_p),
-                ("between_requests", c.c_void_p), ("inside_op", c.c_uint32), ("between_op", c.c_uint32),
-                ("ninside_requests", c.c_uint32), ("nbetween_requests", c.c_uint32), ("stage", c.c_uint32),
-                ("peer", c.c_int32)]
+                ("between_factor", c.POINTER(c.c_double)), ("requests", c.c_void_p * 3), ("nrequests", c.c_uint32 * 3),
+                ("inside_op", c.c_uint32), ("between_op", c.c_uint32), ("stage", c.c_uint32), ("peer", c.c_int32)]
 
 
 class Idle(c.Structure):
