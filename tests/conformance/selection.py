@@ -3,6 +3,7 @@
 The quick selection covers, at every world size and for every collective:
     pairs     every dtype (x op), small and multi-block, mild and rough values, floats also special ones
     small     the small ones of these, for calls that another collective's data plane serves
+    medium    every dtype (x op) at a size between: over several hosts, that of an all_reduce by their first ranks
     sizes     every byte size below, for dtypes of different widths
     layouts   every layout, for a few dtypes, small and multi-block, sync and async, whole group and subgroup
 Collectives that handle a chunk for each rank get smaller large chunks at 4 and 8 ranks.
@@ -26,6 +27,7 @@ LARGE = 3 * 1024 * KIB
 SMALL_COUNTS = (0, 1, 7)
 SMALL = 7
 SMALL_SPECIAL = 203  # room for all special values
+MEDIUM_BYTES = 20 * KIB
 MULTI_BLOCK_BYTES = (300 * KIB, 128 * KIB + 16, 515 * KIB)
 
 
@@ -124,6 +126,9 @@ def cases_of(collective, section, reducing, full, world_size):
         cases = pair_cases(reducing, full, shrink)
     elif section == "small":
         cases = [case for case in pair_cases(reducing, full) if case.count <= SMALL_SPECIAL]
+    elif section == "medium":
+        cases = [Case(dtype, MEDIUM_BYTES // dtype.itemsize + turn % 3, op, kinds_of(dtype, op)[-1], async_op=turn % 2 == 1)
+                 for turn, (dtype, op) in enumerate(pairs(reducing))]
     elif section == "sizes":
         # 2 KiB of room for the odd elements beyond an edge.
         cases = size_cases(reducing, (LARGE if shrink == 1 else 2048 * KIB // shrink) + 2 * KIB)

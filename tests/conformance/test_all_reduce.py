@@ -11,6 +11,6 @@ def all_reduce(case, group):
     yield "tensor", data, group.reduced(case)
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", [*SECTIONS, "medium"])
 def test_all_reduce(conform, section):
     conform(all_reduce, section, reducing=True)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 GROUP_SECONDS = 4.0
+MEDIUM = 4000   # float32: 16 KB, reduced by the first ranks of the hosts
 
 
 def all_reduce(count, op=dist.ReduceOp.SUM, dtype=torch.float32):
@@ -32,11 +33,11 @@ def trouble(kind, rank, last):
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         all_reduce(4)
-    elif kind in ("killed small", "killed large"):
-        if rank == last:
+    elif kind in ("killed small", "killed medium", "killed leader", "killed large"):
+        if rank == (last - 1 if kind == "killed leader" else last):
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        forever(4 if kind == "killed small" else 1 << 20)
+        forever({"killed small": 4, "killed large": 1 << 20}.get(kind, MEDIUM))
     elif kind == "killed first":
         if rank == 0:
             time.sleep(0.5)
@@ -54,12 +55,20 @@ def trouble(kind, rank, last):
         all_reduce(4 if rank else 5)
     elif kind == "small and large":
         all_reduce(4 if rank % 2 else 1 << 20)
+    elif kind == "small and medium":
+        all_reduce(4 if rank % 2 else MEDIUM)
+    elif kind == "medium and large":
+        all_reduce(1 << 20 if rank == last else MEDIUM)
+    elif kind == "medium":
+        all_reduce(MEDIUM + (rank == last))
     elif kind == "dtype":
         all_reduce(4, dtype=torch.float32 if rank != last else torch.int32)
     elif kind == "redop":
         all_reduce(1 << 18, dist.ReduceOp.SUM if rank != last else dist.ReduceOp.MAX)
     elif kind == "operation":
         dist.barrier() if rank == last else all_reduce(4)
+    elif kind == "operation, medium":
+        dist.barrier() if rank == last else all_reduce(MEDIUM)
     elif kind == "refused":
         if rank == last:
             all_reduce(4, dist.ReduceOp.BAND)
@@ -70,12 +79,17 @@ def trouble(kind, rank, last):
             all_reduce(4, dist.ReduceOp.BAND)
         except ValueError:
             all_reduce(4)
+            all_reduce(MEDIUM)
             all_reduce(1 << 18)
             raise
     elif kind == "late":
         if rank == last:
             time.sleep(GROUP_SECONDS + 2)
         all_reduce(4)
+    elif kind == "late, medium":
+        if rank == last:
+            time.sleep(GROUP_SECONDS + 2)
+        all_reduce(MEDIUM)
     elif kind == "late, large":
         if rank == last:
             time.sleep(GROUP_SECONDS + 2)
