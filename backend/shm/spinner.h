@@ -4,7 +4,7 @@
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between
 // looks, and it goes to the very rank we wait for. Where cores are busy with other work, a yield gives
 // that work a whole time slice, and only a sleeper, woken, comes before it: so a yield that took
-// longer than ranks hold a core for is the last for a while, four times as long each time as it goes on so.
+// longer than ranks hold a core for is the last for a while, and longer and longer as it goes on so.
 #pragma once
 #include <sched.h>
 
@@ -30,36 +30,48 @@ class Spinner {
         cpu_relax();
       }
     if (now < sleep_until_.load(std::memory_order_relaxed)) return false;
+    const int64_t first = now;
     for (const int64_t until = std::min(deadline, began + limit_); now < until;) {
       between();
       sched_yield();
-      if (done()) return true;
+      if (done()) {
+        count(now - first);
+        return true;
+      }
       const int64_t before = now;
       now = now_ns();
       if (now - before > kSlice) {
+        count(before - first);
         avoid(now);
         return false;
       }
     }
+    count(now - first);
     return false;
   }
 
  private:
+  // Threads may lose each other's; it is an estimate.
+  void count(int64_t ns) {
+    yielding_.store(yielding_.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
+  }
+
   void avoid(int64_t now) {
-    const int64_t last = avoided_.load(std::memory_order_relaxed);
-    const bool again = now < sleep_until_.load(std::memory_order_relaxed) + kSoon * last;
-    const int64_t next = again ? std::min(4 * last, kMost) : kLeast;
+    const bool again = yielding_.load(std::memory_order_relaxed) < kSoon;
+    const int64_t next = again ? std::min(4 * avoided_.load(std::memory_order_relaxed), kMost) : kLeast;
     avoided_.store(next, std::memory_order_relaxed);
+    yielding_.store(0, std::memory_order_relaxed);
     sleep_until_.store(now + next, std::memory_order_relaxed);
   }
 
   static constexpr int64_t kSpin = 1000;             // ns: an answer that is under way already
   static constexpr int64_t kSlice = 2 * 1000 * 1000;    // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
-  static constexpr int64_t kSoon = 4;  // times as long as that: a slow yield that comes by then tells of the same work
+  // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest meanwhile.
+  static constexpr int64_t kSoon = 50 * 1000 * 1000;
 
   const int64_t limit_;
-  std::atomic<int64_t> sleep_until_{0}, avoided_{0};
+  std::atomic<int64_t> sleep_until_{0}, avoided_{kLeast / 4}, yielding_{0};
 };
 
 }  // namespace c10d_custom

@@ -53,7 +53,8 @@ def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_pa
 
 @pytest.mark.parametrize("layout, kind", [
     ("2+2", "count"), ("2+2", "small and large"), ("3+1", "small and large"), ("3+1", "dtype"), ("2+2", "redop"),
-    ("3+1", "operation"), ("2+2", "small and medium"), ("3+1", "small and medium"), ("2+2", "medium and large"),
+    ("3+1", "operation"), ("2+2", "small and medium"), ("3+1", "small and medium"), ("2+2", "medium and small"),
+    ("2+2", "medium and large"),
     ("2+2", "medium"), ("3+1", "medium"), ("2+2", "operation, medium"), ("openmpi:2+2", "redop")])
 def test_ranks_that_disagree_are_shown_side_by_side(kind, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)

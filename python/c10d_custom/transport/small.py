@@ -45,10 +45,6 @@ class _Round:
         return self._sets[length]
 
 
-def _buffers(count, limit):
-    return [Buffer(HEAD_BYTES + limit) for _ in range(count)]
-
-
 class _Way:
     """What a rank does. ``rounds``: with the ranks of its host, with those of others, and handing out the result; only the
     first for who has a leader. ``out``: what is sent in the first or third. ``results``: the hosts'."""
@@ -72,17 +68,20 @@ class SmallAllReduce:
         self._short = self._all(hosts)
         self._calls = {}
 
-    def _between(self, hosts, limit, sources, to):
-        results = _buffers(len(hosts.ranks), limit)
+    def _buffers(self, count):
+        # With room for what a rank sends that takes the other way, since it calls something else.
+        return [Buffer(HEAD_BYTES + self.limit) for _ in range(count)]
+
+    def _between(self, hosts, sources, to):
+        results = self._buffers(len(hosts.ranks))
         slots = [results[h] for h in hosts.others]
         return results, _Round(self._link, self._mpi, sources, slots, results[hosts.mine], to)
 
     def _all(self, hosts):
-        limit = min(self.limit, _SHORT)
-        out, *slots = _buffers(len(hosts.here), limit)
+        out, *slots = self._buffers(len(hosts.here))
         peers, width, local = [r for r in hosts.here if r != hosts.rank], len(hosts.here), hosts.local
         # On a host with more ranks than here one rank may have several that hear from it.
-        results, between = self._between(hosts, limit, [hosts.partner(h, local) for h in hosts.others], [
+        results, between = self._between(hosts, [hosts.partner(h, local) for h in hosts.others], [
             r for h in hosts.others for i, r in enumerate(hosts.ranks[h]) if i % width == local])
         rounds = _Round(self._link, self._mpi, peers, slots, out, peers), between
         return _Way(self._mpi, self._statuses, hosts, rounds, out, results, True)
@@ -90,12 +89,12 @@ class SmallAllReduce:
     def _leaders(self, hosts):
         leader, *others = hosts.here
         if hosts.rank != leader:
-            out, slot = _buffers(2, self.limit)
+            out, slot = self._buffers(2)
             rounds = _Round(self._link, self._mpi, [leader], [slot], out, [leader]),
             return _Way(self._mpi, self._statuses, hosts, rounds, out, [], False)
-        out, *slots = _buffers(len(hosts.here), self.limit)
+        out, *slots = self._buffers(len(hosts.here))
         leaders = [hosts.ranks[h][0] for h in hosts.others]
-        results, between = self._between(hosts, self.limit, leaders, leaders)
+        results, between = self._between(hosts, leaders, leaders)
         rounds = (_Round(self._link, self._mpi, others, slots, None, []), between,
                   _Round(self._link, self._mpi, [], [], out, others))
         return _Way(self._mpi, self._statuses, hosts, rounds, out, results, True)

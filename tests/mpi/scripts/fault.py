@@ -57,6 +57,8 @@ def trouble(kind, rank, last):
         all_reduce(4 if rank % 2 else 1 << 20)
     elif kind == "small and medium":
         all_reduce(4 if rank % 2 else MEDIUM)
+    elif kind == "medium and small":
+        all_reduce(MEDIUM if rank % 2 else 4)
     elif kind == "medium and large":
         all_reduce(1 << 20 if rank == last else MEDIUM)
     elif kind == "medium":
