@@ -143,7 +143,9 @@ def main():
     except Exception as error:
         said = {"rank": rank, "error": type(error).__name__, "text": str(error)}
     said["seconds"] = time.monotonic() - began
-    (Path(sys.argv[2]) / f"{rank}.json").write_text(json.dumps(said))
+    # At one go: the launcher may end this process in the middle of anything.
+    (part := Path(sys.argv[2]) / f"{rank}.part").write_text(json.dumps(said))
+    part.rename(part.with_suffix(".json"))
     dist.destroy_process_group()
 
 
