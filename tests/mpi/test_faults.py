@@ -34,7 +34,8 @@ def read(folder):
 
 @pytest.mark.parametrize("layout, kind, lost", [
     ("2+2", "killed idle", 3), ("2+2", "killed small", 3), ("2+2", "killed medium", 3), ("2+2", "killed leader", 2),
-    ("3+1", "killed large", 3), ("3+1", "killed first", 0), ("2+2", "message", 3), ("openmpi:2+2", "killed small", 3), ("openmpi:2+2", "killed large", 3)])
+    ("3+1", "killed large", 3), ("3+1", "killed first", 0), ("2+2", "message", 3),
+    ("openmpi:2+2", "killed small", 3), ("openmpi:2+2", "killed large", 3)])
 def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
     # Those of the other host, that is: MPICH's launcher was seen to end the dead rank's host even so.
