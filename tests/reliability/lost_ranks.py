@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import random
+import re
 import signal
 import statistics
 import struct
@@ -102,15 +103,16 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
             import atexit
             atexit._run_exitfuncs()
             os._exit(1)
-        again = None
+        again, asked = None, at
         if dist.is_initialized():
             time.sleep(0.3)  # a lost message ends no group: the others may still be in the collective before
+            asked = time.monotonic()
             try:
                 dist.all_reduce(torch.ones(1))
                 again = "the next all_reduce returned"
             except Exception:
                 again = None
-        say(error=type(error).__name__, text=str(error), at=at, again=again,
+        say(error=type(error).__name__, text=str(error), at=at, again=again, asked=asked,
             trace="" if isinstance(error, dist.DistError) else traceback.format_exc(), waited=at - began)
     if dist.is_initialized():
         began = time.monotonic()
@@ -156,6 +158,14 @@ class Run:
         return stuck
 
 
+def pause(said, ranks):
+    """How long this harness kept a survivor waiting, seconds: one that waits for a message of another survivor hears of
+    the loss once that one, which heard before and rested (rank_main), calls again and finds the group of no use."""
+    finder = re.search(r"found by rank (\d+)", said["text"])
+    other = ranks[int(finder[1])] if finder else said
+    return other["asked"] - other["at"] if other.get("asked", said["at"]) < said["at"] else 0.0
+
+
 def judge(trial, run, problem, stuck, backend):
     """(what was wrong, the times from the death to the survivors' errors)"""
     if problem:
@@ -175,7 +185,7 @@ def judge(trial, run, problem, stuck, backend):
             if trial.way == "creation" and said["waited"] > 0.9 * CREATION_TIMEOUT:
                 times.append(None)  # it died before it had told anybody who it is
             else:
-                times.append(said["at"] - died)
+                times.append(said["at"] - died - pause(said, run.said))
             if f"rank {trial.victim}" not in said["text"] or said["error"] not in ("PeerLostError", "TransportError"):
                 wrong.append(f"rank {rank}: {said['error']}: {said['text']} {said['trace']}")
             elif said["error"] == "TransportError" and trial.way != "creation":
