@@ -28,7 +28,7 @@ LAYERS = [
     {"transport.cuda.p2p"},
     {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},
-    {"transport.native_failure"},
+    {"transport.native_failure", "quick"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
     {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
     {"transport.cuda.fused"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "group.h"
 #include "p2p.h"
@@ -10,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 6; }
+int c10d_abi_version() { return 7; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -125,6 +126,36 @@ int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, i
   const Span s{data, count * item_bytes};
   const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s};
   return c10d_run(h, &a);
+}
+
+int c10d_quick(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns) {
+  Use g(h);
+  if (g.status) return refuse(g.status, &t_failure);
+  const uint32_t op = kind >> 24 & 0xff, item_bytes = kind >> 16 & 0xff, n = g->n;
+  const bool in_each = op == kReduceScatter || op == kAllToAll || op == kScatter;
+  const bool out_each = op == kAllGather || op == kAllToAll || op == kGather;
+  const uint32_t nin = !in ? 0 : in_each ? n : 1, nout = !out ? 0 : out_each ? n : 1;
+  Span few[64];
+  std::unique_ptr<Span[]> many;
+  Span* spans = few;
+  if (nin + nout > 64) many = std::make_unique<Span[]>(nin + nout), spans = many.get();
+  const uint64_t bytes = count * item_bytes;
+  auto place = [&](Span* to, uint32_t parts, void* first, bool listed) {
+    for (uint32_t i = 0; i < parts; ++i)
+      to[i] = {listed ? static_cast<void* const*>(first)[i] : static_cast<char*>(first) + i * bytes, bytes};
+  };
+  place(spans, nin, in, kind & kListedInputs);
+  place(spans + nin, nout, out, kind & kListedOutputs);
+  // The one overlap that every operation but all_to_all allows: a part that goes to the very place it comes from.
+  auto at = [&](uint32_t i) { return static_cast<char*>(spans[i].data); };
+  for (uint32_t i = 0; i < nin; ++i)
+    for (uint32_t o = nin; o < nin + nout; ++o) {
+      const bool own = at(i) == at(o) && op != kAllToAll && (nin == 1 || i == g->rank) && (nout == 1 || o - nin == g->rank);
+      if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kPending;
+    }
+  const CallArgs a{op, uint32_t(kind >> 8 & 0xff), uint32_t(kind & 0xff), root, op == kAllToAll ? kNever : count,
+                   item_bytes, kHost, 0.0, 0, 0, timeout_ns, nin, nout, spans, spans + nin};
+  return g->queue().run(a, &t_failure);
 }
 
 c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {

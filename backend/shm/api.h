@@ -142,7 +142,13 @@ C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
 // In place. kind: dtype | redop << 8 | bytes of an item << 16.
 C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns);
-// Why the last c10d_run or c10d_all_reduce of this thread failed.
+// A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
+// Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie one
+// after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kPending, and nothing
+// done, where parts overlap such that one would be written before it is read.
+constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
+C10D_API int c10d_quick(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns);
+// Why the last c10d_run, c10d_all_reduce or c10d_quick of this thread failed.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 

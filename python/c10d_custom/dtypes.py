@@ -54,12 +54,16 @@ class Kind:
     packed: int
 
 
+_NOTHING = {}
+_SUM = ReduceOp.SUM
 # By torch dtype and code. Without PREMUL_SUM, which needs a factor as well.
 KINDS = {
     torch_dtype: {code: Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
                   for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
     for torch_dtype, dtype in BY_DTYPE.items()
 }
+# By torch dtype: what `packed` is for an operation that reduces nothing.
+MOVED = {torch_dtype: dtype.code | dtype.item_bytes << 16 for torch_dtype, dtype in BY_DTYPE.items()}
 _CODES = {member: int(member) for member in RedOp.__members__.values()}
 
 
@@ -80,6 +84,11 @@ def split_op(op):
     if code is None:
         raise UsageError(f"reduce op {op!r} is not known")
     return code, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
+
+
+def kind_of(dtype, op):
+    """The Kind of a torch dtype and a ReduceOp; None where they have no meaning together, or need a factor."""
+    return KINDS.get(dtype, _NOTHING).get(0 if op == _SUM else int(op.op))
 
 
 def check_reduce(dtype, code):

@@ -15,10 +15,21 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ReduceOp
+from torch.distributed import PrefixStore, ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from . import dtypes, sparse
-from .collectives import Lowering, is_plain, only, own_list
+from .collectives import Lowering, only, own_list
 from .config import Config, restart_attempt
 from .device_backend import DeviceBackend
 from .dynamo import opaque_to_dynamo
@@ -29,6 +40,7 @@ from .membership import Membership
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
 from .profiling import recorded
+from .quick import Quick, is_ordinary
 from .topology import by_host, places, require_mpi, require_one_user
 from .trace import dump as trace
 from .transport.devices import ByDevice
@@ -38,8 +50,6 @@ from .work import Completer, DeviceWork, DoneWork, Work
 
 _live = weakref.WeakSet()
 _ready = None   # see ready_made
-_SUM = ReduceOp.SUM
-_NOTHING = {}
 
 
 @functools.cache
@@ -128,6 +138,7 @@ class CustomProcessGroup(ProcessGroup):
         self._nanoseconds = int(self._seconds * 1e9)
         self._name, self._desc = name, ""
         self._lower = Lowering(rank, size)
+        self._quick = Quick(transport, self._lower)
         self._completer = Completer(transport, name)
         self._coalescing = None
         self._monitored_barriers = 0
@@ -202,6 +213,9 @@ class CustomProcessGroup(ProcessGroup):
     # --- collectives
 
     def broadcast(self, tensors, opts=None, root=None, timeout=None):
+        if (ns := self._quick_ns(opts, BroadcastOptions)) and len(tensors) == 1 and (
+                self._quick.broadcast(tensors[0], opts.rootRank, ns)):
+            return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, tensors, "broadcast")
@@ -211,10 +225,9 @@ class CustomProcessGroup(ProcessGroup):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if not opts.asyncOp and len(tensors) == 1 and (kind := self._quick(tensor := tensors[0], op)) is not None:
-                given = opts.timeout
-                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._nanoseconds
-                                                 if given.days < 0 or not given else int(given.total_seconds() * 1e9))
+            if (ns := self._short(opts)) and len(tensors) == 1 and is_ordinary(tensor := tensors[0]) and (
+                    kind := dtypes.kind_of(tensor.dtype, op)):
+                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, ns)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -230,6 +243,9 @@ class CustomProcessGroup(ProcessGroup):
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
 
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
+        if (ns := self._quick_ns(opts, ReduceOptions)) and len(tensors) == 1 and (
+                self._quick.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns)):
+            return None
         if isinstance(opts, int):
             if root is not None:
                 root, op, timeout = None, root, timeout if op is None else op
@@ -240,6 +256,9 @@ class CustomProcessGroup(ProcessGroup):
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, AllgatherOptions)) and len(inputs) == 1 and (
+                self._quick.all_gather(own_list(output_lists), inputs[0], ns)):
+            return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
@@ -254,6 +273,8 @@ class CustomProcessGroup(ProcessGroup):
                                self._lower.all_gather, list(zip(per_input, inputs)), inputs=inputs)
 
     def all_gather_single(self, output, input, opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, AllgatherOptions)) and self._quick.all_gather_single(output, input, ns):
+            return None
         return self._collective("_all_gather_base", opts, timeout, [output], self._lower.all_gather_single,
                                 output, input, inputs=[input])
 
@@ -262,6 +283,9 @@ class CustomProcessGroup(ProcessGroup):
                                self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)), inputs=inputs)
 
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
+        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and len(outputs) == 1 and (
+                self._quick.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns)):
+            return None
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
         output = self._lowered(only, outputs, "reduce_scatter")
@@ -271,6 +295,9 @@ class CustomProcessGroup(ProcessGroup):
                                 output, inputs, op, inputs=inputs)
 
     def reduce_scatter_single(self, output, input, opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and (
+                self._quick.reduce_scatter_single(output, input, opts.reduceOp, ns)):
+            return None
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective("_reduce_scatter_base", opts, timeout, [output],
                                 self._lower.reduce_scatter_single, output, input, op, inputs=[input])
@@ -282,16 +309,24 @@ class CustomProcessGroup(ProcessGroup):
                                [(o, i, op) for o, i in zip(outputs, inputs, strict=True)], inputs=inputs)
 
     def alltoall(self, outputs, inputs, opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, AllToAllOptions)) and self._quick.all_to_all(outputs, inputs, ns):
+            return None
         return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs,
                                 inputs=inputs)
 
     def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, AllToAllOptions)) and not output_splits and not input_splits and (
+                self._quick.all_to_all_single(output, input, ns)):
+            return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         return self._collective("all_to_all", opts, timeout, [output], self._lower.all_to_all_single,
                                 output, input, list(output_splits), list(input_splits), inputs=[input])
 
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
+        if (ns := self._quick_ns(opts, GatherOptions)) and len(inputs) == 1 and (
+                self._quick.gather(own_list(output_lists), inputs[0], opts.rootRank, ns)):
+            return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, inputs, "gather")
@@ -301,6 +336,9 @@ class CustomProcessGroup(ProcessGroup):
                                 inputs=[tensor])
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
+        if (ns := self._quick_ns(opts, ScatterOptions)) and len(outputs) == 1 and (
+                self._quick.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns)):
+            return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         output = self._lowered(only, outputs, "scatter")
@@ -310,6 +348,8 @@ class CustomProcessGroup(ProcessGroup):
                                 inputs=inputs)
 
     def barrier(self, opts=None, timeout=None):
+        if (ns := self._quick_ns(opts, BarrierOptions)) and self._quick.barrier(ns):
+            return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
@@ -385,13 +425,16 @@ class CustomProcessGroup(ProcessGroup):
 
     # --- how everything above is issued
 
-    def _quick(self, tensor, op):
-        """The Kind of an all_reduce of this tensor if it needs nothing beyond its address."""
-        kind = dtypes.KINDS.get(tensor.dtype, _NOTHING).get(0 if op == _SUM else int(op.op))
-        if kind is not None and tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor) and (
-                self._coalescing is None and not torch.autograd._profiler_enabled()):
-            return kind
-        return None
+    def _short(self, opts):
+        """The time-out in ns of a call with these options that may go the short way (quick.py); 0 if it may not."""
+        if opts.asyncOp or self._coalescing is not None or torch.autograd._profiler_enabled():
+            return 0
+        given = opts.timeout
+        return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
+
+    def _quick_ns(self, opts, kind):
+        """As `_short`, of collectives other than all_reduce; ``kind``: the type of options that c10d gives."""
+        return self._short(opts) if type(opts) is kind and self._transport.quick is not None else 0
 
     def _sparse_all_reduce(self, tensor, op, opts, timeout):
         asynchronous, seconds = self._options(opts, timeout)

@@ -40,6 +40,8 @@ class Ticket(ABC):
 
 
 class Transport(ABC):
+    quick = None    # the core's short way, where there is one: see ShmTransport
+
     @abstractmethod
     def run(self, call):
         """Runs a collective in the calling thread, if nothing is under way. Raises its error."""

@@ -31,7 +31,7 @@ class ByDevice(Transport):
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
         self._queue = None
         self._here = threading.local()
-        self.quick_all_reduce = cpu.quick_all_reduce
+        self.quick_all_reduce, self.quick = cpu.quick_all_reduce, cpu.quick
 
     @property
     def name(self):
@@ -61,7 +61,7 @@ class ByDevice(Transport):
                 cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
                 if self._queue is None:
                     self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name)
-                    self.quick_all_reduce = self._ordered_all_reduce
+                    self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
                 self._cuda[device] = cuda
             return self._cuda[device]
 

@@ -2,9 +2,10 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
+LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
 
 
 class Geometry(c.Structure):
@@ -101,6 +102,7 @@ def _load():
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit": (ticket, handle, c.POINTER(CallArgs)),
         "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "quick": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "last_failure": (None, failure),
         "post": (ticket, handle, c.POINTER(MessageArgs)),
         "ticket_source": (c.c_int, ticket),

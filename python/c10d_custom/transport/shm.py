@@ -43,14 +43,20 @@ class ShmTransport(Transport):
 
     def run(self, call):
         if lib.c10d_run(self._handle, byref(self._args(call))):
-            raise self._last_error(call)
+            raise self.last_error(call)
 
     def quick_all_reduce(self, address, count, kind, nanoseconds):
         """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``."""
         if lib.c10d_all_reduce(self._handle, address, count, kind.packed, nanoseconds):
-            raise self._last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
+            raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
 
-    def _last_error(self, call):
+    def quick(self, kind, root, source, target, count, nanoseconds):
+        """The short way to the core for other collectives: see c10d_quick in api.h. Returns a native status; with one
+        that is not OK or PENDING, `last_error` knows more."""
+        return lib.c10d_quick(self._handle, kind, root, source, target, count, nanoseconds)
+
+    def last_error(self, call):
+        """The exception for the failure of this thread's last collective, which was ``call``."""
         failure = Failure()
         lib.c10d_last_failure(byref(failure))
         return self.error(failure, call)
@@ -68,7 +74,7 @@ class ShmTransport(Transport):
         args = self._args(call)
         args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
         if lib.c10d_run(self._handle, byref(args)):
-            raise self._last_error(call)
+            raise self.last_error(call)
         number = self.next_sequence() - 1
         if call.redop == PREMUL_SUM and call.inputs:
             factors = [s.fingerprint.factor for s in self.states(number)]
