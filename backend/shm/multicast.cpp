@@ -1,5 +1,6 @@
 // broadcast and all_gather: one rank's bytes go to every rank, each of which reads them in place
 // from the writer's ring. Lengths may differ between writers (uneven all_gather).
+#include "copy_out.h"
 #include "pipeline.h"
 
 namespace c10d_custom {
@@ -20,6 +21,7 @@ bool ring_multicast(Collective& c) {
     const uint64_t size = length(r);
     return k * block >= size ? 0 : std::min(block, size - k * block);
   };
+  const CopyOut copy(longest * n * (gather ? n + 1 : 1));
   return pipeline(
       c, blocks, fills, drains,
       [&](uint64_t k) {
@@ -32,7 +34,7 @@ bool ring_multicast(Collective& c) {
           const uint64_t size = bytes(r, k);
           char* to = c.out(gather ? r : 0) + k * block;
           if (!size || (r == me && to == c.in(0) + k * block)) continue;
-          memcpy(to, g.block(r, g.blocks_done + k), size);
+          copy(to, g.block(r, g.blocks_done + k), size);
         }
       });
 }

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "copy_out.h"
+
 namespace c10d_custom {
 namespace {
 
@@ -265,7 +267,7 @@ void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {
       if (it == link.incoming.end()) return;  // given up meanwhile
       Request* r = it->second;
       if (h.bytes > r->args.data.bytes - r->moved) return;
-      memcpy(r->data() + r->moved, payload, h.bytes);
+      CopyOut(2 * r->args.data.bytes)(r->data() + r->moved, payload, h.bytes);
       r->moved += h.bytes;
       if (r->moved == r->args.data.bytes) {
         link.incoming.erase(it);

@@ -5,6 +5,7 @@
 // k-th chunk of each of the writer's messages. In scatter only the root writes, so all rings are the
 // root's: block k of a rank's ring holds the k-th chunk for that rank. (A slot is free once every rank
 // has drained it, whoever wrote it: pipeline.h.)
+#include "copy_out.h"
 #include "pipeline.h"
 
 namespace c10d_custom {
@@ -66,12 +67,13 @@ bool ring_personal(Collective& c) {
         memcpy(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
     }
   };
+  const CopyOut copy(2 * longest * n * (to_root || from_root ? 1 : n));
   auto drain = [&](uint64_t k) {
     for (uint32_t r = 0; r < n; ++r) {
       const uint64_t size = piece(got(r), k);
       if (!size) continue;
       if (reduces) src[r] = r == me ? c.in(me) + k * chunk : place(r, me, k);
-      else if (r != me) memcpy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
+      else if (r != me) copy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
     }
     if (!reduces) return;
     if (const uint64_t size = piece(c.out_bytes(0), k))
