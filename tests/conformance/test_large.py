@@ -68,6 +68,7 @@ def _large(name):
     return [difference] if difference else []
 
 
+@pytest.mark.world_sizes(2, 4)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_large(ranks, name):
     check(ranks, _large, name)

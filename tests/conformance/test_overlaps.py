@@ -75,6 +75,7 @@ def _overlaps(name, count, async_op):
     return wrong
 
 
+@pytest.mark.world_sizes(2, 4)
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_overlaps(ranks, backend, name, async_op):
