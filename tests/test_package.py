@@ -26,7 +26,7 @@ LAYERS = [
     {"call", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
-    {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.hosts",
+    {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},
     {"transport.native_failure", "quick"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
@@ -37,6 +37,7 @@ LAYERS = [
     {"transport.devices"},
     {"transport.mpi_native"},
     {"transport.composed", "transport.small"},
+    {"transport.short_way"},
     {"transport.hierarchical"},
     {"process_group"},
     {"shrink"},
@@ -148,9 +149,10 @@ def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
 
     pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
              "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,
-             "TraceRecord": native.TraceRecord, "Direct": native.Direct, "DirectReduce": native.DirectReduce, "Idle": native.Idle}
+             "TraceRecord": native.TraceRecord, "Direct": native.Direct, "DirectReduce": native.DirectReduce, "Idle": native.Idle,
+             "Head": native.Head, "DirectQuick": native.DirectQuick}
     source = tmp_path / "sizes.cpp"
-    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../mpi/direct.h"\nusing namespace c10d_custom;\nint main() {'
+    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../mpi/quick.h"\nusing namespace c10d_custom;\nint main() {'
                       + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")
     subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", f"-I{ROOT / 'backend' / 'shm'}", str(source),
                     "-o", str(tmp_path / "sizes")], check=True, timeout=120)

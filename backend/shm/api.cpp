@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 7; }
+int c10d_abi_version() { return 8; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -277,6 +277,11 @@ void c10d_set_elsewhere(c10d_handle* h, void (*elsewhere)(void*), void* context)
 void c10d_complete(c10d_handle* h, uint64_t token) {
   Use g(h);
   if (!g.status) g->queue().completed.push(token);
+}
+
+void* c10d_board(c10d_handle* h) {
+  Use g(h);
+  return g.status ? nullptr : g->board();
 }
 
 int c10d_probe(c10d_handle* h, int64_t tag) {

@@ -194,6 +194,8 @@ C10D_API int c10d_health(c10d_handle*, c10d_custom::Failure*);
 C10D_API void c10d_set_elsewhere(c10d_handle*, void (*elsewhere)(void*), void* context);
 // Lets `token` come out of next_completed.
 C10D_API void c10d_complete(c10d_handle*, uint64_t token);
+// The board: `ranks` + 1 slots of the geometry's size, zeros at first. Valid until the group is closed.
+C10D_API void* c10d_board(c10d_handle*);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.
 C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.

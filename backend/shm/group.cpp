@@ -37,6 +37,7 @@ bool sane(const Geometry& g) {
          g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 &&
          g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536 &&
+         g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
          // The lengths below must not overflow: of the other parts none comes near.
          Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;
 }

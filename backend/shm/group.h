@@ -40,6 +40,7 @@ class Group {
   char* block(uint32_t r, uint64_t k) const {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
+  char* board() const { return base_ + layout.board; }
   PairCtl& pair(uint32_t src, uint32_t dst) const {
     return *reinterpret_cast<PairCtl*>(base_ + layout.pair_ctl + (size_t(src) * n + dst) * sizeof(PairCtl));
   }

@@ -13,7 +13,8 @@ Layout::Layout(const Geometry& g) {
   tables = align_up(ctl + n * sizeof(RankCtl), page);
   small = align_up(tables + n * table_bytes, page);
   rings = align_up(small + n * 2 * small_bytes, page);
-  pair_ctl = align_up(rings + n * ring_bytes, page);
+  board = align_up(rings + n * ring_bytes, page);
+  pair_ctl = align_up(board + (n + 1) * g.board_bytes, page);
   pairs = align_up(pair_ctl + n * n * sizeof(PairCtl), page);
   total = pairs + n * n * pair_bytes;
 }

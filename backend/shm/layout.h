@@ -1,6 +1,6 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | PairCtl[n][n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pairs[n][n]
 //
 // All but the last part has its memory from the start. A pair's cells get theirs with the first send between its ranks:
 // most pairs of most groups never exchange a message.
@@ -15,7 +15,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757333ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757334ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -26,6 +26,7 @@ struct Geometry {
   uint32_t small_bytes;   // one small slot: whole messages up to this size need one synchronisation
   uint32_t cell_bytes;    // payload of one point-to-point cell
   uint32_t cells;         // cells in one ordered pair's ring
+  uint32_t board_bytes;   // one slot of the board that backend/mpi keeps in the segment; 0: there is none
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
@@ -115,7 +116,7 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, pair_ctl, pairs, total;
+  size_t ctl, tables, small, rings, board, pair_ctl, pairs, total;
   size_t table_bytes, small_bytes, ring_bytes, pair_bytes, cell_stride;
 };
 

@@ -61,16 +61,17 @@ std::vector<Geometry> overflowing() {
   for (uint64_t ring = lines - 4096 / 64 + 1; ring <= lines; ++ring)
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
-        const Geometry g{4096, 2, 4096, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells};
+        const Geometry g{4096, 2, 4096, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
         if (Layout(g).total < (1ull << 33)) found.push_back(g);
       }
   return found;
 }
 
 void headers(Random& random, uint64_t trial) {
-  Geometry g{2, 3, 4096, 4096, 1024, 4};
-  uint32_t* const fields[] = {&g.ranks, &g.window, &g.block_bytes, &g.small_bytes, &g.cell_bytes, &g.cells};
-  for (unsigned i = random() % 4; i; --i) *fields[random() % 6] = odd_number(random);
+  Geometry g{2, 3, 4096, 4096, 1024, 4, 0};
+  uint32_t* const fields[] = {&g.ranks, &g.window, &g.block_bytes, &g.small_bytes, &g.cell_bytes, &g.cells,
+                              &g.board_bytes};
+  for (unsigned i = random() % 4; i; --i) *fields[random() % 7] = odd_number(random);
   if (random() % 3 == 0) {
     // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
     static const std::vector<Geometry> wrapping = overflowing();
@@ -101,7 +102,7 @@ void headers(Random& random, uint64_t trial) {
 
 struct World {
   static constexpr uint32_t n = 2;
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
   const Layout layout{geometry};
   const uint32_t me, other;  // the victim's rank, the peer's
   c10d_handle* victim;

@@ -173,7 +173,7 @@ void read_traces(const std::vector<c10d_handle*>& groups) {
 
 void world(uint32_t n, uint64_t seed, uint64_t steps) {
   // Small rings, so that windows wrap and close.
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   require(fd >= 0, "no segment", 0, 0);
@@ -213,7 +213,7 @@ Status agree(c10d_handle* g, Op op, uint32_t n, std::vector<uint64_t> in, std::v
 
 // The sizes and factors of device calls, read back by every rank; no byte is touched (the addresses are no good).
 void devices(uint32_t n) {
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4};
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
@@ -251,7 +251,7 @@ void devices(uint32_t n) {
 
 // A rank that disagrees, one that is late, one that leaves: everyone gets a status, nobody hangs.
 void faults() {
-  const Geometry geometry{2, 3, 4096, 4096, 1024, 4};
+  const Geometry geometry{2, 3, 4096, 4096, 1024, 4, 0};
   auto pair = [&](auto first, auto second) {
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);

@@ -48,6 +48,7 @@ from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
 from .work import Completer, DeviceWork, DoneWork, Work
 
+_profiler_enabled = torch.autograd._profiler_enabled
 _live = weakref.WeakSet()
 _ready = None   # see ready_made
 
@@ -225,9 +226,9 @@ class CustomProcessGroup(ProcessGroup):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if (ns := self._short(opts)) and len(tensors) == 1 and is_ordinary(tensor := tensors[0]) and (
+            if self._may_be_short(opts) and len(tensors) == 1 and is_ordinary(tensor := tensors[0]) and (
                     kind := dtypes.kind_of(tensor.dtype, op)):
-                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, ns)
+                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -425,16 +426,21 @@ class CustomProcessGroup(ProcessGroup):
 
     # --- how everything above is issued
 
-    def _short(self, opts):
-        """The time-out in ns of a call with these options that may go the short way (quick.py); 0 if it may not."""
-        if opts.asyncOp or self._coalescing is not None or torch.autograd._profiler_enabled():
-            return 0
+    def _may_be_short(self, opts):
+        """Whether a call with these options may go the short way (quick.py)."""
+        return not (opts.asyncOp or self._coalescing is not None or _profiler_enabled())
+
+    def _limit(self, opts):
+        """The time-out in ns of a call with these options."""
         given = opts.timeout
         return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
 
     def _quick_ns(self, opts, kind):
-        """As `_short`, of collectives other than all_reduce; ``kind``: the type of options that c10d gives."""
-        return self._short(opts) if type(opts) is kind and self._transport.quick is not None else 0
+        """`_limit` of a collective other than all_reduce that may go the short way, else 0; ``kind``: the type of options
+        that c10d gives."""
+        if type(opts) is kind and self._transport.quick is not None and self._may_be_short(opts):
+            return self._limit(opts)
+        return 0
 
     def _sparse_all_reduce(self, tensor, op, opts, timeout):
         asynchronous, seconds = self._options(opts, timeout)

@@ -16,16 +16,13 @@ from ..call import ANY_COUNT, Memory, Op
 from . import native
 from .cuts import evenly
 from .direct import HEAD_BYTES, fingerprint
-from .failure import Trouble
+from .failure import LATER, Trouble
 from .hosts import Reduction
 from .mpi import ROUND, Buffer
 from .native import CallArgs, Span, lib
 
 _DEPTH = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
-# s: by how much stages inside a host outlast the call. A rank that waits there may wait for one that waits for another host,
-# and that one knows who is missing.
-_LATER = 0.1
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
 
 
@@ -106,7 +103,7 @@ class Composed:
         """A collective of this host's ranks; ``inputs`` and ``outputs``: (address, bytes)."""
         redop = step.redop if step else 0
         factor = step.divisor if step and step.divisor else self.call.factor
-        left = max(0, int((self.deadline + _LATER - time.monotonic()) * 1e9))
+        left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
         dtype = self.call.dtype
         failure = self.t.local.attempt(CallArgs(
             op, redop, dtype.code, root, count, self.item, 0, factor, self.number, self.outer, min(left, 2**62),

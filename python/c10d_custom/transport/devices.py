@@ -89,8 +89,8 @@ class ByDevice(Transport):
         finally:
             self._here.depth -= 1
 
-    def _ordered_all_reduce(self, address, count, kind, nanoseconds):
-        self.run(Call.quick_all_reduce(address, count, kind, nanoseconds))
+    def _ordered_all_reduce(self, address, count, kind, limit, opts):
+        self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
 
     # --- the Transport's face
 

@@ -41,10 +41,11 @@ def parse(head):
 
 
 class Direct:
-    """``limit``: payload bytes of a message, at most."""
+    """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the host that
+    call a small all_reduce (small.py) and wait for no message."""
 
-    def __init__(self, link, hosts, limit):
-        self._link = link
+    def __init__(self, link, hosts, board, limit):
+        self._link, self.board = link, board
         n, self.limit = link.size, max(limit, _TINY)
         self.peers = [r for r in range(n) if r != link.rank]
         self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
@@ -86,7 +87,9 @@ class Direct:
     def tell(self, number, call):
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
-        _HEAD.pack_into(buffer.memory, 0, number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
+        head = _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
+        self.board.put(head)
+        buffer.memory[:HEAD_BYTES] = head
         return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
 
     # --- the exchange
@@ -94,6 +97,7 @@ class Direct:
     def _exchange(self, number, call, deadline, payload):
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
+        self.board.put(_HEAD.pack(*head, 0, 0.0))
         self._start(self.receives)
         sends = None
         if payload and call.inputs:

@@ -7,6 +7,10 @@ from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutEr
                       PeerLostError, TransportError, UsageError)
 from . import native
 
+# s: by how much stages inside a host outlast a call over hosts. A rank that waits there may wait for one that waits for another
+# host, and that one knows who is missing.
+LATER = 0.1
+
 
 @dataclass
 class Trouble(Exception):

@@ -19,6 +19,7 @@ from ..liveness import Processes
 from ..trace.record import Peer
 from . import native
 from .base import Ticket, Transport
+from .board import Board, slot_bytes
 from .composed import Composed
 from .direct import MOST_RANKS, Direct, fingerprint, parse
 from .failure import ErrorText, Trouble
@@ -28,7 +29,8 @@ from .mpi import MpiLink
 from .mpi_native import MpiCalls, Progress
 from .native import lib
 from .shm import ShmTransport, rank_name
-from .small import SmallAllReduce
+from .short_way import ShortWay
+from .small import SLICE_NS, SmallAllReduce
 from .tickets import Queue
 from .traced import CallLog, native_records, native_peers
 from .watch import Fault, Watch
@@ -81,6 +83,7 @@ class HierarchicalTransport(Transport):
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
         self._runner = None     # the thread that carries out a collective
         self._over = False
+        self._short = ShortWay(config.trace)
         self._left_at = {}
         self.slots = []
         self.told = []
@@ -94,7 +97,11 @@ class HierarchicalTransport(Transport):
                     neighbours.add(index, places[r].pid, places[r].started)
                 inside = Exchange(PrefixStore(f"host{hosts.mine}", exchange.store), hosts.local, len(hosts.here),
                                   exchange.left(), neighbours)
-                self.local = ShmTransport(inside, config, group_name, [members[r] for r in hosts.here], self._who_local)
+                widest = max(map(len, hosts.ranks))
+                direct = self.size <= MOST_RANKS
+                small = min(_SMALL_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1))) if direct else 0
+                self.local = ShmTransport(inside, config, group_name, [members[r] for r in hosts.here], self._who_local,
+                                          slot_bytes(small) if direct else 0)
                 cleanup.callback(self.local.close)
                 neighbours.close()
                 self.watch = Watch(exchange, hosts.ranks, self._on_fault)
@@ -104,18 +111,19 @@ class HierarchicalTransport(Transport):
             table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
             self.link = MpiLink(job, exchange, table, group_name, self.check)
             cleanup.pop_all()
-        widest = max(map(len, hosts.ranks))
-        each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
-        self.direct = Direct(self.link, hosts, each) if self.size <= MOST_RANKS else None
         calls = MpiCalls(job.MPI)
         self._progress = Progress(self.link, calls, self.local._handle)
-        self.small = None
-        if self.direct is not None:
-            most = min(_SMALL_MOST, _DIRECT_BYTES // (widest * (len(hosts.ranks) - 1)))
-            self.small = SmallAllReduce(self.link, calls, hosts, self.direct, most)
+        self.direct = self.small = None
+        if direct:
+            each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
+            self.direct = Direct(self.link, hosts, Board(self.local._handle, hosts.local, small), each)
+            self.small = SmallAllReduce(self.link, calls, hosts, self.direct, self._progress.request, small, self._short.add)
+            self._short.serve(self.small)
+            if self.watch.fault is not None:
+                self._short.stop()
         self._log = CallLog(config.trace)
         self.local.failed = lambda error: self.failed(error)
-        self._queue = Queue(self._execute, self.complete, group_name)
+        self._queue = Queue(self._execute, self.complete, group_name, self._short.turn)
         self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
                                   self._post_local_from, self._log)
 
@@ -126,31 +134,40 @@ class HierarchicalTransport(Transport):
         if error is not None:
             raise error
 
-    def quick_all_reduce(self, address, count, kind, nanoseconds):
-        """As ShmTransport's."""
-        nbytes = count * kind.dtype.item_bytes
-        if self.small is None or nbytes > self.small.limit or not self._queue.take():
-            return self.run(Call.quick_all_reduce(address, count, kind, nanoseconds))
+    def quick_all_reduce(self, address, count, kind, limit, opts):
+        """As ShmTransport's. What takes less than a slice has no use for a time-out."""
         error = None
-        self._runner = get_ident()
-        number = self._queue.number
-        started = self._log.begin(number, Op.all_reduce, kind.redop, kind.dtype, -1, count, nbytes, nbytes)
         try:
-            self._check_quickly()
-            self.small.all_reduce(number, address, count, nbytes, kind, (started + nanoseconds) * 1e-9)
-            self._log.end(native.OK)
-        except (Trouble, TransportError, self.link.MPI.Exception) as failure:
-            call = Call.quick_all_reduce(address, count, kind, nanoseconds)
-            error = self._error(failure, call, started * 1e-9, number)
+            status = lib.c10d_direct_quick(self._short.at, address, count, kind.packed, SLICE_NS)
+            if not status:
+                return
+            if status == native.DONE_WAKE:
+                self._queue.wake()
+            elif status == native.LONG_WAY:
+                self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
+            else:
+                error = self._finish_quickly(status, address, count, kind, limit(opts))
         except BaseException:
-            self._log.end(native.INTERRUPTED)
-            self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
+            if self._short.runner == get_ident():  # a signal handler raised
+                self._spread(Fault(native.ABORTED, self.rank, self.rank, self._short.under_way[0]))
+                self._short_over(native.INTERRUPTED)
             raise
-        finally:
-            self._runner = None
-            self._queue.free()
         if error is not None:
             raise error
+
+    def _finish_quickly(self, status, address, count, kind, nanoseconds):
+        try:
+            self._short.go_on(status, nanoseconds * 1e-9)
+            self._short_over(native.OK)
+            return None
+        except (Trouble, TransportError, self.link.MPI.Exception) as failure:
+            number, began = self._short.under_way
+            call = Call.quick_all_reduce(address, count, kind, nanoseconds)
+            return self._error(failure, call, began, number, self._short_over)
+
+    def _short_over(self, status):
+        if self._short.over(status):
+            self._queue.wake()
 
     def agree(self, call, seconds):
         """As ShmTransport's, but for the factors and sizes."""
@@ -181,7 +198,7 @@ class HierarchicalTransport(Transport):
         return self._queue.number + 1
 
     def interrupted_here(self):
-        return self._runner == get_ident() or self.local.interrupted_here()
+        return get_ident() in (self._runner, self._short.runner) or self.local.interrupted_here()
 
     def abort(self):
         self._spread(Fault(native.ABORTED, self.rank, self.rank, 0))
@@ -191,6 +208,7 @@ class HierarchicalTransport(Transport):
         if not self._over:
             self._tell_what_this_host_knows()
         self._over = True
+        self._short.stop()
         self.watch.leave()
         self._queue.close()
         self._messages.close()
@@ -245,7 +263,7 @@ class HierarchicalTransport(Transport):
             self._log.end(native.OK)
             return None
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
-            return self._error(failure, call, started, number)
+            return self._error(failure, call, started, number, self._log.end)
         except BaseException:
             # A signal handler raised. The others must not wait for what will not come.
             self._log.end(native.INTERRUPTED)
@@ -254,10 +272,11 @@ class HierarchicalTransport(Transport):
         finally:
             self._runner = None
 
-    def _error(self, trouble, call, started, number):
+    def _error(self, trouble, call, started, number, end):
+        """The exception for a call that failed. ``end``: told the native status."""
         if not isinstance(trouble, Trouble):
             trouble = self._explain(trouble)
-        self._log.end(getattr(trouble, "status", native.ABORTED))
+        end(getattr(trouble, "status", native.ABORTED))
         if isinstance(trouble, TransportError):
             self._spread(Fault(native.ABORTED, self.rank, self.rank, number))
             self.failed(trouble)
@@ -313,7 +332,7 @@ class HierarchicalTransport(Transport):
         inside = [r for r in native_records(self.local._handle) if r.is_message]
         for record in inside:
             record.peer = self.hosts.here[record.peer] if record.peer >= 0 else -1
-        return sorted(self._log.records(self._queue.queued()) + inside, key=lambda r: r.issued)
+        return sorted(self._log.records(self._queue.queued(), self._short.records()) + inside, key=lambda r: r.issued)
 
     def peers(self):
         # Nobody here knows how far the ranks of other hosts have come.
@@ -361,6 +380,7 @@ class HierarchicalTransport(Transport):
         self._record(fault)
 
     def _record(self, fault):
+        self._short.stop()
         # One that has left is alive, and waits for the others in MPI's Finalize.
         left = self.watch.left if self.watch is not None else ()
         if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:

@@ -29,7 +29,7 @@ class MpiLink:
     def __init__(self, job, exchange, ranks, name, check):
         self.rank, self.size = exchange.rank, exchange.size
         self.MPI = job.MPI
-        self._check = check
+        self.check = check
         self._orphans = []
         self.comm = self._create(job, exchange, ranks, name)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
@@ -100,7 +100,7 @@ class MpiLink:
     def look(self, requests, deadline, peers):
         """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
         try:
-            self._check(peers)
+            self.check(peers)
         except Trouble:
             # It may have done its part and then gone.
             if self.settle(requests):

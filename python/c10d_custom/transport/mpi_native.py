@@ -65,7 +65,8 @@ class Progress:
         # From this very rank, which sends no such thing.
         self._request = link.comm.Irecv([self._buffer.memory, MPI.BYTE], link.rank, NOTHING)
         self._status = (c_char * STATUS_BYTES)()
-        self._idle = native.Idle(calls.testall, calls.array([self._request]), addressof(self._status))
+        self.request = calls.array([self._request])
+        self._idle = native.Idle(calls.testall, self.request, addressof(self._status))
         lib.c10d_set_elsewhere(handle, _address(lib.c10d_mpi_progress), addressof(self._idle))
 
     def close(self):

@@ -2,15 +2,17 @@
 import ctypes as c
 from pathlib import Path
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
+LONG_WAY, DONE_WAKE = 32, 33    # of direct_quick
+LENGTHS, REDUCE_OPS = 5, 16    # of DirectQuick
 
 
 class Geometry(c.Structure):
     _fields_ = [(n, c.c_uint32) for n in
-                ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")]
+                ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells", "board_bytes")]
 
 
 class Span(c.Structure):
@@ -40,23 +42,29 @@ class Failure(c.Structure):
 
 
 class Head(c.Structure):
-    """What begins every message of a direct collective: see backend/mpi/direct.h."""
+    """What a rank says of its call over hosts: see backend/mpi/head.h."""
     _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
                 ("root", c.c_int32), ("count", c.c_uint64), ("payload", c.c_uint64), ("factor", c.c_double),
                 ("reserved", c.c_uint64 * 2)]
 
 
 class Direct(c.Structure):
-    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p),
-                ("inside", c.POINTER(c.c_void_p)), ("between", c.POINTER(c.c_void_p)), ("out", c.c_void_p),
-                ("ninside", c.c_uint32), ("nbetween", c.c_uint32), ("own_inside", c.c_uint32), ("own_between", c.c_uint32),
-                ("leads", c.c_uint32)]
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("idle", c.c_void_p),
+                ("board", c.c_void_p), ("stride", c.c_uint64), ("ranks", c.c_uint32), ("local", c.c_uint32),
+                ("between", c.POINTER(c.c_void_p)), ("nbetween", c.c_uint32), ("own_between", c.c_uint32)]
 
 
 class DirectReduce(c.Structure):
     _fields_ = [("head", Head), ("data", c.c_void_p), ("inside_factor", c.POINTER(c.c_double)),
-                ("between_factor", c.POINTER(c.c_double)), ("requests", c.c_void_p * 3), ("nrequests", c.c_uint32 * 3),
+                ("between_factor", c.POINTER(c.c_double)), ("requests", c.c_void_p), ("nrequests", c.c_uint32),
                 ("inside_op", c.c_uint32), ("between_op", c.c_uint32), ("stage", c.c_uint32), ("peer", c.c_int32)]
+
+
+class DirectQuick(c.Structure):
+    """See backend/mpi/quick.h."""
+    _fields_ = [("turn", c.c_uint64), ("runner", c.c_uint64), ("stopped", c.c_uint32), ("limit", c.c_uint32),
+                ("lengths", c.c_uint64 * LENGTHS), ("way", c.c_void_p), ("calls", c.c_void_p),
+                ("now", c.c_void_p), ("began", c.c_int64), ("log", c.c_void_p), ("logged", c.c_uint64), ("room", c.c_uint64)]
 
 
 class Idle(c.Structure):
@@ -128,6 +136,18 @@ def _load():
         "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
                    c.POINTER(c.c_double)),
         "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64),
+        "board": (c.c_void_p, handle),
+        "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
+        "direct_quick": (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "direct_over": (c.c_int, c.c_void_p, c.c_int),
+        "direct_log": (c.c_uint64, c.c_void_p, c.c_void_p),
+        "turn_last": (c.c_uint64, c.c_void_p),
+        "turn_take": (c.c_uint64, c.c_void_p),
+        "turn_wait": (c.c_uint64, c.c_void_p),
+        "turn_next": (c.c_int, c.c_void_p),
+        "turn_taken": (c.c_int, c.c_void_p),
+        "turn_free": (c.c_int, c.c_void_p),
+        "turn_close": (None, c.c_void_p),
         "mpi_progress": (None, c.c_void_p),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
     }

@@ -29,22 +29,23 @@ _QUEUE = 4096       # connections not accepted yet; the kernel's own limit is mo
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def geometry(config, ranks):
+def geometry(config, ranks, board_bytes):
     # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
-    return Geometry(ranks, config.window, config.block_bytes, config.small_bytes, config.cell_bytes, cells)
+    return Geometry(ranks, config.window, config.block_bytes, config.small_bytes, config.cell_bytes, cells,
+                    board_bytes)
 
 
-def open_segment(exchange, config, interrupted):
+def open_segment(exchange, config, interrupted, board_bytes):
     """Returns the native group handle of this rank. Any rank's failure is raised by all.
-    ``interrupted``: see c10d_open."""
+    ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its board."""
     rank, size = exchange.rank, exchange.size
     fd = -1
     with contextlib.ExitStack() as cleanup:
         failure = offer = server = None
         if rank == 0:
             try:
-                fd = _create(config, size)
+                fd = _create(config, size, board_bytes)
                 cleanup.callback(lambda: fd >= 0 and os.close(fd))
                 server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 token = secrets.token_bytes(_TOKEN)
@@ -85,9 +86,9 @@ def _all_well(failures):
         raise TransportError("; ".join(said))
 
 
-def _create(config, size):
-    wanted = geometry(config, size)
-    at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes)
+def _create(config, size, board_bytes):
+    wanted = geometry(config, size, board_bytes)
+    at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes) + (size + 1) * board_bytes
     free, whose = memory.left()
     if at_once > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.

@@ -25,18 +25,18 @@ def _nanoseconds(seconds):
 
 class ShmTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
-    group rank. ``who``: names a rank in error messages."""
+    group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
 
     _handle = None
 
-    def __init__(self, exchange, config, group_name, members, who=None):
+    def __init__(self, exchange, config, group_name, members, who=None, board_bytes=0):
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.who = who or functools.partial(rank_name, members)
         self._raised = None  # by a signal handler, in the main thread
         signals = self._signals()
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
-        self._handle = open_segment(exchange, config, self._poll)
+        self._handle = open_segment(exchange, config, self._poll, board_bytes)
         lib.c10d_keep_trace(self._handle, config.trace)
 
     # --- collectives
@@ -45,8 +45,10 @@ class ShmTransport(Transport):
         if lib.c10d_run(self._handle, byref(self._args(call))):
             raise self.last_error(call)
 
-    def quick_all_reduce(self, address, count, kind, nanoseconds):
-        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``."""
+    def quick_all_reduce(self, address, count, kind, limit, opts):
+        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
+        its time-out in nanoseconds."""
+        nanoseconds = limit(opts)
         if lib.c10d_all_reduce(self._handle, address, count, kind.packed, nanoseconds):
             raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
 

@@ -1,138 +1,125 @@
-"""A small all_reduce over several hosts, by MPI alone, in one call of the native core (backend/mpi/direct.h).
+"""A small all_reduce over several hosts: inside each host by the board in its shared memory, between the hosts' first
+ranks, their leaders, by MPI; all in one call of the native core (backend/mpi/direct.h). The network carries each host's
+result once to each other host.
 
-Up to 4 KiB in two rounds, as recursive doubling does it: each rank exchanges its input with the ranks of its host, and
-then its host's result with one rank of each other host. Above, each host's first rank, its leader, gathers and reduces
-the inputs of its host, exchanges the result with the other leaders and hands out what comes of it: a round more, but
-the network carries each host's result once to each other host.
-
-The messages begin as those of direct.py, and go with the same tag, so that a rank that calls something
+The leaders' messages begin as those of direct.py, and go with the same tag, so that a rank that calls something
 else is found out by those that hear from it.
 """
-from ctypes import addressof, c_char, c_uint32, c_void_p, memmove
+import time
+from ctypes import addressof, c_char, c_void_p, memmove
+from dataclasses import dataclass
 
-from ..call import Op
 from ..errors import TransportError
 from . import native
 from .direct import HEAD_BYTES, announced
+from .failure import LATER, Trouble
 from .mpi import HEAD, Buffer
 from .mpi_native import STATUS_BYTES
 from .native import DirectReduce, Head, lib
 
 # Payloads are sent as one of these lengths, for each of which there are requests.
 _LENGTHS = (64, 1024, 4096, 16384, 65536)
-_SHORT = 4096           # bytes: without leaders
-_SLICE_NS = 2_000_000  # in the core, before Python looks at the group's health
+SLICE_NS = 2_000_000   # in the core, before Python looks at the group's health
+_MOMENT_NS = 5_000_000  # for what is about to be done
+_INSIDE = 1            # stage of a DirectReduce
 
 
-class _Round:
-    """Messages that are waited for together: one from each of ``sources``, into ``slots``, and ``own`` to each of ``to``."""
-
-    def __init__(self, link, calls, sources, slots, own, to):
-        self._link, self._calls, self._own, self._to = link, calls, own, to
-        self.sources, self.slots = sources, slots
-        self.peers = sources or to
-        self._receives = [link.comm.Recv_init([s.memory, link.MPI.BYTE], p, HEAD) for s, p in zip(slots, sources)]
-        self._sets = {}
-
-    def requests(self, length):
-        """(address of the handles, requests) that send ``length`` bytes of payload."""
-        if length not in self._sets:
-            requests = list(self._receives)
-            if self._to:
-                message = [self._own.memory[:HEAD_BYTES + length], self._link.MPI.BYTE]
-                requests += [self._link.comm.Send_init(message, p, HEAD) for p in self._to]
-            self._sets[length] = self._calls.array(requests), requests
-        return self._sets[length]
-
-
-class _Way:
-    """What a rank does. ``rounds``: with the ranks of its host, with those of others, and handing out the result; only the
-    first for who has a leader. ``out``: what is sent in the first or third. ``results``: the hosts'."""
-
-    def __init__(self, calls, statuses, hosts, rounds, out, results, leads):
-        self.rounds = rounds
-        self._keep = [(c_void_p * max(1, len(buffers)))(*[b.address for b in buffers]) for buffers in (rounds[0].slots, results)]
-        self.args = native.Direct(calls.startall, calls.testall, addressof(statuses), *self._keep, out.address,
-                                  len(rounds[0].slots), len(results), hosts.local if leads else 0, hosts.mine, leads)
+@dataclass(frozen=True)
+class _Prepared:
+    """What all calls with one dtype, reduce op and length have in common. ``requests``: between the hosts."""
+    requests: list
+    reduce: DirectReduce
 
 
 class SmallAllReduce:
-    """``limit``: bytes of the largest tensor."""
+    """``limit``: bytes of the largest tensor. ``idle``: the address of a request that lets MPI make progress.
+    ``made``: called with each _Prepared and the index of its length."""
 
-    def __init__(self, link, calls, hosts, direct, limit):
-        self._link, self._direct = link, direct
+    def __init__(self, link, calls, hosts, direct, idle, limit, made):
+        self._link, self._direct, self._mpi, self.made = link, direct, calls, made
         self.limit = limit
-        self._statuses = (c_char * (2 * max(link.size, 2) * STATUS_BYTES))()
-        self._mpi = calls
-        self._long = self._leaders(hosts)
-        self._short = self._all(hosts)
-        self._calls = {}
-
-    def _buffers(self, count):
+        self.lengths = [min(length, limit) for length in _LENGTHS]
+        self._prepared, self._requests = {}, {}
+        self._leads = hosts.local == 0
+        self._leaders = [hosts.ranks[h][0] for h in hosts.others] if self._leads else []
         # With room for what a rank sends that takes the other way, since it calls something else.
-        return [Buffer(HEAD_BYTES + self.limit) for _ in range(count)]
+        results = [Buffer(HEAD_BYTES + limit) for _ in hosts.ranks] if self._leads else []
+        self._received = [results[h] for h in hosts.others] if self._leads else []
+        self._own = results[hosts.mine] if self._leads else None
+        self._receives = [link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)]
+        self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
+        between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
+        board = direct.board
+        self.way = native.Direct(calls.startall, calls.testall, addressof(self._statuses), idle, board.address, board.stride,
+                                 len(hosts.here), hosts.local, between, len(results), hosts.mine)
+        self._here, self._board = hosts.here, board
 
-    def _between(self, hosts, sources, to):
-        results = self._buffers(len(hosts.ranks))
-        slots = [results[h] for h in hosts.others]
-        return results, _Round(self._link, self._mpi, sources, slots, results[hosts.mine], to)
-
-    def _all(self, hosts):
-        out, *slots = self._buffers(len(hosts.here))
-        peers, width, local = [r for r in hosts.here if r != hosts.rank], len(hosts.here), hosts.local
-        # On a host with more ranks than here one rank may have several that hear from it.
-        results, between = self._between(hosts, [hosts.partner(h, local) for h in hosts.others], [
-            r for h in hosts.others for i, r in enumerate(hosts.ranks[h]) if i % width == local])
-        rounds = _Round(self._link, self._mpi, peers, slots, out, peers), between
-        return _Way(self._mpi, self._statuses, hosts, rounds, out, results, True)
-
-    def _leaders(self, hosts):
-        leader, *others = hosts.here
-        if hosts.rank != leader:
-            out, slot = self._buffers(2)
-            rounds = _Round(self._link, self._mpi, [leader], [slot], out, [leader]),
-            return _Way(self._mpi, self._statuses, hosts, rounds, out, [], False)
-        out, *slots = self._buffers(len(hosts.here))
-        leaders = [hosts.ranks[h][0] for h in hosts.others]
-        results, between = self._between(hosts, leaders, leaders)
-        rounds = (_Round(self._link, self._mpi, others, slots, None, []), between,
-                  _Round(self._link, self._mpi, [], [], out, others))
-        return _Way(self._mpi, self._statuses, hosts, rounds, out, results, True)
+    def _of_length(self, length):
+        """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their handles)."""
+        if length not in self._requests:
+            requests = list(self._receives)
+            if self._leaders:
+                message = [self._own.memory[:HEAD_BYTES + length], self._link.MPI.BYTE]
+                requests += [self._link.comm.Send_init(message, r, HEAD) for r in self._leaders]
+            self._requests[length] = requests, self._mpi.array(requests)
+        return self._requests[length]
 
     def run(self, number, call, deadline):
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():
             memmove(result.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        self.all_reduce(number, result.data_ptr(), call.count, tensor.nbytes, call, deadline, call.factor, announced(call))
+        op, index = announced(call), next(i for i, length in enumerate(self.lengths) if tensor.nbytes <= length)
+        prepared = self._prepared.get((call.dtype.code, call.redop, index, op)) or self._prepare(call, index, op)
+        reduce = prepared.reduce
+        head = reduce.head
+        head.number, head.count, head.payload, head.factor = number, call.count, tensor.nbytes, call.factor
+        reduce.data, reduce.stage = result.data_ptr(), 0
+        self.go_on(lib.c10d_direct_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
 
-    def all_reduce(self, number, address, count, nbytes, kind, deadline, factor=0.0, op=Op.all_reduce):
-        """In place, of ``count`` items, ``nbytes``, at ``address``. ``kind``: has their ``dtype`` and the ``redop``.
-        ``factor``: this rank's, of PREMUL_SUM."""
-        for length in _LENGTHS:
-            if nbytes <= length:
-                break
-        length = min(length, self.limit)
-        way = self._short if length <= _SHORT else self._long
-        call = self._calls.get((kind.dtype.code, kind.redop, length, op)) or self._make(kind, length, op, way)
-        head = call.head
-        head.number, head.count, head.payload, head.factor = number, count, nbytes, factor
-        call.data, call.stage = address, 0
-        while status := lib.c10d_direct_reduce(way.args, call, _SLICE_NS):
-            now = way.rounds[(call.stage - 1) // 2]
+    def go_on(self, status, prepared, deadline):
+        """With a call of which the core has said ``status``, until it is done."""
+        reduce = prepared.reduce
+        while status:
+            inside = reduce.stage == _INSIDE
+            if status == native.MISMATCH and inside:
+                raise Trouble(native.MISMATCH, self._here[reduce.peer])
             if status == native.MISMATCH:
-                self._direct.again(number, now.sources[call.peer], now.slots[call.peer], deadline)
-            elif status == native.PENDING:
-                self._link.look(now.requests(length)[1], deadline, now.peers)
-            else:
+                self._direct.again(reduce.head.number, self._leaders[reduce.peer], self._received[reduce.peer], deadline)
+            elif status != native.PENDING:
                 raise TransportError("MPI failed in a small all_reduce")
+            elif inside:
+                if (status := self._look_inside(reduce, deadline)) != native.PENDING:
+                    continue
+            else:
+                self._link.look(prepared.requests, deadline, self._leaders)
+            status = lib.c10d_direct_reduce(self.way, reduce, SLICE_NS)
 
-    def _make(self, kind, length, op, way):
+    def _look_inside(self, reduce, deadline):
+        """A wait for ranks of this host: raises Trouble if it is in vain, or too long; else the status of the call."""
+        awaited = range(1, len(self._here)) if self._leads else [0]
+        try:
+            self._link.check([self._here[i] for i in awaited])
+        except Trouble:
+            # They may have done their part and then gone.
+            status = lib.c10d_direct_reduce(self.way, reduce, _MOMENT_NS)
+            if status == native.PENDING and reduce.stage == _INSIDE:
+                raise
+            return status
+        late = [r for i, r in enumerate(self._here) if not self._board.has(i, reduce.head.number)]
+        if not self._leads and self._here[0] not in late:
+            deadline += LATER
+        if time.monotonic() >= deadline:
+            trouble = Trouble(native.TIMEOUT, late[0] if late else -1)
+            trouble.missing = late
+            raise trouble
+        return native.PENDING
+
+    def _prepare(self, kind, index, op):
         dtype, redop = kind.dtype, kind.redop
         steps = self._direct.steps(dtype, redop)
-        sets = [r.requests(length) for r in way.rounds]
-        call = DirectReduce(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors,
-                            steps.between.factors, (c_void_p * 3)(*[s[0] for s in sets]),
-                            (c_uint32 * 3)(*[len(s[1]) for s in sets]),
-                            steps.inside.redop, steps.between.redop)
-        self._calls[dtype.code, redop, length, op] = call
-        return call
+        requests, handles = self._of_length(self.lengths[index])
+        reduce = DirectReduce(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors, steps.between.factors,
+                              handles, len(requests), steps.inside.redop, steps.between.redop)
+        prepared = self._prepared[dtype.code, redop, index, op] = _Prepared(requests, reduce)
+        self.made(prepared, index)
+        return prepared

@@ -1,8 +1,10 @@
 """Tickets of operations that Python carries out, and the queue that runs collectives in order."""
 import threading
 from collections import deque
+from ctypes import addressof, c_uint64
 
 from .base import Ticket
+from .native import lib
 
 
 class PyTicket(Ticket):
@@ -66,52 +68,51 @@ class QueuedTicket(PyTicket):
 class Queue:
     """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if
     nothing is under way, else in one of the queue's own. ``execute(number, call)`` returns an error or
-    None; it does not raise."""
+    None; it does not raise. ``turn``: the address of a Turn (backend/mpi/turn.h) that others take, too: whoever frees
+    it calls `wake` if somebody waits."""
 
-    def __init__(self, execute, complete, name):
+    def __init__(self, execute, complete, name, turn=None):
         self._execute, self._complete, self._name = execute, complete, name
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._jobs = deque()
-        self._busy = False
+        self._word = c_uint64() if turn is None else None
+        self._turn = addressof(self._word) if turn is None else turn
+        self._changed = threading.Condition(threading.Lock())
+        self._jobs = deque()    # as many as wait for their turn
         self._closing = False
         self._thread = None
-        self.number = 0     # of the last collective issued
+
+    @property
+    def number(self):
+        """Of the last collective issued."""
+        return lib.c10d_turn_last(self._turn)
 
     def run(self, call):
         with self._changed:
-            self.number += 1
-            number = self.number
-            if self._busy or self._jobs:
-                ticket = self._enqueue(number, call)
-            else:
-                self._busy, ticket = True, None
+            number = lib.c10d_turn_take(self._turn)
+            ticket = None if number else self._enqueue(call)
         if ticket is None:
             try:
                 return self._execute(number, call)
             finally:
-                self.free()
+                self._free()
         while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
             pass
         return ticket.error()
 
     def submit(self, call):
         with self._changed:
-            self.number += 1
-            return self._enqueue(self.number, call)
+            return self._enqueue(call)
 
     def run_next(self):
         """Runs the oldest job here. False: another thread is at it, or there is none."""
         with self._changed:
-            if self._busy or not self._jobs:
+            if not lib.c10d_turn_next(self._turn):
                 return False
-            self._busy = True
             number, call, ticket = self._jobs.popleft()
         error = None
         try:
             error = self._execute(number, call)
         finally:
-            self.free()
+            self._free()
             ticket.finish(error)
         return True
 
@@ -123,41 +124,36 @@ class Queue:
         """Runs what is left (it fails at once, the group being over), and ends the thread."""
         with self._changed:
             self._closing = True
+            lib.c10d_turn_close(self._turn)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy and not self._jobs, 5.0)
+            self._changed.wait_for(lambda: not lib.c10d_turn_taken(self._turn) and not self._jobs, 5.0)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         while self.run_next():
             pass
 
-    def _enqueue(self, number, call):
+    def wake(self):
+        """The turn is free."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _enqueue(self, call):
         ticket = QueuedTicket(self._complete, self)
-        self._jobs.append((number, call, ticket))
+        self._jobs.append((lib.c10d_turn_wait(self._turn), call, ticket))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"c10d_custom:{self._name}", daemon=True)
             self._thread.start()
         self._changed.notify_all()
         return ticket
 
-    def take(self):
-        """True if nothing is under way: the caller then does collective `number` itself, and calls `free`."""
-        with self._lock:
-            if self._busy or self._jobs:
-                return False
-            self.number += 1
-            self._busy = True
-            return True
-
-    def free(self):
-        with self._lock:
-            self._busy = False
-            if self._jobs or self._closing:
-                self._changed.notify_all()
+    def _free(self):
+        if lib.c10d_turn_free(self._turn):
+            self.wake()
 
     def _work(self):
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._busy and (self._jobs or self._closing))
+                self._changed.wait_for(lambda: (self._jobs or self._closing) and not lib.c10d_turn_taken(self._turn))
                 if self._closing and not self._jobs:
                     return
             self.run_next()

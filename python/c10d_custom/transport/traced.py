@@ -111,11 +111,13 @@ class CallLog:
                 0 if m.is_recv else size, size if m.is_recv else 0, m.tag, began, began if ticket.matched else 0, ended,
                 status]
 
-    def records(self, queued):
-        """``queued``: (number, Call) of collectives that have not begun."""
+    def records(self, queued, others=()):
+        """``queued``: (number, Call) of collectives that have not begun; ``others``: TraceRecords of collectives that
+        somebody else remembers."""
         now, clock = monotonic_ns(), _clock()
-        rows = list(self._collectives)
-        rows += [[number, call.op, call.redop, call.dtype.code, call.root, call.count, sum(t.nbytes for t in call.inputs),
-                  sum(t.nbytes for t in call.outputs), 0, now, 0, 0, native.PENDING] for number, call in queued]
-        rows += list(self._messages) + [self._message(t, 0, native.PENDING) for t in list(self._moving)]
-        return [_record(native.TraceRecord(*row), clock) for row in rows]
+        known = sorted([native.TraceRecord(*row) for row in list(self._collectives)] + list(others), key=lambda r: r.number)
+        known = known[max(0, len(known) - self._collectives.maxlen):]
+        waiting = [[number, call.op, call.redop, call.dtype.code, call.root, call.count, sum(t.nbytes for t in call.inputs),
+                    sum(t.nbytes for t in call.outputs), 0, now, 0, 0, native.PENDING] for number, call in queued]
+        messages = list(self._messages) + [self._message(t, 0, native.PENDING) for t in list(self._moving)]
+        return [_record(r, clock) for r in known + [native.TraceRecord(*row) for row in waiting + messages]]
