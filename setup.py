@@ -1,5 +1,6 @@
-"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so, and packs the sources
-of the CUDA kernels, compiled where they are used, as c10d_custom/cuda."""
+"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so, a fast way for Python to call it
+into c10d_custom/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
+c10d_custom/cuda."""
 from glob import glob
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from setuptools.errors import CCompilerError, ExecError, PlatformError
 
 class build_native(build_ext):
     def get_ext_filename(self, fullname):
-        # A plain shared library with a C ABI: it is opened with ctypes and fits every Python.
+        # Plain shared libraries that fit every Python: one has a C ABI and is opened with ctypes, one has Python's stable ABI.
         return fullname.replace(".", "/") + ".so"
 
     def get_export_symbols(self, ext):
@@ -21,6 +22,8 @@ class build_native(build_ext):
         try:
             super().build_extension(ext)
         except (CCompilerError, ExecError, PlatformError) as error:
+            if ext.optional:
+                raise  # setuptools says so, and goes on
             raise SystemExit(
                 f"c10d-custom: its native core did not compile ({error}).\n"
                 "It needs Linux (x86-64 or aarch64) and a C++17 compiler: g++ >= 9 or clang >= 10. "
@@ -50,6 +53,9 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden",
                                 "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"],
             extra_link_args=["-pthread"],
-        )
+        ),
+        # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
+        Extension("c10d_custom._fast", sources=["backend/python/fast.c"], extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra"],
+                  py_limited_api=True, optional=True),
     ],
 )

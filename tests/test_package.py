@@ -21,6 +21,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
+    {"_fast"},  # backend/python/fast.c
     {"_version", "errors", "config", "addresses", "memory", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
     {"call", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
@@ -135,6 +136,50 @@ def test_python_and_native_agree_on_dtypes():
 def test_python_and_native_agree_on_what_reduces(dtype):
     for code, name in dtypes.REDUCE_OPS.items():
         assert bool(lib.c10d_can_reduce(dtype.code, code)) == (name in dtype.reduces), name
+
+
+def test_a_reduce_op_finds_its_own_kind():
+    for torch_dtype, dtype in dtypes.BY_DTYPE.items():
+        for code, name in dtypes.REDUCE_OPS.items():
+            if name == "PREMUL_SUM":
+                op = torch.distributed._make_nccl_premul_sum(2.0)
+            else:
+                op = torch.distributed.ReduceOp(dtypes.RedOp.__members__[name])
+            kind = dtypes.kind_of(torch_dtype, op)
+            if name in dtype.reduces and name != "PREMUL_SUM":
+                assert (kind.dtype, kind.redop) == (dtype, code)
+            else:
+                assert kind is None
+
+
+def test_without_the_fast_calls_ctypes_takes_their_place(tmp_path):
+    script = tmp_path / "one.py"
+    script.write_text("""
+import sys
+sys.modules["c10d_custom._fast"] = None
+import torch, torch.distributed as dist
+dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+from c10d_custom.transport import native
+assert native.quick is native.lib.c10d_quick
+t = torch.arange(4.0)
+dist.all_reduce(t)
+dist.broadcast(t, 0)
+print(t.tolist())
+dist.destroy_process_group()
+""")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[0.0, 1.0, 2.0, 3.0]\n", 0), done.stderr
+
+
+def test_the_fast_calls_are_there_where_python_has_its_headers():
+    import sysconfig
+    from functools import partial
+
+    from c10d_custom.transport import native
+
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("this Python has no headers (python3-dev)")
+    assert isinstance(native.quick, partial) and isinstance(native.direct_quick, partial)
 
 
 def test_every_torch_dtype_with_storage_is_known():

@@ -55,10 +55,9 @@ class Kind:
 
 
 _NOTHING = {}
-_SUM = ReduceOp.SUM
-# By torch dtype and code. Without PREMUL_SUM, which needs a factor as well.
+# By torch dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a factor as well.
 KINDS = {
-    torch_dtype: {code: Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
+    torch_dtype: {hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
                   for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
     for torch_dtype, dtype in BY_DTYPE.items()
 }
@@ -88,7 +87,7 @@ def split_op(op):
 
 def kind_of(dtype, op):
     """The Kind of a torch dtype and a ReduceOp; None where they have no meaning together, or need a factor."""
-    return KINDS.get(dtype, _NOTHING).get(0 if op == _SUM else int(op.op))
+    return KINDS.get(dtype, _NOTHING).get(hash(op))
 
 
 def check_reduce(dtype, code):

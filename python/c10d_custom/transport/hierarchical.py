@@ -138,7 +138,7 @@ class HierarchicalTransport(Transport):
         """As ShmTransport's. What takes less than a slice has no use for a time-out."""
         error = None
         try:
-            status = lib.c10d_direct_quick(self._short.at, address, count, kind.packed, SLICE_NS)
+            status = native.direct_quick(self._short.at, address, count, kind.packed, SLICE_NS)
             if not status:
                 return
             if status == native.DONE_WAKE:

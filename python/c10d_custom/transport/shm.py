@@ -49,13 +49,13 @@ class ShmTransport(Transport):
         """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
         its time-out in nanoseconds."""
         nanoseconds = limit(opts)
-        if lib.c10d_all_reduce(self._handle, address, count, kind.packed, nanoseconds):
+        if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
             raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
 
     def quick(self, kind, root, source, target, count, nanoseconds):
         """The short way to the core for other collectives: see c10d_quick in api.h. Returns a native status; with one
         that is not OK or PENDING, `last_error` knows more."""
-        return lib.c10d_quick(self._handle, kind, root, source, target, count, nanoseconds)
+        return native.quick(self._handle, kind, root, source, target, count, nanoseconds)
 
     def last_error(self, call):
         """The exception for the failure of this thread's last collective, which was ``call``."""
