@@ -119,6 +119,9 @@ def _initialise(MPI, seconds):
         # Open MPI over TCP: a message beyond its eager limit is agreed on first, and the agreement queues behind the
         # data that is under way to the same host.
         os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(PIECE + _HEADER))
+        # UCX (MPICH's) over TCP: its 8 KiB buffers make many small writes and reads of a piece.
+        for name in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
+            os.environ.setdefault(name, str(PIECE))
         start = ctypes.CDLL(MPI.__file__).MPI_Init_thread
         arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)

@@ -202,26 +202,26 @@ class Composed:
         for h in hosts.others:
             slot.requests += link.send(slot.mine.address + cut[h], cut[h + 1] - cut[h], self._lane_of(h))
 
-    def _finish_exchange(self, slot, nbytes, between, root):
+    def _finish_exchange(self, slot, nbytes, between, root, target):
         hosts, link = self.hosts, self.link
         self._wait(slot.requests, slot.peers, slot)
         mine, count = slot.mine.address, len(hosts.ranks)
         if count == 2:
             if root is None or root[0] == hosts.mine:
                 sources = [slot.theirs[h].address if h != hosts.mine else mine for h in range(2)]
-                self._combine(mine, sources, nbytes, between)
+                self._combine(target, sources, nbytes, between)
             return
         cut = evenly(nbytes, count, _LINE)
         at, share = cut[hosts.mine], cut[hosts.mine + 1] - cut[hosts.mine]
-        self._combine(mine + at, [slot.theirs[h].address if h != hosts.mine else mine + at for h in range(count)],
+        self._combine(target + at, [slot.theirs[h].address if h != hosts.mine else mine + at for h in range(count)],
                       share, between)
         requests = []
         for h in hosts.others:
             if root is None or root[0] == hosts.mine:
-                requests += link.receive(mine + cut[h], cut[h + 1] - cut[h], self._lane_of(h))
+                requests += link.receive(target + cut[h], cut[h + 1] - cut[h], self._lane_of(h))
         for h in hosts.others:
             if root is None or root[0] == h:
-                requests += link.send(mine + at, share, self._lane_of(h))
+                requests += link.send(target + at, share, self._lane_of(h))
         self._wait(requests, slot.peers, slot)
 
     def _finish_chunk(self, slot, lo, cut, between, root):
@@ -229,11 +229,13 @@ class Composed:
         sizes = [cut[min(j + 1, hosts.lanes)] - cut[min(j, hosts.lanes)] for j in range(self.width)]
         starts = [cut[min(j, hosts.lanes)] for j in range(self.width)]
         mine = sizes[hosts.local]
+        # Of the chunk, this rank's tensor has been read.
+        target = self.call.outputs[0].data_ptr() + lo if root is None else 0
         if self.lane:
-            self._finish_exchange(slot, mine, between, root)
+            self._finish_exchange(slot, mine, between, root,
+                                  target + starts[hosts.local] if root is None else slot.mine.address)
         if root is None:
-            target = self.call.outputs[0].data_ptr() + lo
-            self._local(Op.all_gather, [(slot.mine.address, mine)], [(target + s, n) for s, n in zip(starts, sizes)])
+            self._local(Op.all_gather, [(target + starts[hosts.local], mine)], [(target + s, n) for s, n in zip(starts, sizes)])
         elif root[0] == hosts.mine:
             # To the root alone: all_to_all in which only it receives.
             is_root = hosts.local == root[1]
