@@ -115,6 +115,15 @@ def test_abort_reaches_all_hosts(layout, tmp_path):
         assert ranks[rank]["error"] == "AbortedError" and ranks[rank]["seconds"] < 2.5, str(result)
 
 
+@pytest.mark.parametrize("layout", BOTH)
+def test_a_signal_handler_that_raises_amid_a_small_all_reduce_ends_it_for_all(layout, tmp_path):
+    result, ranks = said("interrupted", layout, tmp_path)
+    assert ranks[3]["error"] == "InterruptedError" and ranks[3]["seconds"] < 0.9, str(result)
+    for rank in range(3):
+        assert ranks[rank]["error"] == "AbortedError" and "rank 3 on hostb" in ranks[rank]["text"], str(result)
+        assert ranks[rank]["seconds"] < (2.5 if rank == 0 else 1.5), str(result)
+
+
 def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing(tmp_path):
     layout = Layout.parse("2+2")
     if reason := layout.why_not():

@@ -123,6 +123,16 @@ def trouble(kind, rank, last):
             dist.group.WORLD.abort()
         else:
             all_reduce(1 << 18)
+    elif kind == "interrupted":
+        def handler(*_):
+            raise InterruptedError("by a signal handler")
+
+        if rank == last:
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        if rank == 0:
+            time.sleep(1)
+        all_reduce(4)
     elif kind == "cut":
         forever(1 << 16)
 
