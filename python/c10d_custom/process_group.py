@@ -49,7 +49,6 @@ from .transport.shm import ShmTransport
 from .work import Completer, DeviceWork, DoneWork, Work
 
 _profiler_enabled = torch.autograd._profiler_enabled
-_KINDS, _NOTHING = dtypes.KINDS, {}
 _live = weakref.WeakSet()
 _ready = None   # see ready_made
 
@@ -227,9 +226,8 @@ class CustomProcessGroup(ProcessGroup):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            # _may_be_short and kind_of, without the price of their calls
-            if not (opts.asyncOp or self._coalescing is not None or _profiler_enabled()) and len(tensors) == 1 and (
-                    is_ordinary(tensor := tensors[0])) and (kind := _KINDS.get(tensor.dtype, _NOTHING).get(hash(op))):
+            if self._may_be_short(opts) and len(tensors) == 1 and is_ordinary(tensor := tensors[0]) and (
+                    kind := dtypes.kind_of(tensor.dtype, op)):
                 self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:

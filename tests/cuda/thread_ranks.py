@@ -44,10 +44,10 @@ def _device_of(tensor):
 @contextlib.contextmanager
 def standing_in(driver_of):
     """Tensors count as those of cuda:0, with the driver that ``driver_of(device)`` gives."""
-    short = CustomProcessGroup._short
+    may_be_short = CustomProcessGroup._may_be_short
 
-    def _short(self, opts):
-        return short(self, opts) if getattr(_here, "cpu", False) else 0
+    def _may_be_short(self, opts):
+        return getattr(_here, "cpu", False) and may_be_short(self, opts)
 
     def kept(function):
         # The stand-ins' memory is not freed in the order of a stream, as that of CUDA tensors is.
@@ -61,7 +61,7 @@ def standing_in(driver_of):
     with mock.patch.object(collectives, "device_of", _device_of), \
             mock.patch.object(collectives, "source", kept(collectives.source)), \
             mock.patch.object(collectives, "target", kept(collectives.target)), \
-            mock.patch.object(CustomProcessGroup, "_short", _short), \
+            mock.patch.object(CustomProcessGroup, "_may_be_short", _may_be_short), \
             mock.patch.object(cuda_driver, "driver_of", driver_of):
         yield
 

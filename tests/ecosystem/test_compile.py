@@ -49,6 +49,7 @@ def test_compiled_collectives(compiler):
     run(compiled, 2, compiler)
 
 
+@pytest.mark.full("inductor compiles C++ for a minute; what it is given is what aot_eager is given")
 def test_compiled_collectives_with_inductor():
     # The C++ compiler runs once per rank and kernel.
     run(compiled, 2, "inductor", deadline=120)

@@ -33,9 +33,10 @@ def read(folder):
 
 
 @pytest.mark.parametrize("layout, kind, lost", [
-    ("2+2", "killed idle", 3), ("2+2", "killed small", 3), ("2+2", "killed medium", 3), ("2+2", "killed leader", 2),
+    ("2+2", "killed idle", 3), ("2+2", "killed small", 3), ("2+2", "killed leader", 2),
     ("3+1", "killed large", 3), ("3+1", "killed first", 0), ("2+2", "message", 3),
-    ("openmpi:2+2", "killed small", 3), ("openmpi:2+2", "killed large", 3)])
+    ("openmpi:2+2", "killed small", 3),
+    pytest.param("openmpi:2+2", "killed large", 3, marks=pytest.mark.full("Open MPI's launcher ends the job as in the one above"))])
 def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
     # Those of the other host, that is: MPICH's launcher was seen to end the dead rank's host even so.
@@ -54,9 +55,8 @@ def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_pa
 
 @pytest.mark.parametrize("layout, kind", [
     ("2+2", "count"), ("2+2", "small and large"), ("3+1", "small and large"), ("3+1", "dtype"), ("2+2", "redop"),
-    ("3+1", "operation"), ("2+2", "small and medium"), ("3+1", "small and medium"), ("2+2", "medium and small"),
-    ("2+2", "medium and large"),
-    ("2+2", "medium"), ("3+1", "medium"), ("2+2", "operation, medium"), ("openmpi:2+2", "redop")])
+    ("3+1", "operation"), ("2+2", "small and medium"), ("2+2", "medium and large"), ("2+2", "medium"),
+    ("2+2", "operation, medium"), ("openmpi:2+2", "redop")])
 def test_ranks_that_disagree_are_shown_side_by_side(kind, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
     assert sorted(ranks) == [0, 1, 2, 3], str(result)
@@ -81,7 +81,7 @@ def test_a_group_in_which_all_refused_a_call_goes_on(layout, tmp_path):
     assert [ranks[r]["error"] for r in range(4)] == ["UsageError"] * 4, str(result)
 
 
-@pytest.mark.parametrize("layout, kind", [("2+2", "late"), ("2+2", "stopped"), ("2+2", "late, medium"), ("3+1", "late, large")])
+@pytest.mark.parametrize("layout, kind", [("2+2", "late"), ("2+2", "stopped"), ("3+1", "late, large")])
 def test_a_rank_that_does_not_come_is_named(kind, layout, tmp_path):
     result, ranks = said(kind, layout, tmp_path)
     for rank in range(3):

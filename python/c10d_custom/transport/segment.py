@@ -86,7 +86,7 @@ def _all_well(failures):
         raise TransportError("; ".join(said))
 
 
-def _create(config, size, board_bytes):
+def _create(config, size, board_bytes=0):
     wanted = geometry(config, size, board_bytes)
     at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes) + (size + 1) * board_bytes
     free, whose = memory.left()
