@@ -12,7 +12,7 @@ from threading import get_ident
 
 from torch.distributed import PrefixStore
 
-from ..call import Agreement, Call, Fingerprint, Memory, Op, mismatch_table
+from ..call import Agreement, Call, Fingerprint, Memory, mismatch_table
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
