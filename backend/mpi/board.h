@@ -11,6 +11,7 @@
 
 #include "../shm/api.h"
 #include "head.h"
+#include "words.h"
 
 namespace c10d_custom {
 
@@ -24,8 +25,7 @@ class Board {
     Slot& s = at(slot);
     // Readers look at the number before and after.
     s.number.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
-    s.head = head;
+    store_words(&s.head, &head, sizeof head);
     if (bytes) memcpy(base_ + slot * stride_ + kPayload, payload, bytes);
     s.number.store(head.number, std::memory_order_release);
   }
@@ -35,10 +35,10 @@ class Board {
     const Slot& s = at(slot);
     const uint64_t number = s.number.load(std::memory_order_acquire);
     if (number < mine.number) return kPending;
-    const bool same = number == mine.number && !memcmp(&s.head, &mine, kCompared);
-    std::atomic_thread_fence(std::memory_order_acquire);
+    Head head;
+    load_words(&head, &s.head, kCompared);
     if (s.number.load(std::memory_order_relaxed) != number) return kPending;
-    return same ? kOk : kMismatch;
+    return number == mine.number && !memcmp(&head, &mine, kCompared) ? kOk : kMismatch;
   }
 
   // The same of the result, for which the leader's slot is looked at as well.

@@ -18,5 +18,6 @@ struct Head {
 };
 static_assert(sizeof(Head) == 64, "native.py has the same");
 constexpr size_t kCompared = offsetof(Head, payload);
+static_assert(kCompared % 8 == 0, "see words.h");
 
 }  // namespace c10d_custom

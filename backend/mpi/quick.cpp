@@ -2,28 +2,20 @@
 
 #include <pthread.h>
 
-#include <atomic>
-
 #include "../shm/os.h"
+#include "words.h"
 
 using namespace c10d_custom;
 
 namespace {
 
-void put_number(TraceRecord& r, uint64_t number) {
-  if (number) std::atomic_thread_fence(std::memory_order_release);
-  __atomic_store_n(&r.number, number, __ATOMIC_RELAXED);
-  if (!number) std::atomic_thread_fence(std::memory_order_release);
-}
-
 void log_begin(DirectQuick* q, const Head& head) {
   if (!q->room) return;
-  TraceRecord& r = q->log[q->logged++ % q->room];
-  put_number(r, 0);
-  r.op = head.op, r.redop = head.redop, r.dtype = head.dtype, r.peer = head.root;
-  r.count = head.count, r.in_bytes = r.out_bytes = head.payload;
-  r.issued = r.began = q->began, r.ended = 0, r.status = kPending;
-  put_number(r, head.number);
+  const TraceRecord r{0, head.op, head.redop, head.dtype, head.root, head.count, head.payload, head.payload,
+                      0, q->began, q->began, 0, kPending, 0};
+  TraceRecord* const to = q->log + q->logged++ % q->room;
+  store_words(to, &r, sizeof r);
+  __atomic_store_n(&to->number, head.number, __ATOMIC_RELEASE);
 }
 
 }  // namespace
@@ -35,7 +27,7 @@ int c10d_direct_quick(DirectQuick* q, void* data, uint64_t count, uint32_t kind,
   if (bytes > q->limit) return kLongWay;
   uint32_t length = 0;
   while (bytes > q->lengths[length]) ++length;
-  DirectReduce* const r = q->calls[(dtype * kReduceOps + redop) * kLengths + length];
+  DirectReduce* const r = q->calls[(dtype * kRedopRoom + redop) * kLengths + length];
   const uint64_t number = r ? q->turn.take() : 0;
   if (!number) return kLongWay;
   q->runner.store(pthread_self(), std::memory_order_relaxed);
@@ -51,7 +43,8 @@ int c10d_direct_quick(DirectQuick* q, void* data, uint64_t count, uint32_t kind,
 int c10d_direct_over(DirectQuick* q, int status) {
   if (q->room) {
     TraceRecord& r = q->log[(q->logged - 1) % q->room];
-    r.ended = now_ns(), r.status = status;
+    __atomic_store_n(&r.ended, now_ns(), __ATOMIC_RELAXED);
+    __atomic_store_n(&r.status, status, __ATOMIC_RELAXED);
   }
   q->now = nullptr;
   q->runner.store(0, std::memory_order_relaxed);
@@ -62,10 +55,8 @@ uint64_t c10d_direct_log(const DirectQuick* q, TraceRecord* out) {
   uint64_t n = 0;
   for (uint64_t i = 0; i < q->room; ++i) {
     const TraceRecord& r = q->log[i];
-    const uint64_t before = __atomic_load_n(&r.number, __ATOMIC_ACQUIRE);
-    out[n] = r;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    n += before && __atomic_load_n(&r.number, __ATOMIC_RELAXED) == before;
+    load_words(out + n, &r, sizeof r);
+    n += out[n].number && __atomic_load_n(&r.number, __ATOMIC_RELAXED) == out[n].number;
   }
   return n;
 }

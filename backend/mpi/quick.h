@@ -8,7 +8,7 @@
 namespace c10d_custom {
 
 constexpr uint32_t kLengths = 5;     // of payloads, for each of which there are requests
-constexpr uint32_t kReduceOps = 16;  // more than there are
+constexpr uint32_t kRedopRoom = 16;  // more than there are
 
 // Of one group, in Python's memory.
 struct DirectQuick {

@@ -306,7 +306,7 @@ void arguments(Random& random, uint64_t trial) {
   PeerState state;
   require(c10d_peer_state(w.victim, 2 + uint32_t(random() % 1000), 0, &state) == kUsage, "the state of nobody", trial);
   Geometry g;
-  uint32_t raw[6];
+  uint32_t raw[sizeof g / sizeof(uint32_t)];
   for (uint32_t& x : raw) x = odd_number(random);
   memcpy(&g, raw, sizeof g);
   // Sizes that could be had are left out: they would be.
