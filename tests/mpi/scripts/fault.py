@@ -1,5 +1,8 @@
-"""One kind of trouble, in a group over several hosts: every rank says what it was told, in a file of its
-own (launchers lose what is printed while they end a job)."""
+"""Kinds of trouble, one after the other and each in a group of its own, over several hosts: every rank says what it was
+told, in a file (launchers lose what is printed while they end a job).
+
+    fault.py FOLDER KIND...
+"""
 import faulthandler
 import json
 import os
@@ -17,79 +20,79 @@ GROUP_SECONDS = 4.0
 MEDIUM = 4000   # float32: 16 KB, still a small all_reduce
 
 
-def all_reduce(count, op=dist.ReduceOp.SUM, dtype=torch.float32):
-    dist.all_reduce(torch.ones(count, dtype=dtype), op)
+def all_reduce(group, count, op=dist.ReduceOp.SUM, dtype=torch.float32):
+    dist.all_reduce(torch.ones(count, dtype=dtype), op, group)
 
 
-def forever(count):
+def forever(group, count):
     while True:
-        all_reduce(count)
+        all_reduce(group, count)
 
 
-def trouble(kind, rank, last):
+def trouble(kind, group, rank, last):
     """What this rank does. It raises something, or returns."""
     if kind == "killed idle":
         if rank == last:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        all_reduce(4)
+        all_reduce(group, 4)
     elif kind in ("killed small", "killed leader", "killed large"):
         if rank == (last - 1 if kind == "killed leader" else last):
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        forever({"killed small": 4, "killed large": 1 << 20}.get(kind, MEDIUM))
+        forever(group, {"killed small": 4, "killed large": 1 << 20}.get(kind, MEDIUM))
     elif kind == "killed first":
         if rank == 0:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        all_reduce(4)
+        all_reduce(group, 4)
     elif kind == "message":
         if rank == last:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 0:
-            dist.recv(torch.ones(4), last)
+            dist.recv(torch.ones(4), last, group)
         else:
-            dist.recv(torch.ones(4), 0)
+            dist.recv(torch.ones(4), 0, group)
     elif kind == "count":
-        all_reduce(4 if rank else 5)
+        all_reduce(group, 4 if rank else 5)
     elif kind == "small and large":
-        all_reduce(4 if rank % 2 else 1 << 20)
+        all_reduce(group, 4 if rank % 2 else 1 << 20)
     elif kind == "small and medium":
-        all_reduce(4 if rank % 2 else MEDIUM)
+        all_reduce(group, 4 if rank % 2 else MEDIUM)
     elif kind == "medium and large":
-        all_reduce(1 << 20 if rank == last else MEDIUM)
+        all_reduce(group, 1 << 20 if rank == last else MEDIUM)
     elif kind == "medium":
-        all_reduce(MEDIUM + (rank == last))
+        all_reduce(group, MEDIUM + (rank == last))
     elif kind == "dtype":
-        all_reduce(4, dtype=torch.float32 if rank != last else torch.int32)
+        all_reduce(group, 4, dtype=torch.float32 if rank != last else torch.int32)
     elif kind == "redop":
-        all_reduce(1 << 18, dist.ReduceOp.SUM if rank != last else dist.ReduceOp.MAX)
+        all_reduce(group, 1 << 18, dist.ReduceOp.SUM if rank != last else dist.ReduceOp.MAX)
     elif kind == "operation":
-        dist.barrier() if rank == last else all_reduce(4)
+        dist.barrier(group) if rank == last else all_reduce(group, 4)
     elif kind == "operation, medium":
-        dist.barrier() if rank == last else all_reduce(MEDIUM)
+        dist.barrier(group) if rank == last else all_reduce(group, MEDIUM)
     elif kind == "refused":
         if rank == last:
-            all_reduce(4, dist.ReduceOp.BAND)
+            all_reduce(group, 4, dist.ReduceOp.BAND)
         else:
-            all_reduce(1 << 20)
+            all_reduce(group, 1 << 20)
     elif kind == "all refused":
         try:
-            all_reduce(4, dist.ReduceOp.BAND)
+            all_reduce(group, 4, dist.ReduceOp.BAND)
         except ValueError:
-            all_reduce(4)
-            all_reduce(MEDIUM)
-            all_reduce(1 << 18)
+            all_reduce(group, 4)
+            all_reduce(group, MEDIUM)
+            all_reduce(group, 1 << 18)
             raise
     elif kind == "late":
         if rank == last:
             time.sleep(GROUP_SECONDS + 2)
-        all_reduce(4)
+        all_reduce(group, 4)
     elif kind == "late, large":
         if rank == last:
             time.sleep(GROUP_SECONDS + 2)
-        all_reduce(1 << 20)
+        all_reduce(group, 1 << 20)
     elif kind == "stopped":
         if rank == last:
             wake = f"sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}"
@@ -97,26 +100,28 @@ def trouble(kind, rank, last):
             subprocess.Popen(["sh", "-c", wake], start_new_session=True, stdin=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGSTOP)
-        all_reduce(4)
+        all_reduce(group, 4)
     elif kind == "no message":
         if rank:
             time.sleep(GROUP_SECONDS + 1)
         else:
-            dist.recv(torch.ones(4), last)
+            dist.recv(torch.ones(4), last, group)
     elif kind == "size of a message":
         if rank == 0:
-            dist.recv(torch.ones(4), last)
+            dist.recv(torch.ones(4), last, group)
         if rank == last:
-            dist.send(torch.ones(100000), 0) if last % 2 else dist.send(torch.ones(5), 0)
+            dist.send(torch.ones(100000), 0, group) if last % 2 else dist.send(torch.ones(5), 0, group)
     elif kind == "left":
-        if rank != last:
-            all_reduce(1 << 18)
+        if rank == last:
+            dist.destroy_process_group(group)
+        else:
+            all_reduce(group, 1 << 18)
     elif kind == "aborted":
         if rank == last:
             time.sleep(0.5)
-            dist.group.WORLD.abort()
+            group.abort()
         else:
-            all_reduce(1 << 18)
+            all_reduce(group, 1 << 18)
     elif kind == "interrupted":
         def handler(*_):
             raise InterruptedError("by a signal handler")
@@ -126,30 +131,39 @@ def trouble(kind, rank, last):
             signal.setitimer(signal.ITIMER_REAL, 0.3)
         if rank == 0:
             time.sleep(1)
-        all_reduce(4)
+        all_reduce(group, 4)
     elif kind == "cut":
-        forever(1 << 16)
+        forever(group, 1 << 16)
+
+
+def write(folder, name, said):
+    # At one go: the launcher may end this process in the middle of anything.
+    (part := folder / f"{name}.part").write_text(json.dumps(said))
+    part.rename(part.with_suffix(".json"))
 
 
 def main():
-    kind = sys.argv[1]
-    dist.init_process_group("custom", timeout=timedelta(seconds=GROUP_SECONDS))
+    folder, kinds = Path(sys.argv[1]), sys.argv[2:]
+    dist.init_process_group("custom")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    stacks = open(Path(sys.argv[2]) / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
-    faulthandler.dump_traceback_later(20, file=stacks)
-    all_reduce(4)
-    dist.barrier()
-    (Path(sys.argv[2]) / f"{rank}.ready").touch()
-    began = time.monotonic()
-    said = {"rank": rank, "error": None}
-    try:
-        trouble(kind, rank, last)
-    except Exception as error:
-        said = {"rank": rank, "error": type(error).__name__, "text": str(error)}
-    said["seconds"] = time.monotonic() - began
-    # At one go: the launcher may end this process in the middle of anything.
-    (part := Path(sys.argv[2]) / f"{rank}.part").write_text(json.dumps(said))
-    part.rename(part.with_suffix(".json"))
+    stacks = open(folder / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
+    for number, kind in enumerate(kinds):
+        faulthandler.dump_traceback_later(20, file=stacks)
+        group = dist.new_group(timeout=timedelta(seconds=GROUP_SECONDS))
+        all_reduce(group, 4)
+        dist.barrier(group)
+        (folder / f"{kind}.{rank}.ready").touch()
+        began = time.monotonic()
+        said = {"rank": rank, "error": None}
+        try:
+            trouble(kind, group, rank, last)
+        except Exception as error:
+            said = {"rank": rank, "error": type(error).__name__, "text": str(error)}
+        said["seconds"] = time.monotonic() - began
+        write(folder, f"{kind}.{rank}", said)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if number < len(kinds) - 1:
+            dist.barrier()
     dist.destroy_process_group()
 
 
