@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 8; }
+int c10d_abi_version() { return 9; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -257,11 +257,11 @@ void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {
   if (!g.status) g->poison(Status(cause), peer, number);
 }
 
-int c10d_health(c10d_handle* h, Failure* f) {
+int c10d_health(c10d_handle* h, uint64_t number, Failure* f) {
   Use g(h);
   if (g.status) return refuse(g.status, f);
-  refuse(g->health(), f);
-  if (f->status == kBroken) g->poisoned(f);
+  refuse(g->health(number), f);
+  if (f->status == kBroken) g->poisoned(f, number);
   for (uint32_t r = 0; f->status == kOk && r < g->n; ++r)
     if (!g->left(r) && !g->alive(r)) f->status = kPeerLost, f->peer = int32_t(r);
   return f->status;

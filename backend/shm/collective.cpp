@@ -6,14 +6,16 @@ namespace c10d_custom {
 
 Collective::Collective(Group& group, uint64_t s, const CallArgs& a, int64_t started, Failure* f)
     : g(group), me(group.rank), n(group.n), seq(s), args(a), number(a.number ? a.number : s),
-      deadline(deadline_after(started, a.timeout_ns)), started_(started), failure_(f) {}
+      deadline(deadline_after(started, a.timeout_ns)), started_(started), failure_(f) {
+  g.call = number;
+}
 
 Status Collective::fail(Status st, int32_t peer) {
   *failure_ = Failure{};
   failure_->peer = peer;
   failure_->by = -1;
   failure_->call = failure_->seq = number;
-  if (st == kBroken) g.poisoned(failure_);
+  if (st == kBroken) g.poisoned(failure_, number);
   else if (st == kInterrupted) g.poison(kAborted, int32_t(me), number);
   else if (st != kAborted && st != kUsage) g.poison(st, peer, number);
   failure_->status = st;
@@ -42,7 +44,7 @@ uint32_t Collective::laggard(uint32_t peer) const {
 bool Collective::may_go_on(uint32_t peer) {
   if (g.aborted()) return fail(kAborted, -1), false;
   if (now_ns() < deadline) return true;
-  const Status st = g.health();  // see Group::wait
+  const Status st = g.health(number);  // see Group::wait
   return fail(st != kOk ? st : kTimeout, int32_t(laggard(peer))), false;
 }
 
@@ -126,7 +128,7 @@ bool Collective::agree() {
     if (st == kBroken) {
       // If the reason is a disagreement over this very call, we have our own say in it.
       Failure why{};
-      if (g.poisoned(&why) && why.cause == kMismatch && why.seq == number && why.by >= 0 &&
+      if (g.poisoned(&why, number) && why.cause == kMismatch && why.seq == number && why.by >= 0 &&
           uint32_t(why.by) < n && uint32_t(why.by) != me)
         return mismatch(uint32_t(why.by)), false;
     }
@@ -166,8 +168,8 @@ bool Collective::shape_ok() const {
 
 Status Collective::run() {
   Failure why{};
-  if (Status st = g.health(); st != kOk) {
-    const bool about_us = st == kBroken && g.poisoned(&why) && why.cause == kMismatch && why.seq == number;
+  if (Status st = g.health(number); st != kOk) {
+    const bool about_us = st == kBroken && g.poisoned(&why, number) && why.cause == kMismatch && why.seq == number;
     if (!about_us) return fail(st, -1);
   }
   // After a call that waited for nobody, a slower rank may still read the slots we are to write.

@@ -79,7 +79,7 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
   if (first == MAP_FAILED) return fail(errno);
   const SegmentHeader h = {static_cast<SegmentHeader*>(first)->magic,
                            static_cast<SegmentHeader*>(first)->bytes,
-                           static_cast<SegmentHeader*>(first)->geometry, {}};
+                           static_cast<SegmentHeader*>(first)->geometry, {}, {}};
   munmap(first, 4096);
   if (h.magic != kMagic || !sane(h.geometry) || rank >= h.geometry.ranks ||
       Layout(h.geometry).total != uint64_t(st.st_size))
@@ -138,13 +138,13 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) {
       // Who was stopped itself learns what became of the group: the others need not be late.
-      const Status st = health();
+      const Status st = health(call);
       return st != kOk ? st : kTimeout;
     }
     if (elsewhere) elsewhere(elsewhere_context);
     futex_wait(&s.wakes, wakes, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (s.value.load(std::memory_order_acquire) >= need) return kOk;
-    if (Status st = health(); st != kOk) return st;
+    if (Status st = health(call); st != kOk) return st;
     if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
       // It cannot begin before this one ends. The group ends with it, for its turn is lost.
       poison(kTimeout, int32_t(*peer), late);
@@ -170,9 +170,15 @@ int Group::reserve_cells(uint32_t peer) const {
   return 0;
 }
 
-Status Group::health() const {
+Status Group::health(uint64_t number) const {
   if (aborted()) return kAborted;
+  if (disagreed(number)) return kBroken;
   return header().poison.state.load(std::memory_order_acquire) ? kBroken : kOk;
+}
+
+bool Group::disagreed(uint64_t number) const {
+  const Poison& p = header().disagreement;
+  return p.state.load(std::memory_order_acquire) == 2 && p.seq <= number;
 }
 
 bool Group::alive(uint32_t peer) const {
@@ -200,7 +206,8 @@ bool Group::stopped(uint32_t peer) const {
 }
 
 void Group::poison(Status kind, int32_t peer, uint64_t seq) {
-  Poison& p = header().poison;
+  if (header().poison.state.load(std::memory_order_acquire)) return;
+  Poison& p = kind == kMismatch ? header().disagreement : header().poison;
   uint32_t free = 0;
   if (!p.state.compare_exchange_strong(free, 1)) return;
   p.kind = kind;
@@ -210,8 +217,8 @@ void Group::poison(Status kind, int32_t peer, uint64_t seq) {
   p.state.store(2, std::memory_order_release);
 }
 
-bool Group::poisoned(Failure* why) const {
-  const Poison& p = header().poison;
+bool Group::poisoned(Failure* why, uint64_t number) const {
+  const Poison& p = disagreed(number) ? header().disagreement : header().poison;
   if (!p.state.load(std::memory_order_acquire)) return false;
   // A rank that dies between 1 and 2 leaves no reason behind.
   for (int i = 0; i < 1000 && p.state.load(std::memory_order_acquire) != 2; ++i) sched_yield();

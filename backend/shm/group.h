@@ -59,7 +59,8 @@ class Group {
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent = 0);
 
   // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is queued.
-  Status health() const;
+  // A disagreement about a later collective than `number` does not count.
+  Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
   bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
@@ -70,9 +71,10 @@ class Group {
   // Gets memory for the cells between this rank and another, both ways. 0, or errno.
   int reserve_cells(uint32_t peer) const;
 
-  // The first failure of the group, told to all. Later ones are not recorded.
+  // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a disagreement.
   void poison(Status kind, int32_t peer, uint64_t seq);
-  bool poisoned(Failure* why) const;
+  bool disagreed(uint64_t number) const;
+  bool poisoned(Failure* why, uint64_t number = kNever) const;
 
   // This rank is in the roll's `round` (and in those before), and says `note` in it. False: it was struck off.
   bool enlist(uint32_t round, uint32_t note);
@@ -96,6 +98,7 @@ class Group {
   void (*elsewhere)(void*) = nullptr;
   void* elsewhere_context = nullptr;
 
+  uint64_t call = kNever;    // number of the collective that waits
   uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 

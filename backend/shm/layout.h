@@ -15,7 +15,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757334ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757335ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -81,7 +81,8 @@ struct alignas(kLine) RankCtl {
   std::atomic<uint64_t> roll;
 };
 
-// Why the group is of no more use; the first rank that finds out writes it, once.
+// Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its own:
+// calls before it (`seq`) may still succeed, and where they cannot, there is another reason.
 struct alignas(kLine) Poison {
   std::atomic<uint32_t> state;  // 0 free, 1 being written, 2 valid
   uint32_t kind;                // Status
@@ -94,7 +95,7 @@ struct SegmentHeader {
   uint64_t magic;
   uint64_t bytes;
   Geometry geometry;
-  Poison poison;
+  Poison poison, disagreement;
 };
 
 // A cell of the ring of one ordered pair of ranks; see p2p.h for what the kinds mean.

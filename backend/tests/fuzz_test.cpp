@@ -227,7 +227,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     c10d_peer_state(w.victim, uint32_t(random() % 3), random() % 4, &state);
     c10d_probe(w.victim, int64_t(random() % 3));
     Failure f;
-    c10d_health(w.victim, &f);
+    c10d_health(w.victim, random() % 4, &f);
   }
   Failure f;
   for (c10d_ticket* t : tickets) {

@@ -273,6 +273,21 @@ void faults() {
        [&](c10d_handle* g) { usleep(200000); reduce(g, 10, 10 * kSecond, kBroken); });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kPeerLost); }, [&](c10d_handle* g) { c10d_leave(g); });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kBroken); }, [&](c10d_handle* g) { c10d_abort(g); });
+  // A disagreement about call 3 is nothing to 1 and 2, but what is worse is.
+  auto cause = [](c10d_handle* g, uint64_t number) {
+    Failure f{};
+    return c10d_health(g, number, &f) == kOk ? kOk : Status(f.cause);
+  };
+  pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kOk), reduce(g, 5000, 10 * kSecond, kOk); },
+       [&](c10d_handle* g) {
+         usleep(50000);
+         c10d_poison(g, kMismatch, 0, 3);
+         usleep(50000);
+         reduce(g, 10, 10 * kSecond, kOk), reduce(g, 5000, 10 * kSecond, kOk);
+         require(cause(g, 2) == kOk && cause(g, 3) == kMismatch && cause(g, kNever) == kMismatch, "a disagreement", 1, 0);
+         c10d_poison(g, kPeerLost, 0, 2);
+         require(cause(g, 2) == kPeerLost && cause(g, 3) == kMismatch, "worse than a disagreement", 1, 0);
+       });
   // A rank that names device memory and one that names host memory.
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },
        [&](c10d_handle* g) {

@@ -16,7 +16,7 @@ FAULT = Path(__file__).with_name("scripts") / "fault.py"
 SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 # The kinds of trouble that kill nobody: each layout's in one job.
 DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small and medium", "medium and large", "medium",
-            "operation, medium"]
+            "operation, medium", "ahead", "ahead, many ranks"]
 TOGETHER = {
     "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "no message", "size of a message", "left", "aborted",
             "interrupted"],

@@ -82,6 +82,7 @@ class HierarchicalTransport(Transport):
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
         self._runner = None     # the thread that carries out a collective
+        self._number = None     # of that collective
         self._over = False
         self._short = ShortWay(config.trace)
         self._left_at = {}
@@ -109,7 +110,7 @@ class HierarchicalTransport(Transport):
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({places[self.rank].hostname}): {error}"
             table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
-            self.link = MpiLink(job, exchange, table, group_name, self.check)
+            self.link = MpiLink(job, exchange, table, group_name, self._check_collective)
             cleanup.pop_all()
         calls = MpiCalls(job.MPI)
         self._progress = Progress(self.link, calls, self.local._handle)
@@ -119,7 +120,7 @@ class HierarchicalTransport(Transport):
             self.direct = Direct(self.link, hosts, Board(self.local._handle, hosts.local, small), each)
             self.small = SmallAllReduce(self.link, calls, hosts, self.direct, self._progress.request, small, self._short.add)
             self._short.serve(self.small)
-            if self.watch.fault is not None:
+            if self.watch.trouble(native.NEVER) is not None:
                 self._short.stop()
         self._log = CallLog(config.trace)
         self.local.failed = lambda error: self.failed(error)
@@ -156,6 +157,7 @@ class HierarchicalTransport(Transport):
             raise error
 
     def _finish_quickly(self, status, address, count, kind, nanoseconds):
+        self._number = self._short.under_way[0]
         try:
             self._short.go_on(status, nanoseconds * 1e-9)
             self._short_over(native.OK)
@@ -218,20 +220,20 @@ class HierarchicalTransport(Transport):
         """The shared memory may show what the watch has not heard: a rank that has just died, of which the others would
         see no more than this rank's end; or that a neighbour gave up, whose news of the reason is about to come."""
         failure = native.Failure()
-        status = lib.c10d_health(self.local._handle, failure)
+        status = lib.c10d_health(self.local._handle, native.NEVER, failure)
         if status == native.BROKEN:
             until = time.monotonic() + _REASON
-            while self.watch.fault is None and time.monotonic() < until:
+            while self.watch.trouble(native.NEVER) is None and time.monotonic() < until:
                 time.sleep(1e-3)
             status = failure.cause
-        if self.watch.fault is None and status in (native.PEER_LOST, native.TIMEOUT):
+        if self.watch.trouble(native.NEVER) is None and status in (native.PEER_LOST, native.TIMEOUT):
             self._spread(Fault(status, self.trouble(failure).peer, self.rank, 0))
 
     def close(self):
         if not self._over:
             self.leave()
         self.watch.close()
-        healthy = self.watch.fault is None
+        healthy = self.watch.trouble(native.NEVER) is None
         self.local.close()
         self._progress.close()
         self.link.close(healthy)
@@ -254,11 +256,11 @@ class HierarchicalTransport(Transport):
     # --- one collective
 
     def _execute(self, number, call):
-        self._runner = get_ident()
+        self._runner, self._number = get_ident(), number
         started = self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count,
                                   sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)) * 1e-9
         try:
-            self._check_quickly()
+            self._check_quickly(number)
             Composed(self, number, call, started + call.timeout).run()
             self._log.end(native.OK)
             return None
@@ -344,11 +346,15 @@ class HierarchicalTransport(Transport):
 
     # --- who is gone
 
-    def check(self, peers):
-        """Raises Trouble if the group is of no more use, or a rank of ``peers`` has left it."""
-        self._check_quickly()
+    def _check_collective(self, peers):
+        self.check(peers, self._number)
+
+    def check(self, peers, number=native.NEVER):
+        """Raises Trouble if the group is of no more use, at least not for the collective ``number``, or a rank of ``peers`` has
+        left it."""
+        self._check_quickly(number)
         failure = native.Failure()
-        if lib.c10d_health(self.local._handle, failure):
+        if lib.c10d_health(self.local._handle, number, failure):
             raise self.trouble(failure)
         for peer in peers:
             if peer in self.watch.left:
@@ -356,10 +362,10 @@ class HierarchicalTransport(Transport):
                 if time.monotonic() - first > _GRACE:
                     raise Trouble(native.PEER_LOST, peer)
 
-    def _check_quickly(self):
+    def _check_quickly(self, number=native.NEVER):
         if self._over:
             raise Trouble(native.ABORTED)
-        fault = self.watch.fault
+        fault = self.watch.trouble(number)
         if fault is not None:
             if fault.status == native.ABORTED and fault.by == self.rank:
                 raise Trouble(native.ABORTED)

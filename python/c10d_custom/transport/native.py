@@ -3,7 +3,8 @@ import ctypes as c
 from functools import partial
 from pathlib import Path
 
-ABI_VERSION = 8
+ABI_VERSION = 9
+NEVER = 2**64 - 1   # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
@@ -130,7 +131,7 @@ def _load():
         "keep_trace": (None, handle, c.c_uint32),
         "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
-        "health": (c.c_int, handle, failure),
+        "health": (c.c_int, handle, c.c_uint64, failure),
         "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
         "complete": (None, handle, c.c_uint64),
         "probe": (c.c_int, handle, c.c_int64),

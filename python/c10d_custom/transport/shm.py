@@ -140,7 +140,7 @@ class ShmTransport(Transport):
     def broken(self):
         """True if the next call of this group fails: a rank is gone, or a call has failed."""
         failure = Failure()
-        if lib.c10d_health(self._handle, byref(failure)) == native.PEER_LOST:
+        if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.next_sequence())
         return failure.status != native.OK
 

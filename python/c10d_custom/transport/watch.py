@@ -6,6 +6,9 @@ of each host, its leader, is connected to the first host's leader; the other ran
 A process that dies, however it dies, closes its connections, and its kernel says so within
 milliseconds; a rank that is only slow or stopped does not. News spreads through the whole tree.
 
+A disagreement about a collective is no reason for an earlier one, in which a slower rank may still be, to fail; a worse
+fault, which is, may follow it.
+
 A rank that leaves in good order says so first. What hung below it in the tree is then no longer
 watched from beyond it; waits there have their deadlines.
 """
@@ -47,12 +50,12 @@ def _listen(backlog):
 
 class Watch:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
-    ``on_fault``: called once, in the watch's thread, with the Fault that another rank reports."""
+    ``on_fault``: called in the watch's thread with a Fault that another rank reports."""
 
     def __init__(self, exchange, hosts, on_fault):
         self.rank = exchange.rank
         self.left = set()
-        self.fault = None
+        self.fault = self.disagreement = None
         self._on_fault = on_fault
         self._links = {}     # socket -> rank at its other end
         self._pending = b""  # news to send, made by other threads
@@ -64,11 +67,9 @@ class Watch:
         self._thread.start()
 
     def report(self, fault):
-        """This rank found out; the others will know. Later faults are not news."""
-        with self._lock:
-            if self.fault is not None:
-                return
-            self.fault = fault
+        """This rank found out; the others will know. Later faults are not news, unless all before was a disagreement."""
+        if not self._is_news(fault):
+            return
         self._send(_FAILED, fault.status, fault.peer, fault.by, fault.number)
 
     def leave(self):
@@ -231,9 +232,26 @@ class Watch:
                 self._spread(_NEWS.pack(_FAILED, fault.status, fault.peer, fault.by, fault.number))
 
     def _fail(self, fault):
+        if not self._is_news(fault):
+            return False
+        self._on_fault(fault)
+        return True
+
+    def _is_news(self, fault):
         with self._lock:
             if self.fault is not None:
                 return False
-            self.fault = fault
-        self._on_fault(fault)
-        return True
+            if fault.status != native.MISMATCH:
+                self.fault = fault
+            elif self.disagreement is None:
+                self.disagreement = fault
+            else:
+                return False
+            return True
+
+    def trouble(self, number):
+        """The Fault that is one for the collective ``number``; None: there is none."""
+        disagreement = self.disagreement
+        if disagreement is not None and disagreement.number <= number:
+            return disagreement
+        return self.fault

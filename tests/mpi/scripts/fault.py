@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from c10d_custom.transport import hierarchical
+from c10d_custom.transport.mpi import MpiLink
 
 GROUP_SECONDS = 4.0
 MEDIUM = 4000   # float32: 16 KB, still a small all_reduce
@@ -27,6 +31,18 @@ def all_reduce(group, count, op=dist.ReduceOp.SUM, dtype=torch.float32):
 def forever(group, count):
     while True:
         all_reduce(group, count)
+
+
+@contextmanager
+def pausing_after_waits():
+    wait = MpiLink.wait
+
+    def wait_and_pause(*args):
+        wait(*args)
+        time.sleep(0.1)
+    MpiLink.wait = wait_and_pause
+    yield
+    MpiLink.wait = wait
 
 
 def trouble(kind, group, rank, last):
@@ -72,6 +88,16 @@ def trouble(kind, group, rank, last):
         dist.barrier(group) if rank == last else all_reduce(group, 4)
     elif kind == "operation, medium":
         dist.barrier(group) if rank == last else all_reduce(group, MEDIUM)
+    elif kind.startswith("ahead"):
+        # The last but one hands the broadcast on late, so that the last is still in it when the others disagree.
+        x = torch.full((1 << 18,), float(rank))
+        with pausing_after_waits() if rank == last - 1 else nullcontext():
+            try:
+                dist.broadcast(x, 0, group)
+            except Exception as error:
+                raise AssertionError(f"the call before: {error}") from error
+        assert not x.any()
+        all_reduce(group, 4 if rank else 5)
     elif kind == "refused":
         if rank == last:
             all_reduce(group, 4, dist.ReduceOp.BAND)
@@ -149,6 +175,7 @@ def main():
     stacks = open(folder / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
     for number, kind in enumerate(kinds):
         faulthandler.dump_traceback_later(20, file=stacks)
+        hierarchical.MOST_RANKS = 2 if kind.endswith("many ranks") else 16
         group = dist.new_group(timeout=timedelta(seconds=GROUP_SECONDS))
         all_reduce(group, 4)
         dist.barrier(group)
