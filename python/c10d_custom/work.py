@@ -310,14 +310,18 @@ class Completer:
 
     def close(self):
         """Ends the threads; the transport has left, so nothing keeps them."""
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN)
+        # One that ends may have started another; and one that is still at the end of a callback when the interpreter goes
+        # away takes the process with it.
+        until = time.monotonic() + _JOIN
+        while (threads := self._others()) and time.monotonic() < until:
+            threads[0].join(until - time.monotonic())
         for work in list(self._in_flight):
             work.settle()
         self._remembered.clear()
+
+    def _others(self):
+        with self._lock:
+            return [t for t in self._threads if t.is_alive() and t is not threading.current_thread()]
 
     def drop_all(self):
         """The transport is closed: nothing uses what unfinished Works have kept."""
@@ -330,11 +334,10 @@ class Completer:
             thread.start()  # it waits for the lock, which the caller holds
         except RuntimeError as error:
             raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
-        self._threads.add(thread)
+        self._threads = {t for t in self._threads if t.is_alive()} | {thread}
         self._idle += 1
 
     def _run(self):
-        me = threading.current_thread()
         try:
             while True:
                 token = self._transport.next_completed(3600.0)
@@ -355,6 +358,3 @@ class Completer:
                     self._idle += 1
         except AbortedError:
             pass
-        finally:
-            with self._lock:
-                self._threads.discard(me)
