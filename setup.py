@@ -55,7 +55,8 @@ setup(
             extra_link_args=["-pthread"],
         ),
         # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
-        Extension("c10d_custom._fast", sources=["backend/python/fast.c"], extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra"],
+        Extension("c10d_custom._fast", sources=["backend/python/fast.c", "backend/python/ordinary.c"],
+                  depends=glob("backend/python/*.h"), extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
                   py_limited_api=True, optional=True),
     ],
 )

@@ -24,7 +24,7 @@ LAYERS = [
     {"_fast"},  # backend/python/fast.c
     {"_version", "errors", "config", "addresses", "memory", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "device_backend", "launcher"},
-    {"call", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
+    {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
     {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
@@ -139,13 +139,13 @@ def test_python_and_native_agree_on_what_reduces(dtype):
 
 
 def test_a_reduce_op_finds_its_own_kind():
-    for torch_dtype, dtype in dtypes.BY_DTYPE.items():
+    for dtype in dtypes.BY_DTYPE.values():
         for code, name in dtypes.REDUCE_OPS.items():
             if name == "PREMUL_SUM":
                 op = torch.distributed._make_nccl_premul_sum(2.0)
             else:
                 op = torch.distributed.ReduceOp(dtypes.RedOp.__members__[name])
-            kind = dtypes.kind_of(torch_dtype, op)
+            kind = dtypes.kind_of(dtype.code, op)
             if name in dtype.reduces and name != "PREMUL_SUM":
                 assert (kind.dtype, kind.redop) == (dtype, code)
             else:
@@ -161,9 +161,12 @@ import torch, torch.distributed as dist
 dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 from c10d_custom.transport import native
 assert native.quick is native.lib.c10d_quick
+from c10d_custom import ordinary
+assert ordinary.ordinary is ordinary.in_python
 t = torch.arange(4.0)
 dist.all_reduce(t)
 dist.broadcast(t, 0)
+dist.all_gather([t], t.clone())
 print(t.tolist())
 dist.destroy_process_group()
 """)
@@ -175,11 +178,13 @@ def test_the_fast_calls_are_there_where_python_has_its_headers():
     import sysconfig
     from functools import partial
 
+    from c10d_custom import ordinary
     from c10d_custom.transport import native
 
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("this Python has no headers (python3-dev)")
     assert isinstance(native.quick, partial) and isinstance(native.direct_quick, partial)
+    assert ordinary.ordinary is not ordinary.in_python and ordinary.parts is not ordinary.parts_in_python
 
 
 def test_every_torch_dtype_with_storage_is_known():

@@ -1,11 +1,13 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry out a
-// collective in one call. The stable ABI: one build serves every Python.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
-#include <Python.h>
+// collective in one call. And what they need of tensors: ordinary.h. The stable ABI: one build serves every Python.
 #include <stdint.h>
 
-static void* address(PyObject* o) { return o == Py_None ? NULL : PyLong_AsVoidPtr(o); }
+#include "ordinary.h"
+
+// Of a number, of bytes, or None.
+static void* address(PyObject* o) {
+  return o == Py_None ? NULL : PyBytes_Check(o) ? PyBytes_AsString(o) : PyLong_AsVoidPtr(o);
+}
 
 static int expect(Py_ssize_t n, Py_ssize_t wanted) {
   if (n == wanted) return 1;
@@ -56,6 +58,9 @@ static PyObject* quick(PyObject* self, PyObject* const* args, Py_ssize_t n) {
 static PyMethodDef methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))all_reduce, METH_FASTCALL, NULL},
     {"quick", (PyCFunction)(void (*)(void))quick, METH_FASTCALL, NULL},
+    {"set_up", (PyCFunction)(void (*)(void))ordinary_set_up, METH_FASTCALL, NULL},
+    {"ordinary", ordinary, METH_O, NULL},
+    {"parts", (PyCFunction)(void (*)(void))ordinary_parts, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, methods, NULL, NULL, NULL, NULL};

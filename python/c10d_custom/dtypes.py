@@ -54,15 +54,15 @@ class Kind:
     packed: int
 
 
-_NOTHING = {}
-# By torch dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a factor as well.
+# By the code of a dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a factor as
+# well.
 KINDS = {
-    torch_dtype: {hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
-                  for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
-    for torch_dtype, dtype in BY_DTYPE.items()
+    dtype.code: {hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
+                 for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
+    for dtype in BY_CODE.values()
 }
-# By torch dtype: what `packed` is for an operation that reduces nothing.
-MOVED = {torch_dtype: dtype.code | dtype.item_bytes << 16 for torch_dtype, dtype in BY_DTYPE.items()}
+# By the code of a dtype: what `packed` is for an operation that reduces nothing.
+MOVED = {dtype.code: dtype.code | dtype.item_bytes << 16 for dtype in BY_CODE.values()}
 _CODES = {member: int(member) for member in RedOp.__members__.values()}
 
 
@@ -85,9 +85,9 @@ def split_op(op):
     return code, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
 
 
-def kind_of(dtype, op):
-    """The Kind of a torch dtype and a ReduceOp; None where they have no meaning together, or need a factor."""
-    return KINDS.get(dtype, _NOTHING).get(hash(op))
+def kind_of(code, op):
+    """The Kind of a dtype's code and a ReduceOp; None where they have no meaning together, or need a factor."""
+    return KINDS[code].get(hash(op))
 
 
 def check_reduce(dtype, code):

@@ -39,8 +39,9 @@ from .liveness import Members
 from .membership import Membership
 from .monitored_barrier import monitored_barrier
 from .mpi_job import abandon, job
+from .ordinary import ordinary
 from .profiling import recorded
-from .quick import Quick, is_ordinary
+from .quick import Quick
 from .topology import by_host, places, require_mpi, require_one_user
 from .trace import dump as trace
 from .transport.devices import ByDevice
@@ -226,9 +227,9 @@ class CustomProcessGroup(ProcessGroup):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if self._may_be_short(opts) and len(tensors) == 1 and is_ordinary(tensor := tensors[0]) and (
-                    kind := dtypes.kind_of(tensor.dtype, op)):
-                self._transport.quick_all_reduce(tensor.data_ptr(), tensor.numel(), kind, self._limit, opts)
+            if self._may_be_short(opts) and len(tensors) == 1 and (found := ordinary(tensors[0])) and (
+                    kind := dtypes.kind_of(found[2], op)):
+                self._transport.quick_all_reduce(found[0], found[1], kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op

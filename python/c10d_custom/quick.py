@@ -5,25 +5,16 @@ the other.
 Each function returns False, having done nothing, where the call is of another kind or makes no sense: the long way
 (process_group) takes the one and says what is wrong with the other. True once it is done; raises as the long way does.
 """
-from array import array
-
-import torch
-
 from . import dtypes
 from .call import Op
+from .ordinary import ordinary, parts
 from .transport import native
 
-_STRIDED, _MOVED = torch.strided, dtypes.MOVED
+_MOVED = dtypes.MOVED
 _BARRIER, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _GATHER, _SCATTER = (
     op << 24 for op in (Op.barrier, Op.broadcast, Op.reduce, Op.all_gather, Op.reduce_scatter, Op.all_to_all, Op.gather,
                         Op.scatter))
 _INPUTS, _OUTPUTS = native.LISTED_INPUTS, native.LISTED_OUTPUTS
-
-
-def is_ordinary(t):
-    """True for a tensor of which the core needs no more than its address."""
-    return (isinstance(t, torch.Tensor) and t.is_cpu and t.layout is _STRIDED
-            and t.is_contiguous() and not t.is_neg() and not t.is_conj())  # is_plain, without the price of its call
 
 
 class Quick:
@@ -38,109 +29,91 @@ class Quick:
         return not status or self._over(status, ns, self._lower.barrier, None)
 
     def broadcast(self, t, root, ns):
-        if not (0 <= root < self._size and is_ordinary(t) and (count := t.numel()) and (moved := _MOVED.get(t.dtype))):
+        if not (0 <= root < self._size and (found := ordinary(t)) and found[1]):
             return False
-        at = t.data_ptr()
+        at, count, code = found
         source, target = (at, None) if root == self._rank else (None, at)
-        status = self._transport.quick(moved | _BROADCAST, root, source, target, count, ns)
+        status = self._transport.quick(_MOVED[code] | _BROADCAST, root, source, target, count, ns)
         return not status or self._over(status, ns, self._lower.broadcast, t, root)
 
     def reduce(self, t, root, op, ns):
-        if not (0 <= root < self._size and is_ordinary(t) and (count := t.numel()) and (kind := dtypes.kind_of(t.dtype, op))):
+        if not (0 <= root < self._size and (found := ordinary(t)) and found[1] and (kind := dtypes.kind_of(found[2], op))):
             return False
-        at = t.data_ptr()
-        status = self._transport.quick(kind.packed | _REDUCE, root, at, at if root == self._rank else None, count, ns)
+        at = found[0]
+        status = self._transport.quick(kind.packed | _REDUCE, root, at, at if root == self._rank else None, found[1], ns)
         return not status or self._over(status, ns, self._lower.reduce, t, root, op)
 
     def all_gather(self, outputs, t, ns):
-        if not (is_ordinary(t) and (count := t.numel()) and (moved := _MOVED.get(t.dtype))
-                and (parts := self._parts(outputs, t.dtype, count))):
+        if not ((found := ordinary(t)) and found[1] and (targets := parts(outputs, self._size, found[2], found[1]))):
             return False
-        status = self._transport.quick(moved | _ALL_GATHER | _OUTPUTS, -1, t.data_ptr(),
-                                       parts.buffer_info()[0], count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _ALL_GATHER | _OUTPUTS, -1, found[0], targets, found[1], ns)
         return not status or self._over(status, ns, self._lower.all_gather, outputs, t)
 
     def all_gather_single(self, output, t, ns):
-        if not (is_ordinary(t) and (count := t.numel()) and (moved := _MOVED.get(t.dtype)) and self._whole(output, t.dtype, count)):
+        if not ((found := ordinary(t)) and found[1] and (target := self._whole(output, found))):
             return False
-        status = self._transport.quick(moved | _ALL_GATHER, -1, t.data_ptr(), output.data_ptr(), count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _ALL_GATHER, -1, found[0], target, found[1], ns)
         return not status or self._over(status, ns, self._lower.all_gather_single, output, t)
 
     def reduce_scatter(self, output, inputs, op, ns):
-        if not (is_ordinary(output) and (count := output.numel()) and (kind := dtypes.kind_of(output.dtype, op))
-                and (parts := self._parts(inputs, output.dtype, count))):
+        if not ((found := ordinary(output)) and found[1] and (kind := dtypes.kind_of(found[2], op))
+                and (sources := parts(inputs, self._size, found[2], found[1]))):
             return False
-        status = self._transport.quick(kind.packed | _REDUCE_SCATTER | _INPUTS, -1, parts.buffer_info()[0],
-                                       output.data_ptr(), count, ns)
+        status = self._transport.quick(kind.packed | _REDUCE_SCATTER | _INPUTS, -1, sources, found[0], found[1], ns)
         return not status or self._over(status, ns, self._lower.reduce_scatter, output, inputs, op)
 
     def reduce_scatter_single(self, output, t, op, ns):
-        if not (is_ordinary(output) and (count := output.numel()) and (kind := dtypes.kind_of(output.dtype, op))
-                and self._whole(t, output.dtype, count)):
+        if not ((found := ordinary(output)) and found[1] and (kind := dtypes.kind_of(found[2], op))
+                and (source := self._whole(t, found))):
             return False
-        status = self._transport.quick(kind.packed | _REDUCE_SCATTER, -1, t.data_ptr(), output.data_ptr(), count, ns)
+        status = self._transport.quick(kind.packed | _REDUCE_SCATTER, -1, source, found[0], found[1], ns)
         return not status or self._over(status, ns, self._lower.reduce_scatter_single, output, t, op)
 
     def all_to_all(self, outputs, inputs, ns):
-        if not (inputs and is_ordinary(inputs[0]) and (count := inputs[0].numel())
-                and (moved := _MOVED.get(inputs[0].dtype))):
+        if not (inputs and (found := ordinary(inputs[0])) and found[1]
+                and (sources := parts(inputs, self._size, found[2], found[1]))
+                and (targets := parts(outputs, self._size, found[2], found[1]))):
             return False
-        dtype = inputs[0].dtype
-        if not ((sources := self._parts(inputs, dtype, count)) and (targets := self._parts(outputs, dtype, count))):
-            return False
-        status = self._transport.quick(moved | _ALL_TO_ALL | _INPUTS | _OUTPUTS, -1, sources.buffer_info()[0],
-                                       targets.buffer_info()[0], count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _ALL_TO_ALL | _INPUTS | _OUTPUTS, -1, sources, targets, found[1], ns)
         return not status or self._over(status, ns, self._lower.all_to_all, outputs, inputs)
 
     def all_to_all_single(self, output, t, ns):
-        if not (is_ordinary(t) and t.dim() and (rows := t.size(0)) and not rows % self._size and (moved := _MOVED.get(t.dtype))):
+        if not ((found := ordinary(t)) and (target := ordinary(output)) and found[1] and found[1:] == target[1:] and t.dim()
+                and output.dim() and not t.size(0) % self._size and not output.size(0) % self._size):
             return False
-        count = t.numel() // self._size
-        if not (count and self._whole(output, t.dtype, count) and output.dim() and not output.size(0) % self._size):
-            return False
-        status = self._transport.quick(moved | _ALL_TO_ALL, -1, t.data_ptr(), output.data_ptr(), count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _ALL_TO_ALL, -1, found[0], target[0], found[1] // self._size, ns)
         return not status or self._over(status, ns, self._lower.all_to_all_single, output, t, [], [])
 
     def gather(self, outputs, t, root, ns):
-        if not (0 <= root < self._size and is_ordinary(t) and (count := t.numel()) and (moved := _MOVED.get(t.dtype))):
+        if not (0 <= root < self._size and (found := ordinary(t)) and found[1]):
             return False
-        target = None
+        targets = None
         if root == self._rank:
-            if not (parts := self._parts(outputs, t.dtype, count)):
+            targets = parts(outputs, self._size, found[2], found[1])
+            if not targets:
                 return False
-            target = parts.buffer_info()[0]
         elif outputs:
             return False
-        status = self._transport.quick(moved | _GATHER | _OUTPUTS, root, t.data_ptr(), target, count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _GATHER | _OUTPUTS, root, found[0], targets, found[1], ns)
         return not status or self._over(status, ns, self._lower.gather, outputs, t, root)
 
     def scatter(self, output, inputs, root, ns):
-        if not (0 <= root < self._size and is_ordinary(output) and (count := output.numel())
-                and (moved := _MOVED.get(output.dtype))):
+        if not (0 <= root < self._size and (found := ordinary(output)) and found[1]):
             return False
-        source = None
+        sources = None
         if root == self._rank:
-            if not (parts := self._parts(inputs, output.dtype, count)):
+            sources = parts(inputs, self._size, found[2], found[1])
+            if not sources:
                 return False
-            source = parts.buffer_info()[0]
         elif inputs:
             return False
-        status = self._transport.quick(moved | _SCATTER | _INPUTS, root, source, output.data_ptr(), count, ns)
+        status = self._transport.quick(_MOVED[found[2]] | _SCATTER | _INPUTS, root, sources, found[0], found[1], ns)
         return not status or self._over(status, ns, self._lower.scatter, output, inputs, root)
 
-    # --- parts
-
-    def _parts(self, tensors, dtype, count):
-        """The addresses of ``tensors``, one for each rank, of ``count`` elements each; None if they are not such."""
-        if len(tensors) != self._size:
-            return None
-        for t in tensors:
-            if not (is_ordinary(t) and t.dtype is dtype and t.numel() == count):
-                return None
-        return array("Q", [t.data_ptr() for t in tensors])
-
-    def _whole(self, t, dtype, count):
-        return is_ordinary(t) and t.dtype is dtype and t.numel() == count * self._size
+    def _whole(self, t, part):
+        """The address of ``t`` if it is as many as there are ranks of ``part``, which `ordinary` has found."""
+        found = ordinary(t)
+        return found and found[2] == part[2] and found[1] == part[1] * self._size and found[0]
 
     def _over(self, status, ns, lower, *arguments):
         if status == native.PENDING:

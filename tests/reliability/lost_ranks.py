@@ -152,8 +152,8 @@ class Run:
         return None
 
     def end(self):
-        """Ranks that had to be killed."""
-        stuck = self._ranks.finish(5)
+        """Ranks that had to be killed. What they look through before they end takes long beside other work."""
+        stuck = self._ranks.finish(LIMIT)
         os.close(self._start)
         return stuck
 
