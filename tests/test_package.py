@@ -27,7 +27,7 @@ LAYERS = [
     {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
-    {"transport.base", "transport.cuts", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
+    {"transport.base", "transport.cuts", "transport.stage", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},
     {"transport.native_failure", "quick"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},

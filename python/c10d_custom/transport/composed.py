@@ -10,6 +10,7 @@ hosts need, once per host.
 import time
 from collections import deque
 from ctypes import c_void_p
+from functools import lru_cache
 from hashlib import blake2b
 
 from ..call import ANY_COUNT, Memory, Op
@@ -19,11 +20,15 @@ from .direct import HEAD_BYTES, fingerprint
 from .failure import LATER, Trouble
 from .hosts import Reduction
 from .mpi import ROUND, Buffer
-from .native import CallArgs, Span, lib
+from .native import lib
+from .stage import Stage
 
 _DEPTH = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
+
+
+_KEPT = 4       # sizes of which a slot keeps its requests
 
 
 class _Slot:
@@ -33,6 +38,40 @@ class _Slot:
         self.mine = Buffer(part)
         self.theirs = [Buffer(part) for _ in range(hosts)]
         self.requests = []
+        self._swaps, self._parts = {}, None
+
+    def swap(self, link, nbytes, host, peer):
+        """Persistent requests that send ``nbytes`` of its own to ``peer``, of that host, and receive as many."""
+        if nbytes not in self._swaps:
+            if len(self._swaps) == _KEPT:
+                self.free()
+            self._swaps[nbytes] = link.persistent(link.comm.Recv_init, self.theirs[host].address, nbytes, peer) + link.persistent(
+                link.comm.Send_init, self.mine.address, nbytes, peer)
+        return self._swaps[nbytes]
+
+    def parts(self, mine, at=0):
+        """Addresses of what the hosts have given, in order; ``mine``: this host, whose begins at ``at``."""
+        if at or self._parts is None:
+            addresses = [t.address for t in self.theirs]
+            addresses[mine] = self.mine.address + at
+            made = (c_void_p * len(addresses))(*addresses)
+            if at:
+                return made
+            self._parts = made
+        return self._parts
+
+    def free(self):
+        for requests in self._swaps.values():
+            for request in requests:
+                request.Free()
+        self._swaps.clear()
+
+
+@lru_cache(64)
+def _parts(nbytes, lanes, width):
+    """(offset, bytes) of what each of a host's ``width`` ranks carries of so many bytes; nothing but for the lanes."""
+    cut = evenly(nbytes, lanes, _LINE)
+    return [(cut[j], cut[j + 1] - cut[j]) if j < lanes else (nbytes, 0) for j in range(width)]
 
 
 class Composed:
@@ -104,10 +143,11 @@ class Composed:
         redop = step.redop if step else 0
         factor = step.divisor if step and step.divisor else self.call.factor
         left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
-        dtype = self.call.dtype
-        failure = self.t.local.attempt(CallArgs(
-            op, redop, dtype.code, root, count, self.item, 0, factor, self.number, self.outer, min(left, 2**62),
-            len(inputs), len(outputs), (Span * len(inputs))(*inputs), (Span * len(outputs))(*outputs)))
+        many = len(inputs), len(outputs)
+        stage = self.t.stages.get(many) or self.t.stages.setdefault(many, Stage(*many))
+        failure = self.t.local.attempt(stage.fill(
+            (op, redop, self.call.dtype.code, root, count, self.item, 0, factor, self.number, self.outer, min(left, 2**62)),
+            inputs, outputs))
         if failure is not None:
             raise self.t.trouble(failure)
 
@@ -137,12 +177,14 @@ class Composed:
     def _slot(self, k, part):
         slots = self.t.slots
         if not slots or slots[0].mine.nbytes < part:
+            for slot in slots:
+                slot.free()
             slots[:] = [_Slot(part, len(self.hosts.ranks)) for _ in range(_DEPTH + 1)]
         return slots[k % len(slots)]
 
     def _combine(self, target, sources, nbytes, step):
-        lib.c10d_reduce(self.call.dtype.code, step.redop, target, (c_void_p * len(sources))(*sources), len(sources),
-                        nbytes // self.item, step.factors)
+        """``sources``: an array of addresses."""
+        lib.c10d_reduce(self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors)
 
     # --- all_reduce and reduce
 
@@ -160,18 +202,16 @@ class Composed:
         total = call.inputs[0].nbytes
         steps = Reduction.of(call.dtype, call.redop, self.t.size)
         chunks = self._chunks(total, self.t.chunk * hosts.lanes)
-        part_most = max((max(b - a for a, b in zip(cut, cut[1:])) for cut in
-                         (evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in chunks[:1])), default=0)
+        part_most = max((n for lo, hi in chunks[:1] for _, n in _parts(hi - lo, hosts.lanes, self.width)), default=0)
         flight = deque()
         for k, (lo, hi) in enumerate(chunks):
             slot = self._slot(k, part_most)
-            cut = evenly(hi - lo, hosts.lanes, _LINE)
-            inputs = [(source + lo + cut[min(j, hosts.lanes)], cut[min(j + 1, hosts.lanes)] - cut[min(j, hosts.lanes)])
-                      for j in range(self.width)]
-            self._local(Op.reduce_scatter, inputs, [(slot.mine.address, inputs[hosts.local][1])], step=steps.inside)
+            parts = _parts(hi - lo, hosts.lanes, self.width)
+            mine = parts[hosts.local][1]
+            self._local(Op.reduce_scatter, [(source + lo + at, n) for at, n in parts], [(slot.mine.address, mine)], step=steps.inside)
             if self.lane:
-                self._start_exchange(slot, inputs[hosts.local][1], root)
-            flight.append((slot, lo, cut))
+                self._start_exchange(slot, mine, root)
+            flight.append((slot, lo, parts))
             if len(flight) > _DEPTH - 1:
                 self._finish_chunk(*flight.popleft(), steps.between, root)
         while flight:
@@ -188,10 +228,13 @@ class Composed:
             other = 1 - hosts.mine
             peer = self._lane_of(other)
             slot.peers = [peer]
-            if root is None or root[0] == hosts.mine:
-                slot.requests += link.receive(slot.theirs[other].address, nbytes, peer)
-            if root is None or root[0] == other:
-                slot.requests += link.send(slot.mine.address, nbytes, peer)
+            if root is None:
+                slot.requests = slot.swap(link, nbytes, other, peer)
+                link.start(slot.requests)
+            elif root[0] == hosts.mine:
+                slot.requests = link.receive(slot.theirs[other].address, nbytes, peer)
+            else:
+                slot.requests = link.send(slot.mine.address, nbytes, peer)
             return
         cut = evenly(nbytes, len(hosts.ranks), _LINE)
         share = cut[hosts.mine + 1] - cut[hosts.mine]
@@ -205,16 +248,14 @@ class Composed:
     def _finish_exchange(self, slot, nbytes, between, root, target):
         hosts, link = self.hosts, self.link
         self._wait(slot.requests, slot.peers, slot)
-        mine, count = slot.mine.address, len(hosts.ranks)
+        count = len(hosts.ranks)
         if count == 2:
             if root is None or root[0] == hosts.mine:
-                sources = [slot.theirs[h].address if h != hosts.mine else mine for h in range(2)]
-                self._combine(target, sources, nbytes, between)
+                self._combine(target, slot.parts(hosts.mine), nbytes, between)
             return
         cut = evenly(nbytes, count, _LINE)
         at, share = cut[hosts.mine], cut[hosts.mine + 1] - cut[hosts.mine]
-        self._combine(target + at, [slot.theirs[h].address if h != hosts.mine else mine + at for h in range(count)],
-                      share, between)
+        self._combine(target + at, slot.parts(hosts.mine, at), share, between)
         requests = []
         for h in hosts.others:
             if root is None or root[0] == hosts.mine:
@@ -224,25 +265,23 @@ class Composed:
                 requests += link.send(target + at, share, self._lane_of(h))
         self._wait(requests, slot.peers, slot)
 
-    def _finish_chunk(self, slot, lo, cut, between, root):
+    def _finish_chunk(self, slot, lo, parts, between, root):
         hosts = self.hosts
-        sizes = [cut[min(j + 1, hosts.lanes)] - cut[min(j, hosts.lanes)] for j in range(self.width)]
-        starts = [cut[min(j, hosts.lanes)] for j in range(self.width)]
-        mine = sizes[hosts.local]
+        start, mine = parts[hosts.local]
         # Of the chunk, this rank's tensor has been read.
         target = self.call.outputs[0].data_ptr() + lo if root is None else 0
         if self.lane:
             self._finish_exchange(slot, mine, between, root,
-                                  target + starts[hosts.local] if root is None else slot.mine.address)
+                                  target + start if root is None else slot.mine.address)
         if root is None:
-            self._local(Op.all_gather, [(target + starts[hosts.local], mine)], [(target + s, n) for s, n in zip(starts, sizes)])
+            self._local(Op.all_gather, [(target + start, mine)], [(target + at, n) for at, n in parts])
         elif root[0] == hosts.mine:
             # To the root alone: all_to_all in which only it receives.
             is_root = hosts.local == root[1]
             inputs = [(slot.mine.address, mine if j == root[1] else 0) for j in range(self.width)]
             if is_root:
                 target = self.call.outputs[0].data_ptr() + lo
-                outputs = [(target + s, n) for s, n in zip(starts, sizes)]
+                outputs = [(target + at, n) for at, n in parts]
             else:
                 outputs = [(slot.mine.address, 0)] * self.width
             self._local(Op.all_to_all, inputs, outputs)
@@ -345,7 +384,8 @@ class Composed:
                         [(partial[hosts.mine].address, own[1])], step=steps.inside)
             self._wait(receives, peers, (partial, kept))
             if own[1]:
-                self._combine(own[0], [partial[h].address for h in range(len(hosts.ranks))], own[1], steps.between)
+                addresses = [partial[h].address for h in range(len(hosts.ranks))]
+                self._combine(own[0], (c_void_p * len(addresses))(*addresses), own[1], steps.between)
             self._flush()
 
     # --- what goes straight to the rank it is for

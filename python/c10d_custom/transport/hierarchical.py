@@ -86,7 +86,7 @@ class HierarchicalTransport(Transport):
         self._over = False
         self._short = ShortWay(config.trace)
         self._left_at = {}
-        self.slots = []
+        self.slots, self.stages = [], {}
         self.told = []
         self.watch = None
         with ExitStack() as cleanup:

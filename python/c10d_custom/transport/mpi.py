@@ -68,6 +68,15 @@ class MpiLink:
         return [self.comm.Irecv([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
                 for at in range(0, nbytes, PIECE)]
 
+    def persistent(self, init, address, nbytes, peer):
+        """As `send` and `receive`, made by ``init``, to be started again and again."""
+        return [init([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, DATA)
+                for at in range(0, nbytes, PIECE)]
+
+    def start(self, requests):
+        if requests:
+            self.MPI.Prequest.Startall(requests)
+
     def wait(self, requests, deadline, peers, keep=None):
         """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
         broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it."""

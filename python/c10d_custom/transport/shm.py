@@ -64,8 +64,8 @@ class ShmTransport(Transport):
         return self.error(failure, call)
 
     def attempt(self, args):
-        """Runs the collective of a native.CallArgs. Returns None, or the native Failure."""
-        if lib.c10d_run(self._handle, byref(args)):
+        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure."""
+        if lib.c10d_run(self._handle, args):
             failure = Failure()
             lib.c10d_last_failure(byref(failure))
             return failure
@@ -96,7 +96,7 @@ class ShmTransport(Transport):
     def meet(self, call, number, seconds):
         """All ranks wait for each other, amid the collective ``number``."""
         args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
-        if failure := self.attempt(args):
+        if failure := self.attempt(byref(args)):
             raise self.error(failure, call)
 
     def submit(self, call):
