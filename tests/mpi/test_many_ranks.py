@@ -1,4 +1,5 @@
-"""Groups too large for collectives directly between all ranks, as if 2 ranks were the most for those."""
+"""Every collective over two hosts and more, also in groups too large for collectives directly between all ranks, as if 2
+were the most for those."""
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from programs.launch import finish
 MANY = Path(__file__).with_name("scripts") / "many.py"
 
 
-@pytest.mark.parametrize("layout", ["2+2", "3+1", "openmpi:2+2"])
-def test_collectives_and_disagreement(layout):
+@pytest.mark.parametrize("layout, most", [("2+2", [2]), ("3+1", [2]), ("openmpi:2+2", [2]), ("2+1+1", []), ("2+1+1", [2]),
+                                          ("openmpi:1+2+2", [])])
+def test_collectives_and_disagreement(layout, most):
     layout = Layout.parse(layout)
     if reason := layout.why_not():
         pytest.skip(reason)
-    said = finish([MANY], layout=layout, address=False, deadline=120).json_by_rank()
-    assert sorted(said) == [0, 1, 2, 3]
-    assert [value["wrong"] for value in said.values()] == [[]] * 4
+    said = finish([MANY, *most], layout=layout, address=False, deadline=120).json_by_rank()
+    assert sorted(said) == list(range(layout.world_size))
+    assert [value["wrong"] for value in said.values()] == [[]] * layout.world_size
     for value in said.values():
         assert "they differ in count" in value["mismatch"] and "float32[9]" in value["mismatch"], value

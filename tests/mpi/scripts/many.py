@@ -1,6 +1,12 @@
-"""Every collective in a group treated as one of more ranks than take part in direct collectives, where the agreement is a
-dissemination barrier between the hosts; then a call on which the ranks disagree. Whole numbers: exact in any order."""
+"""Every collective, of several sizes; then a call on which the ranks disagree. Whole numbers: exact in any order.
+
+    many.py [RANKS]
+
+RANKS: the most that take part in direct collectives; in a group of more, the agreement is a dissemination barrier between
+the hosts.
+"""
 import json
+import sys
 
 import torch
 import torch.distributed as dist
@@ -8,7 +14,8 @@ import torch.distributed as dist
 import c10d_custom.transport.hierarchical as hierarchical
 from c10d_custom.errors import CollectiveMismatchError
 
-hierarchical.MOST_RANKS = 2
+if len(sys.argv) > 1:
+    hierarchical.MOST_RANKS = int(sys.argv[1])
 dist.init_process_group("custom")
 rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -55,6 +62,11 @@ for n in (1, 1000, 300_000):
     dist.all_to_all_single(x, whole[rank])
     check(f"all_to_all of {n}", x, torch.cat([w.view(size, n)[rank] for w in whole]))
     dist.barrier()
+# More sizes than a transport remembers requests of.
+for n in 2 * [20_000, 30_000, 40_000, 50_000, 60_000, 70_000, 150_000, 90_000]:
+    x = of(rank, n)
+    dist.all_reduce(x)
+    check(f"all_reduce of {n}", x, torch.stack([of(r, n) for r in range(size)]).sum(0))
 
 try:
     dist.all_reduce(torch.zeros(8 if rank else 9))
