@@ -31,7 +31,7 @@ LAYERS = [
      "transport.watch", "collectives", "sparse", "rendezvous"},
     {"transport.native_failure", "quick"},
     {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
-    {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
+    {"transport.direct", "transport.messages", "transport.slot", "transport.cuda.order", "transport.cuda.staged"},
     {"transport.cuda.fused"},
     {"transport.cuda.peers", "transport.cuda.shared"},
     {"transport.cuda.transport"},

@@ -21,50 +21,12 @@ from .failure import LATER, Trouble
 from .hosts import Reduction
 from .mpi import ROUND, Buffer
 from .native import lib
+from .slot import Slot
 from .stage import Stage
 
 _DEPTH = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
-
-
-_KEPT = 4       # sizes of which a slot keeps its requests
-
-
-class _Slot:
-    """Buffers of one chunk under way."""
-
-    def __init__(self, part, hosts):
-        self.mine = Buffer(part)
-        self.theirs = [Buffer(part) for _ in range(hosts)]
-        self.requests = []
-        self._swaps, self._parts = {}, None
-
-    def swap(self, link, nbytes, host, peer):
-        """Persistent requests that send ``nbytes`` of its own to ``peer``, of that host, and receive as many."""
-        if nbytes not in self._swaps:
-            if len(self._swaps) == _KEPT:
-                self.free()
-            self._swaps[nbytes] = link.persistent(link.comm.Recv_init, self.theirs[host].address, nbytes, peer) + link.persistent(
-                link.comm.Send_init, self.mine.address, nbytes, peer)
-        return self._swaps[nbytes]
-
-    def parts(self, mine, at=0):
-        """Addresses of what the hosts have given, in order; ``mine``: this host, whose begins at ``at``."""
-        if at or self._parts is None:
-            addresses = [t.address for t in self.theirs]
-            addresses[mine] = self.mine.address + at
-            made = (c_void_p * len(addresses))(*addresses)
-            if at:
-                return made
-            self._parts = made
-        return self._parts
-
-    def free(self):
-        for requests in self._swaps.values():
-            for request in requests:
-                request.Free()
-        self._swaps.clear()
 
 
 @lru_cache(64)
@@ -179,7 +141,7 @@ class Composed:
         if not slots or slots[0].mine.nbytes < part:
             for slot in slots:
                 slot.free()
-            slots[:] = [_Slot(part, len(self.hosts.ranks)) for _ in range(_DEPTH + 1)]
+            slots[:] = [Slot(part, len(self.hosts.ranks)) for _ in range(_DEPTH + 1)]
         return slots[k % len(slots)]
 
     def _combine(self, target, sources, nbytes, step):
