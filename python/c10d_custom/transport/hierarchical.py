@@ -82,7 +82,7 @@ class HierarchicalTransport(Transport):
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
         self._runner = None     # the thread that carries out a collective
-        self._number = None     # of that collective
+        self._number = native.NEVER     # of that collective
         self._over = False
         self._short = ShortWay(config.trace)
         self._left_at = {}
@@ -236,6 +236,9 @@ class HierarchicalTransport(Transport):
         healthy = self.watch.trouble(native.NEVER) is None
         self.local.close()
         self._progress.close()
+        if healthy:
+            for slot in self.slots:
+                slot.free()
         self.link.close(healthy)
 
     # --- messages inside the host

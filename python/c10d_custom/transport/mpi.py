@@ -61,16 +61,14 @@ class MpiLink:
 
     def send(self, address, nbytes, peer, tag=DATA):
         """Requests of the send of ``nbytes`` at ``address``, cut into pieces."""
-        return [self.comm.Isend([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
-                for at in range(0, nbytes, PIECE)]
+        return self.pieces(self.comm.Isend, address, nbytes, peer, tag)
 
     def receive(self, address, nbytes, peer, tag=DATA):
-        return [self.comm.Irecv([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
-                for at in range(0, nbytes, PIECE)]
+        return self.pieces(self.comm.Irecv, address, nbytes, peer, tag)
 
-    def persistent(self, init, address, nbytes, peer):
-        """As `send` and `receive`, made by ``init``, to be started again and again."""
-        return [init([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, DATA)
+    def pieces(self, make, address, nbytes, peer, tag=DATA):
+        """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and again."""
+        return [make([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
                 for at in range(0, nbytes, PIECE)]
 
     def start(self, requests):

@@ -21,8 +21,8 @@ class Slot:
         if nbytes not in self._swaps:
             if len(self._swaps) == _KEPT:
                 self.free()
-            self._swaps[nbytes] = link.persistent(link.comm.Recv_init, self.theirs[host].address, nbytes, peer) + link.persistent(
-                link.comm.Send_init, self.mine.address, nbytes, peer)
+            self._swaps[nbytes] = (link.pieces(link.comm.Recv_init, self.theirs[host].address, nbytes, peer)
+                                   + link.pieces(link.comm.Send_init, self.mine.address, nbytes, peer))
         return self._swaps[nbytes]
 
     def parts(self, mine, at=0):
