@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 9; }
+int c10d_abi_version() { return 10; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -124,7 +124,7 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
 int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns) {
   const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff, item_bytes = kind >> 16;
   const Span s{data, count * item_bytes};
-  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s};
+  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s, nullptr};
   return c10d_run(h, &a);
 }
 
@@ -154,7 +154,7 @@ int c10d_quick(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out,
       if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kPending;
     }
   const CallArgs a{op, uint32_t(kind >> 8 & 0xff), uint32_t(kind & 0xff), root, op == kAllToAll ? kNever : count,
-                   item_bytes, kHost, 0.0, 0, 0, timeout_ns, nin, nout, spans, spans + nin};
+                   item_bytes, kHost, 0.0, 0, 0, timeout_ns, nin, nout, spans, spans + nin, nullptr};
   return g->queue().run(a, &t_failure);
 }
 

@@ -39,6 +39,8 @@ enum Memory : uint32_t {
   kDevice,   // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
 };
 
+struct Bridge;
+
 struct Span {
   void* data;
   uint64_t bytes;
@@ -60,6 +62,8 @@ struct CallArgs {
   uint32_t nin, nout;
   const Span* in;
   const Span* out;
+  Bridge* bridge;       // not null: the reduction goes on to other hosts (bridge.h); a reduce has out[1] at the root,
+                        // if it is on this host
 };
 
 struct MessageArgs {

@@ -178,6 +178,10 @@ Status Collective::run() {
       if (r != me && !wait(g.ctl(r).arrive, seq - 1, seq - 1, r)) return status_;
   g.last_call_waited = args.op != kRejected;
   if (args.op == kRejected) return announce(), kOk;
+  if (args.bridge) {
+    if (!bridge_ok(*this)) return fail(kUsage, -1);
+    return ring_bridge(*this) ? kOk : status_;
+  }
   if (!shape_ok()) return fail(kUsage, -1);
   if (args.device == kDevice) {
     announce();  // alone, too: the sizes and factors are read back from what was announced

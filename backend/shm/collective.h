@@ -36,6 +36,11 @@ class Collective {
   // counters is below its, and one is above.)
   uint32_t laggard(uint32_t peer) const;
 
+  // Records the failure; false.
+  bool fails(Status st, int32_t peer) { return fail(st, peer), false; }
+  // Ends the call here, without a word to the other ranks; false.
+  bool give_up() { return fails(kAborted, -1); }
+
   // For loops that move without waiting: false, and recorded, once the deadline is over or this rank has aborted.
   bool may_go_on(uint32_t peer);
 
@@ -81,5 +86,9 @@ class Collective {
 bool ring_all_reduce(Collective&);       // all_reduce.cpp; also reduce
 bool ring_multicast(Collective&);        // multicast.cpp: broadcast, all_gather
 bool ring_personal(Collective&);         // personal.cpp: scatter, gather, all_to_all, reduce_scatter
+
+// The same, over several hosts.
+bool bridge_ok(const Collective&);       // bridge.cpp: whether the arguments make sense
+bool ring_bridge(Collective&);
 
 }  // namespace c10d_custom

@@ -95,7 +95,7 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
 Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())
     : rank(rank_), n(g.ranks), geometry(g), layout(g), spinner(spin), interrupted(poll), fd_(fd), base_(base) {
   RankCtl& me = ctl(rank);
-  for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out}) s->wake_at.store(kNever);
+  for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out, &me.took}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());
   me.pid_namespace = pid_namespace_ = pid_namespace();
   me.state.store(kJoined, std::memory_order_release);

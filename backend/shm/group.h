@@ -100,6 +100,7 @@ class Group {
 
   uint64_t call = kNever;    // number of the collective that waits
   uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
+  uint64_t blocks_taken = 0;  // the same of `took`
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 
  private:

@@ -15,7 +15,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757335ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757336ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -70,6 +70,7 @@ struct alignas(kLine) RankCtl {
   Signal in;      // blocks copied into this rank's ring, over the life of the group
   Signal red;     // blocks of which this rank has reduced its part
   Signal out;     // blocks this rank no longer reads, in any ring
+  Signal took;    // blocks of which this rank has summed its part, over all reductions that went on to other hosts
   Bell bell;
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;

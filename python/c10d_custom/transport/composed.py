@@ -1,39 +1,28 @@
 """Collectives over several hosts composed of stages: one inside each host, by the native core; one
 between hosts, over MPI, in which the lanes (the first ranks of each host, as many on every host) each
 carry their part of the data; and another inside the hosts. Large messages are cut into chunks, several
-under way at once.
+under way at once. (all_reduce and reduce do all of that in one call of the core: bridge.py.)
 
-What the network carries: all_reduce sends S bytes from each of two hosts, 2 (M-1)/M S from each of M
-(reduce-scatter and all-gather of Rabenseifner 2004, by direct messages); the others send what the other
-hosts need, once per host.
+The network carries what the other hosts need, once per host.
 """
 import time
 from collections import deque
 from ctypes import c_void_p
-from functools import lru_cache
 from hashlib import blake2b
 
 from ..call import ANY_COUNT, Memory, Op
 from . import native
-from .cuts import evenly
+from .cuts import chunks, evenly
 from .direct import HEAD_BYTES, fingerprint
 from .failure import LATER, Trouble
 from .hosts import Reduction
 from .mpi import ROUND, Buffer
 from .native import lib
-from .slot import Slot
 from .stage import Stage
 
 _DEPTH = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
-
-
-@lru_cache(64)
-def _parts(nbytes, lanes, width):
-    """(offset, bytes) of what each of a host's ``width`` ranks carries of so many bytes; nothing but for the lanes."""
-    cut = evenly(nbytes, lanes, _LINE)
-    return [(cut[j], cut[j + 1] - cut[j]) if j < lanes else (nbytes, 0) for j in range(width)]
 
 
 class Composed:
@@ -62,7 +51,7 @@ class Composed:
             direct.announce(self.number, call, self.deadline)
         else:
             self._agree()
-        {Op.barrier: lambda: None, Op.all_reduce: self._all_reduce, Op.reduce: self._reduce,
+        {Op.barrier: lambda: None, Op.all_reduce: self._reduction, Op.reduce: self._reduction,
          Op.broadcast: self._broadcast, Op.all_gather: self._all_gather, Op.reduce_scatter: self._reduce_scatter,
          Op.all_to_all: self._all_to_all, Op.gather: self._gather, Op.scatter: self._scatter}[call.op]()
         self._flush()
@@ -130,123 +119,16 @@ class Composed:
         while self.sent:
             self._wait(*self._oldest())
 
-    def _chunks(self, nbytes, most):
-        """[(begin, end)] of equal chunks of at most about ``most`` bytes."""
-        chunks = max(1, -(-nbytes // most))
-        each = -(-nbytes // chunks // 64) * 64 or 64
-        return [(at, min(nbytes, at + each)) for at in range(0, nbytes, each)]
-
-    def _slot(self, k, part):
-        slots = self.t.slots
-        if not slots or slots[0].mine.nbytes < part:
-            for slot in slots:
-                slot.free()
-            slots[:] = [Slot(part, len(self.hosts.ranks)) for _ in range(_DEPTH + 1)]
-        return slots[k % len(slots)]
-
     def _combine(self, target, sources, nbytes, step):
         """``sources``: an array of addresses."""
         lib.c10d_reduce(self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors)
 
-    # --- all_reduce and reduce
-
-    def _all_reduce(self):
-        self._reducing(None)
-
-    def _reduce(self):
-        self._reducing(self.hosts.of_rank(self.call.root))
-
-    def _reducing(self, root):
-        """all_reduce, or reduce to ``root``, a (host, index): the chunks' sums inside the hosts, each
-        lane its part; then between the hosts; then inside them again."""
-        call, hosts = self.call, self.hosts
-        source = call.inputs[0].data_ptr()
-        total = call.inputs[0].nbytes
-        steps = Reduction.of(call.dtype, call.redop, self.t.size)
-        chunks = self._chunks(total, self.t.chunk * hosts.lanes)
-        part_most = max((n for lo, hi in chunks[:1] for _, n in _parts(hi - lo, hosts.lanes, self.width)), default=0)
-        flight = deque()
-        for k, (lo, hi) in enumerate(chunks):
-            slot = self._slot(k, part_most)
-            parts = _parts(hi - lo, hosts.lanes, self.width)
-            mine = parts[hosts.local][1]
-            self._local(Op.reduce_scatter, [(source + lo + at, n) for at, n in parts], [(slot.mine.address, mine)], step=steps.inside)
-            if self.lane:
-                self._start_exchange(slot, mine, root)
-            flight.append((slot, lo, parts))
-            if len(flight) > _DEPTH - 1:
-                self._finish_chunk(*flight.popleft(), steps.between, root)
-        while flight:
-            self._finish_chunk(*flight.popleft(), steps.between, root)
+    def _reduction(self):
+        root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
+        self.t.bridge.reduce(self.number, self.call, self.deadline, self.outer, root)
 
     def _lane_of(self, host):
         return self.hosts.ranks[host][self.hosts.local]
-
-    def _start_exchange(self, slot, nbytes, root):
-        """Two hosts: both have all of the part, or the root's host has. More: each gets its share of it."""
-        hosts, link = self.hosts, self.link
-        slot.requests, slot.peers = [], []
-        if len(hosts.ranks) == 2:
-            other = 1 - hosts.mine
-            peer = self._lane_of(other)
-            slot.peers = [peer]
-            if root is None:
-                slot.requests = slot.swap(link, nbytes, other, peer)
-                link.start(slot.requests)
-            elif root[0] == hosts.mine:
-                slot.requests = link.receive(slot.theirs[other].address, nbytes, peer)
-            else:
-                slot.requests = link.send(slot.mine.address, nbytes, peer)
-            return
-        cut = evenly(nbytes, len(hosts.ranks), _LINE)
-        share = cut[hosts.mine + 1] - cut[hosts.mine]
-        for h in hosts.others:
-            peer = self._lane_of(h)
-            slot.peers.append(peer)
-            slot.requests += link.receive(slot.theirs[h].address, share, peer)
-        for h in hosts.others:
-            slot.requests += link.send(slot.mine.address + cut[h], cut[h + 1] - cut[h], self._lane_of(h))
-
-    def _finish_exchange(self, slot, nbytes, between, root, target):
-        hosts, link = self.hosts, self.link
-        self._wait(slot.requests, slot.peers, slot)
-        count = len(hosts.ranks)
-        if count == 2:
-            if root is None or root[0] == hosts.mine:
-                self._combine(target, slot.parts(hosts.mine), nbytes, between)
-            return
-        cut = evenly(nbytes, count, _LINE)
-        at, share = cut[hosts.mine], cut[hosts.mine + 1] - cut[hosts.mine]
-        self._combine(target + at, slot.parts(hosts.mine, at), share, between)
-        requests = []
-        for h in hosts.others:
-            if root is None or root[0] == hosts.mine:
-                requests += link.receive(target + cut[h], cut[h + 1] - cut[h], self._lane_of(h))
-        for h in hosts.others:
-            if root is None or root[0] == h:
-                requests += link.send(target + at, share, self._lane_of(h))
-        self._wait(requests, slot.peers, slot)
-
-    def _finish_chunk(self, slot, lo, parts, between, root):
-        hosts = self.hosts
-        start, mine = parts[hosts.local]
-        # Of the chunk, this rank's tensor has been read.
-        target = self.call.outputs[0].data_ptr() + lo if root is None else 0
-        if self.lane:
-            self._finish_exchange(slot, mine, between, root,
-                                  target + start if root is None else slot.mine.address)
-        if root is None:
-            self._local(Op.all_gather, [(target + start, mine)], [(target + at, n) for at, n in parts])
-        elif root[0] == hosts.mine:
-            # To the root alone: all_to_all in which only it receives.
-            is_root = hosts.local == root[1]
-            inputs = [(slot.mine.address, mine if j == root[1] else 0) for j in range(self.width)]
-            if is_root:
-                target = self.call.outputs[0].data_ptr() + lo
-                outputs = [(target + at, n) for at, n in parts]
-            else:
-                outputs = [(slot.mine.address, 0)] * self.width
-            self._local(Op.all_to_all, inputs, outputs)
 
     # --- broadcast: from host to host in a chain, the lanes each their part of a chunk
 
@@ -259,21 +141,21 @@ class Composed:
         position = (hosts.mine - host) % count
         before = (hosts.mine - 1) % count
         after = (hosts.mine + 1) % count if position < count - 1 else None
-        chunks = self._chunks(total, self.t.chunk * hosts.lanes)
-        cuts = [evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in chunks]
+        ranges = chunks(total, self.t.chunk * hosts.lanes)
+        cuts = [evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in ranges]
 
         def lane_part(k):
             j = hosts.local
-            return base + chunks[k][0] + cuts[k][j], cuts[k][j + 1] - cuts[k][j]
+            return base + ranges[k][0] + cuts[k][j], cuts[k][j + 1] - cuts[k][j]
 
         arriving = deque()
-        for k in range(len(chunks) + _DEPTH):
-            if k < len(chunks) and position and self.lane:
+        for k in range(len(ranges) + _DEPTH):
+            if k < len(ranges) and position and self.lane:
                 arriving.append(self.link.receive(*lane_part(k), self._lane_of(before)))
             at = k - _DEPTH if position else k
-            if not 0 <= at < len(chunks):
+            if not 0 <= at < len(ranges):
                 continue
-            lo, hi = chunks[at]
+            lo, hi = ranges[at]
             if not position:
                 mine = [(base + lo, hi - lo)]
                 self._local(Op.broadcast, mine if hosts.local == index else [],
@@ -320,7 +202,7 @@ class Composed:
         steps = Reduction.of(call.dtype, call.redop, self.t.size)
         out = call.outputs[0]
         most = max(t.nbytes for t in call.inputs)
-        for lo, hi in self._chunks(most, self.t.chunk) or [(0, 0)]:
+        for lo, hi in chunks(most, self.t.chunk) or [(0, 0)]:
             def cut(tensor):
                 return tensor.data_ptr() + min(lo, tensor.nbytes), max(0, min(hi, tensor.nbytes) - lo)
 

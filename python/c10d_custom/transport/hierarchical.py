@@ -20,6 +20,7 @@ from ..trace.record import Peer
 from . import native
 from .base import Ticket, Transport
 from .board import Board, slot_bytes
+from .bridge import Bridge
 from .composed import Composed
 from .direct import MOST_RANKS, Direct, fingerprint, parse
 from .failure import ErrorText, Trouble
@@ -86,7 +87,7 @@ class HierarchicalTransport(Transport):
         self._over = False
         self._short = ShortWay(config.trace)
         self._left_at = {}
-        self.slots, self.stages = [], {}
+        self.stages = {}
         self.told = []
         self.watch = None
         with ExitStack() as cleanup:
@@ -114,6 +115,7 @@ class HierarchicalTransport(Transport):
             cleanup.pop_all()
         calls = MpiCalls(job.MPI)
         self._progress = Progress(self.link, calls, self.local._handle)
+        self.bridge = Bridge(self.link, calls, hosts, self.chunk, self.local.attempt, self.trouble)
         self.direct = self.small = None
         if direct:
             each = min(_DIRECT_MOST, _DIRECT_BYTES // max(1, widest * (self.size - widest)))
@@ -237,8 +239,9 @@ class HierarchicalTransport(Transport):
         self.local.close()
         self._progress.close()
         if healthy:
-            for slot in self.slots:
-                slot.free()
+            self.bridge.free()
+        else:
+            self.link.give_up([], (self.direct, self.small, self.bridge))
         self.link.close(healthy)
 
     # --- messages inside the host

@@ -12,13 +12,16 @@ from . import native
 from .failure import Trouble
 
 # Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, POINT_TO_POINT = 0, 1, 2, 3, 4, 16
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 5, 16
 
 _YIELD = 300e-6          # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come for
 _PATIENCE = 0.1
 _MOMENT = 5e-3           # s: for what is on its way already
 _CHECK = 2e-3            # s between two looks at the group's health
+
+# What MPI may still write to or read from, of groups that have failed.
+_ORPHANS = []
 
 
 class MpiLink:
@@ -30,7 +33,7 @@ class MpiLink:
         self.rank, self.size = exchange.rank, exchange.size
         self.MPI = job.MPI
         self.check = check
-        self._orphans = []
+        self._gave_up = False
         self.comm = self._create(job, exchange, ranks, name)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
         self.tag_limit = self.comm.Get_attr(self.MPI.TAG_UB)
@@ -71,10 +74,6 @@ class MpiLink:
         return [make([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
                 for at in range(0, nbytes, PIECE)]
 
-    def start(self, requests):
-        if requests:
-            self.MPI.Prequest.Startall(requests)
-
     def wait(self, requests, deadline, peers, keep=None):
         """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
         broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it."""
@@ -114,7 +113,7 @@ class MpiLink:
                 return True
             raise
         if time.monotonic() >= deadline:
-            raise self._late(requests, peers)
+            raise self.late(requests, peers)
         return False
 
     def settle(self, requests):
@@ -132,8 +131,8 @@ class MpiLink:
         else:
             time.sleep(_SHORT if waited < _PATIENCE else _LONG)
 
-    def _late(self, requests, peers):
-        """``requests`` begin with one of each of ``peers``, or are of all of them."""
+    def late(self, requests, peers):
+        """The Trouble of a time-out. ``requests`` begin with one of each of ``peers``, or are of all of them."""
         late = list(peers)
         if len(requests) >= len(peers) > 1:
             done = self.MPI.Request.Testsome(requests) or []
@@ -144,11 +143,12 @@ class MpiLink:
 
     def give_up(self, requests, keep):
         """MPI may go on with these for as long as the process lives."""
-        self._orphans.append((requests, keep))
+        self._gave_up = True
+        _ORPHANS.append((requests, keep))
 
     def close(self, healthy):
         """Frees the communicator, if nothing is under way on it."""
-        if healthy and not self._orphans:
+        if healthy and not self._gave_up:
             self.comm.Free()
 
 

@@ -38,6 +38,9 @@ class MpiCalls:
         self._lists[addressof(handles)] = requests, handles
         return addressof(handles)
 
+    def forget(self, at):
+        self._lists.pop(at, None)
+
     def _start(self, count, at):
         try:
             self.MPI.Prequest.Startall(self._lists[at][0])

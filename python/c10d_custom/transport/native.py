@@ -3,7 +3,7 @@ import ctypes as c
 from functools import partial
 from pathlib import Path
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 NEVER = 2**64 - 1   # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
@@ -29,7 +29,27 @@ class CallArgs(c.Structure):
                 ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
                 ("factor", c.c_double), ("number", c.c_uint64), ("outer", c.c_uint64),
                 ("timeout_ns", c.c_int64), ("nin", c.c_uint32), ("nout", c.c_uint32),
-                ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span))]
+                ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span)), ("bridge", c.c_void_p)]
+
+
+class Phase(c.Structure):
+    _fields_ = [("requests", c.c_void_p), ("n", c.c_uint64)]
+
+
+class BridgeSlot(c.Structure):
+    _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
+
+
+Look = c.CFUNCTYPE(c.c_int)
+LOOKED, LATE, TRANSFER = 1, 2, 3    # BridgeEnd
+
+
+class Bridge(c.Structure):
+    """See backend/shm/bridge.h."""
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("look", Look),
+                ("later_ns", c.c_int64), ("chunk", c.c_uint64), ("factor", c.POINTER(c.c_double)), ("slots", c.POINTER(BridgeSlot)),
+                ("nslots", c.c_uint32), ("lanes", c.c_uint32), ("hosts", c.c_uint32), ("own", c.c_uint32), ("op", c.c_uint32),
+                ("keeps", c.c_uint32), ("end", c.c_uint32), ("slot", c.c_uint32)]
 
 
 class MessageArgs(c.Structure):

@@ -6,7 +6,7 @@ from itertools import chain
 
 from .native import CallArgs, Span
 
-_ARGS = struct.Struct("@IIIiQIIdQQqIIQQ")   # CallArgs
+_ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")   # CallArgs
 assert _ARGS.size == sizeof(CallArgs)
 
 
@@ -20,8 +20,9 @@ class Stage:
         self._lists = inputs, outputs, at, at + inputs * sizeof(Span)
         self.args = byref(CallArgs.from_buffer(self._memory))
 
-    def fill(self, fields, inputs, outputs):
-        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each."""
-        _ARGS.pack_into(self._memory, 0, *fields, *self._lists)
+    def fill(self, fields, inputs, outputs, bridge=0):
+        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each; ``bridge``: the address of
+        a native.Bridge."""
+        _ARGS.pack_into(self._memory, 0, *fields, *self._lists, bridge)
         self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
         return self.args
