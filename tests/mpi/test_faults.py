@@ -18,9 +18,9 @@ SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small and medium", "medium and large", "medium",
             "operation, medium", "ahead", "ahead, many ranks"]
 TOGETHER = {
-    "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "no message", "size of a message", "left", "aborted",
-            "interrupted"],
-    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "interrupted"],
+    "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "stopped amid", "no message", "size of a message", "left",
+            "aborted", "aborted amid", "interrupted"],
+    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "stopped amid", "left", "aborted", "aborted amid", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
 
@@ -114,7 +114,7 @@ def test_a_group_in_which_all_refused_a_call_goes_on(layout, kind, together):
     assert [ranks[r]["error"] for r in range(4)] == ["UsageError"] * 4, ranks
 
 
-@cases("late", "stopped", "late, large")
+@cases("late", "stopped", "late, large", "stopped amid")
 def test_a_rank_that_does_not_come_is_named(layout, kind, together):
     ranks = together(layout, kind)
     for rank in range(3):
@@ -143,7 +143,7 @@ def test_a_rank_that_leaves_is_named(layout, kind, together):
         assert "rank 3 on hostb has left the group" in ranks[rank]["text"] and ranks[rank]["seconds"] < 3.0, ranks
 
 
-@cases("aborted")
+@cases("aborted", "aborted amid")
 def test_abort_reaches_all_hosts(layout, kind, together):
     ranks = together(layout, kind)
     for rank in range(3):

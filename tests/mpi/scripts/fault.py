@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -22,6 +23,7 @@ from c10d_custom.transport.mpi import MpiLink
 
 GROUP_SECONDS = 4.0
 MEDIUM = 4000   # float32: 16 KB, still a small all_reduce
+HUGE = 1 << 24  # nearly all of the call's time, data move
 
 
 def all_reduce(group, count, op=dist.ReduceOp.SUM, dtype=torch.float32):
@@ -43,6 +45,12 @@ def pausing_after_waits():
     MpiLink.wait = wait_and_pause
     yield
     MpiLink.wait = wait
+
+
+def in_the_background(commands):
+    # In a session of its own: what a launcher sends to this rank's process group would end it.
+    subprocess.Popen(["sh", "-c", commands], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                     stderr=subprocess.DEVNULL)
 
 
 def trouble(kind, group, rank, last):
@@ -121,12 +129,13 @@ def trouble(kind, group, rank, last):
         all_reduce(group, 1 << 20)
     elif kind == "stopped":
         if rank == last:
-            wake = f"sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}"
-            # In a session of its own: what a launcher sends to this rank's process group would end it.
-            subprocess.Popen(["sh", "-c", wake], start_new_session=True, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            in_the_background(f"sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}")
             os.kill(os.getpid(), signal.SIGSTOP)
         all_reduce(group, 4)
+    elif kind == "stopped amid":
+        if rank == last:
+            in_the_background(f"sleep 0.3; kill -STOP {os.getpid()}; sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}")
+        forever(group, HUGE)
     elif kind == "no message":
         if rank:
             time.sleep(GROUP_SECONDS + 1)
@@ -148,6 +157,10 @@ def trouble(kind, group, rank, last):
             group.abort()
         else:
             all_reduce(group, 1 << 18)
+    elif kind == "aborted amid":
+        if rank == last:
+            threading.Timer(0.5, group.abort).start()
+        forever(group, HUGE)
     elif kind == "interrupted":
         def handler(*_):
             raise InterruptedError("by a signal handler")
