@@ -35,6 +35,7 @@ uint64_t pid_namespace() {
 bool sane(const Geometry& g) {
   return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
          g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
+         g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 &&
          g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536 &&
          g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../shm/api.h"
+#include "../shm/bridge.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 
@@ -61,7 +62,7 @@ std::vector<Geometry> overflowing() {
   for (uint64_t ring = lines - 4096 / 64 + 1; ring <= lines; ++ring)
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
-        const Geometry g{4096, 2, 4096, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
+        const Geometry g{4096, 2, 4096 * 64, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
         if (Layout(g).total < (1ull << 33)) found.push_back(g);
       }
   return found;
@@ -179,7 +180,7 @@ void join_call(World& w, Random& random) {
   }
   if (random() % 2) table[w.other] = 0 - table[w.me] + random() % 4096;  // a sum that overflows
   mine.arrive.value.store(random() % 256 ? seq : random());
-  for (Signal RankCtl::*s : {&RankCtl::in, &RankCtl::red, &RankCtl::out}) {
+  for (Signal RankCtl::*s : {&RankCtl::in, &RankCtl::red, &RankCtl::out, &RankCtl::took}) {
     const uint64_t own = (victim.*s).value.load();
     (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
     (victim.*s).wake_at.store(random());
@@ -221,6 +222,15 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     for (uint32_t i = 0; i < a.nin; ++i) in[i] = span(8 * count);
     for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i != w.me ? count + random() % 6000 : count));
     a.in = in, a.out = out;
+    // A reduction over hosts of which there is one only: nothing to transfer.
+    Bridge bridge{};
+    BridgeSlot slots[2]{};
+    if ((a.op == kAllReduce || a.op == kReduce) && random() % 2) {
+      bridge.chunk = 64 * (1 + random() % 100), bridge.lanes = 1 + uint32_t(random() % 2), bridge.op = kSum;
+      bridge.hosts = 1, bridge.keeps = 1, bridge.nslots = 2, bridge.slots = w.me < bridge.lanes ? slots : nullptr;
+      for (BridgeSlot& s : slots) s.mine = static_cast<char*>(span(bridge.chunk).data);
+      a.bridge = &bridge;
+    }
     const int status = c10d_run(w.victim, &a);
     require(status >= kOk && status != kPending && status <= kForked, "a status that there is not", trial);
     PeerState state;

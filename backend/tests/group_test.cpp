@@ -264,7 +264,7 @@ void faults() {
   auto reduce = [](c10d_handle* g, uint64_t count, int64_t timeout, Status want) {
     Values v(count, 1);
     const Span s{v.data(), count * 8};
-    CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, 0, 0, 0, 0, timeout, 1, 1, &s, &s};
+    CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, 0, 0, 0, 0, timeout, 1, 1, &s, &s, nullptr};
     require(c10d_run(g, &a) == want, "unexpected status", 0, count);
   };
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },
@@ -295,6 +295,13 @@ void faults() {
        });
 }
 
+// A block is cut among the ranks, at cache lines.
+void crowd() {
+  uint64_t total;
+  const Geometry small{65, 2, 4096, 64, 64, 2, 0};
+  require(c10d_segment_create(&small, &total) < 0, "a block with no room for each rank", 0, 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -302,6 +309,7 @@ int main(int argc, char** argv) {
   for (uint64_t seed = 1; seed <= 5; ++seed)
     for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, seed * 100 + n, steps);
   faults();
+  crowd();
   for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n);
   std::puts("group_test: ok");
 }

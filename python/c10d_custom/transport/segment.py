@@ -32,7 +32,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 def geometry(config, ranks, board_bytes):
     # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
-    return Geometry(ranks, config.window, config.block_bytes, config.small_bytes, config.cell_bytes, cells,
+    # Operations cut a block among the ranks, at cache lines.
+    block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
+    return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells,
                     board_bytes)
 
 
