@@ -48,6 +48,9 @@ int result(const Direct* d, DirectReduce* r) {
   return st;
 }
 
+// Items to reduce: none where the call is only announced.
+uint64_t items(const DirectReduce* r) { return r->head.payload ? r->head.count : 0; }
+
 void reduce_inside(const Direct* d, DirectReduce* r) {
   const Board board = board_of(d);
   const void* payloads[kMost];
@@ -57,7 +60,7 @@ void reduce_inside(const Direct* d, DirectReduce* r) {
   for (uint32_t i = 1; i < d->ranks; ++i) payloads[i] = board.payload(i), factors[i] = board.factor(i);
   char* const message = d->between[d->own_between];
   memcpy(message, &r->head, sizeof r->head);
-  reduce_kernel(r->head.dtype, r->inside_op)(message + sizeof(Head), payloads, d->ranks, r->head.count,
+  reduce_kernel(r->head.dtype, r->inside_op)(message + sizeof(Head), payloads, d->ranks, items(r),
                                              r->inside_op == kPremulSum ? factors : r->inside_factor);
 }
 
@@ -71,7 +74,7 @@ bool reduce_between(const Direct* d, DirectReduce* r) {
     }
     payloads[i] = d->between[i] + sizeof(Head);
   }
-  reduce_kernel(r->head.dtype, r->between_op)(r->data, payloads, d->nbetween, r->head.count, r->between_factor);
+  reduce_kernel(r->head.dtype, r->between_op)(r->data, payloads, d->nbetween, items(r), r->between_factor);
   return true;
 }
 

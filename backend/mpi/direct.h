@@ -24,7 +24,7 @@ struct Direct {
 
 struct DirectReduce {
   Head head;
-  void* data;             // input and result
+  void* data;             // input and result; with no payload nothing is reduced: the ranks only agree to call alike
   const double* inside_factor;       // see reduce.h
   const double* between_factor;
   void* requests;                    // between hosts; the leaders have some

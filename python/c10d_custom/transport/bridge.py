@@ -14,7 +14,7 @@ from ..errors import TransportError
 from . import native
 from .cuts import chunks, evenly
 from .failure import LATER, Trouble
-from .hosts import Reduction
+from .hosts import Reduction, Step
 from .mpi import DATA, SUMS, Buffer
 from .mpi_native import STATUS_BYTES
 from .stage import Stage
@@ -22,6 +22,7 @@ from .stage import Stage
 _SLOTS = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _KEPT = 4       # pairs of lengths of which the requests are kept
+_PLANS = 64
 
 
 @dataclass
@@ -29,6 +30,16 @@ class _Phase:
     """Transfers of one chunk that go together. ``requests`` begin with one from each of ``peers``, or are all to them."""
     requests: list
     peers: list
+
+
+@dataclass
+class _Plan:
+    """What calls have in common. ``bridge`` is at ``address``; ``phases``: by slot, length and order; ``root``: for the core."""
+    bridge: native.Bridge
+    address: int
+    phases: list
+    inside: Step
+    root: int
 
 
 class Bridge:
@@ -41,6 +52,7 @@ class Bridge:
         self._lane = hosts.local < hosts.lanes
         self._look = native.Look(self._look_around)
         self._slots, self._theirs = [], []
+        self._plans = {}                # by bytes, dtype, reduce op, root
         self._requests = OrderedDict()  # by lengths of a part, and whom it is for: phases, and the core's slots
         self._stages = [Stage(1, 0), Stage(1, 1)]
         self._statuses = None
@@ -48,33 +60,41 @@ class Bridge:
 
     def reduce(self, number, call, deadline, outer, root):
         """The collective ``number``, all_reduce, or reduce to ``root``, a (host, index). ``outer``: see CallArgs."""
-        hosts, link = self._hosts, self._link
         source, outputs = call.inputs[0], call.outputs
-        cut = chunks(source.nbytes, self._chunk * hosts.lanes)
-        each = -(-cut[0][1] // _LINE) * _LINE if cut else _LINE
-        keeps = root is None or root[0] == hosts.mine
-        steps = Reduction.of(call.dtype, call.redop, link.size)
-        self._bridge = bridge = native.Bridge(
-            self._mpi.startall, self._mpi.testall, None, self._look, int(LATER * 1e9), each, steps.between.factors, None, _SLOTS,
-            hosts.lanes, len(hosts.ranks), hosts.mine, steps.between.redop, keeps, 0, 0)
-        self._phases = []
-        if self._lane and cut:
-            self._phases, slots = self._carry(tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0])
-            bridge.slots, bridge.statuses = slots, addressof(self._statuses)
+        key = source.nbytes, call.dtype.code, call.redop, root
+        self._plan = plan = self._plans.get(key) or self._make_plan(key, call, root)
+        bridge = plan.bridge
+        bridge.end = 0
         left = max(0, int((deadline + LATER - time.monotonic()) * 1e9))
-        inside = steps.inside
-        factor = inside.divisor if inside.divisor else call.factor
-        fields = (call.op, inside.redop, call.dtype.code, root[1] if keeps and root else -1, call.count, call.dtype.item_bytes, 0, factor,
-                  number, outer, min(left, 2**62))
-        args = self._stages[len(outputs)].fill(fields, [(t.data_ptr(), t.nbytes) for t in call.inputs],
-                                               [(t.data_ptr(), t.nbytes) for t in outputs], addressof(bridge))
+        fields = (call.op, plan.inside.redop, call.dtype.code, plan.root, call.count, call.dtype.item_bytes, 0,
+                  plan.inside.divisor or call.factor, number, outer, min(left, 2**62))
+        args = self._stages[len(outputs)].fill(fields, [(source.data_ptr(), source.nbytes)],
+                                               [(t.data_ptr(), t.nbytes) for t in outputs], plan.address)
         failure = self._attempt(args)
         if failure is not None:
             raise self._failed(failure, bridge, call)
 
+    def _make_plan(self, key, call, root):
+        hosts, nbytes = self._hosts, key[0]
+        cut = chunks(nbytes, self._chunk * hosts.lanes)
+        each = -(-cut[0][1] // _LINE) * _LINE if cut else _LINE
+        keeps = root is None or root[0] == hosts.mine
+        steps = Reduction.of(call.dtype, call.redop, self._link.size)
+        bridge = native.Bridge(
+            self._mpi.startall, self._mpi.testall, None, self._look, int(LATER * 1e9), each, steps.between.factors, None, _SLOTS,
+            hosts.lanes, len(hosts.ranks), hosts.mine, steps.between.redop, keeps, 0, 0)
+        phases = []
+        if self._lane and cut:
+            phases, slots = self._carry(tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0])
+            bridge.slots, bridge.statuses = slots, addressof(self._statuses)
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        plan = self._plans[key] = _Plan(bridge, addressof(bridge), phases, steps.inside, root[1] if keeps and root else -1)
+        return plan
+
     def _failed(self, failure, bridge, call):
         """What to raise. MPI may go on with what is under way, for as long as it likes."""
-        under_way = [r for slot in self._phases for pair in slot for phase in pair for r in phase.requests]
+        under_way = [r for slot in self._plan.phases for pair in slot for phase in pair for r in phase.requests]
         try:
             if bridge.end == native.LOOKED:
                 return self._said
@@ -85,12 +105,12 @@ class Bridge:
                 return TransportError("MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)")
             return self._trouble(failure)
         finally:
-            self._link.give_up(under_way, (self._slots, self._theirs, self._requests, call))
-            self._slots, self._requests, self._said = [], OrderedDict(), None
+            self._link.give_up(under_way, (self._slots, self._theirs, self._requests, self._plan, call))
+            self._plans, self._slots, self._requests, self._said = {}, [], OrderedDict(), None
 
     def _awaited(self):
         """The transfers that the core waits for."""
-        phases = [p for pair in self._phases[self._bridge.slot] for p in pair]
+        phases = [p for pair in self._plan.phases[self._plan.bridge.slot] for p in pair]
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
 
     def _look_around(self):
@@ -125,6 +145,7 @@ class Bridge:
         key = lengths, root
         if key not in self._requests:
             while len(self._requests) >= _KEPT:
+                self._plans.clear()
                 self._free(*self._requests.popitem(last=False)[1])
             phases = [[self._transfers(s, length, root) for length in lengths] for s in range(_SLOTS)]
             self._requests[key] = phases, self._native(phases)
@@ -181,6 +202,7 @@ class Bridge:
 
     def free(self):
         """Frees the requests. None may be under way."""
+        self._plans.clear()
         for phases, slots in self._requests.values():
             self._free(phases, slots)
         self._requests.clear()

@@ -44,9 +44,7 @@ class Composed:
         if call.memory is Memory.device:
             return self._agree() if direct is None else direct.announce(self.number, call, self.deadline)
         if direct is not None:
-            if call.op is Op.all_reduce and call.inputs[0].nbytes <= self.t.small.limit:
-                return self.t.small.run(self.number, call, self.deadline)
-            if call.op is not Op.all_reduce and direct.fits(call):
+            if direct.fits(call):
                 return direct.run(self.number, call, self.deadline)
             direct.announce(self.number, call, self.deadline)
         else:

@@ -12,7 +12,7 @@ from threading import get_ident
 
 from torch.distributed import PrefixStore
 
-from ..call import Agreement, Call, Fingerprint, Memory, mismatch_table
+from ..call import Agreement, Call, Fingerprint, Memory, Op, mismatch_table
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
@@ -267,7 +267,10 @@ class HierarchicalTransport(Transport):
                                   sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)) * 1e-9
         try:
             self._check_quickly(number)
-            Composed(self, number, call, started + call.timeout).run()
+            if call.op is Op.all_reduce and self.small is not None and call.memory is not Memory.device:
+                self._all_reduce(number, call, started + call.timeout)
+            else:
+                Composed(self, number, call, started + call.timeout).run()
             self._log.end(native.OK)
             return None
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
@@ -279,6 +282,12 @@ class HierarchicalTransport(Transport):
             raise
         finally:
             self._runner = None
+
+    def _all_reduce(self, number, call, deadline):
+        if call.inputs[0].nbytes <= self.small.limit:
+            return self.small.run(number, call, deadline)
+        self.small.announce(number, call, deadline)
+        self.bridge.reduce(number, call, deadline, 0, None)
 
     def _error(self, trouble, call, started, number, end):
         """The exception for a call that failed. ``end``: told the native status."""

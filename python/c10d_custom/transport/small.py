@@ -68,12 +68,20 @@ class SmallAllReduce:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():
             memmove(result.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        op, index = announced(call), next(i for i, length in enumerate(self.lengths) if tensor.nbytes <= length)
+        index = next(i for i, length in enumerate(self.lengths) if tensor.nbytes <= length)
+        self._carry_out(number, call, deadline, index, tensor.nbytes)
+
+    def announce(self, number, call, deadline):
+        """Only finds out whether all ranks call the same all_reduce."""
+        self._carry_out(number, call, deadline, 0, 0)
+
+    def _carry_out(self, number, call, deadline, index, payload):
+        op = announced(call)
         prepared = self._prepared.get((call.dtype.code, call.redop, index, op)) or self._prepare(call, index, op)
         reduce = prepared.reduce
         head = reduce.head
-        head.number, head.count, head.payload, head.factor = number, call.count, tensor.nbytes, call.factor
-        reduce.data, reduce.stage = result.data_ptr(), 0
+        head.number, head.count, head.payload, head.factor = number, call.count, payload, call.factor
+        reduce.data, reduce.stage = call.outputs[0].data_ptr(), 0
         self.go_on(lib.c10d_direct_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
 
     def go_on(self, status, prepared, deadline):
