@@ -252,9 +252,9 @@ uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {
   return all.size();
 }
 
-void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, uint64_t number) {
+void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, int32_t by, uint64_t number) {
   Use g(h);
-  if (!g.status) g->poison(Status(cause), peer, number);
+  if (!g.status) g->poison(Status(cause), peer, by, number);
 }
 
 int c10d_health(c10d_handle* h, uint64_t number, Failure* f) {

@@ -188,10 +188,11 @@ C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
 // What is kept, under way and queued: collectives, then messages, each in order. Writes the last `room` of
 // them, and returns how many there are (0 once the group is closed).
 C10D_API uint64_t c10d_trace(c10d_handle*, c10d_custom::TraceRecord* out, uint64_t room);
-// For a caller whose collectives go beyond this group. poison: the group is of no more use, and why;
+// For a caller whose collectives go beyond this group. poison: the group is of no more use, why, and who found out (ranks, or
+// what the caller takes for ranks of others);
 // health: kOk, kBroken (and why), or kPeerLost (the first rank found dead; one that has left is not); for the collective
 // `number`, to which a disagreement about a later one is nothing; kNever: for whatever comes.
-C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, uint64_t number);
+C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, int32_t by, uint64_t number);
 C10D_API int c10d_health(c10d_handle*, uint64_t number, c10d_custom::Failure*);
 // `elsewhere(context)` is called often while a collective of this group waits: for what makes progress
 // outside it only when asked.

@@ -206,13 +206,13 @@ bool Group::stopped(uint32_t peer) const {
   return name_end && name_end[1] && (name_end[2] == 'T' || name_end[2] == 't');
 }
 
-void Group::poison(Status kind, int32_t peer, uint64_t seq) {
+void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq) {
   if (header().poison.state.load(std::memory_order_acquire)) return;
   Poison& p = kind == kMismatch ? header().disagreement : header().poison;
   uint32_t free = 0;
   if (!p.state.compare_exchange_strong(free, 1)) return;
   p.kind = kind;
-  p.by = int32_t(rank);
+  p.by = by;
   p.peer = peer;
   p.seq = seq;
   p.state.store(2, std::memory_order_release);

@@ -72,7 +72,8 @@ class Group {
   int reserve_cells(uint32_t peer) const;
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a disagreement.
-  void poison(Status kind, int32_t peer, uint64_t seq);
+  void poison(Status kind, int32_t peer, uint64_t seq) { poison(kind, peer, int32_t(rank), seq); }
+  void poison(Status kind, int32_t peer, int32_t by, uint64_t seq);
   bool disagreed(uint64_t number) const;
   bool poisoned(Failure* why, uint64_t number = kNever) const;
 

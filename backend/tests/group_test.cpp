@@ -281,11 +281,11 @@ void faults() {
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kOk), reduce(g, 5000, 10 * kSecond, kOk); },
        [&](c10d_handle* g) {
          usleep(50000);
-         c10d_poison(g, kMismatch, 0, 3);
+         c10d_poison(g, kMismatch, 0, 1, 3);
          usleep(50000);
          reduce(g, 10, 10 * kSecond, kOk), reduce(g, 5000, 10 * kSecond, kOk);
          require(cause(g, 2) == kOk && cause(g, 3) == kMismatch && cause(g, kNever) == kMismatch, "a disagreement", 1, 0);
-         c10d_poison(g, kPeerLost, 0, 2);
+         c10d_poison(g, kPeerLost, 0, 1, 2);
          require(cause(g, 2) == kPeerLost && cause(g, 3) == kMismatch, "worse than a disagreement", 1, 0);
        });
   // A rank that names device memory and one that names host memory.

@@ -19,7 +19,7 @@ DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small an
             "operation, medium", "ahead", "ahead, many ranks"]
 TOGETHER = {
     "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "stopped amid", "no message", "size of a message", "left",
-            "aborted", "aborted amid", "interrupted"],
+            "aborted", "aborted amid", "interrupted", "interrupted amid, inside", "interrupted amid, between"],
     "3+1": [*DISAGREE, "refused", "all refused", "late, large", "stopped amid", "left", "aborted", "aborted amid", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
@@ -157,6 +157,15 @@ def test_a_signal_handler_that_raises_amid_a_small_all_reduce_ends_it_for_all(la
     for rank in range(3):
         assert ranks[rank]["error"] == "AbortedError" and "rank 3 on hostb" in ranks[rank]["text"], ranks
         assert ranks[rank]["seconds"] < (2.5 if rank == 0 else 1.5), ranks
+
+
+@cases("interrupted amid, inside", "interrupted amid, between")
+def test_a_signal_handler_that_raises_amid_a_large_all_reduce_ends_it_for_all(layout, kind, together):
+    ranks, by = together(layout, kind), int(kind.endswith("between"))
+    assert ranks[by]["error"] == "InterruptedError" and ranks[by]["seconds"] < 1.5, ranks
+    for rank in {0, 1, 2, 3} - {by}:
+        assert ranks[rank]["error"] == "AbortedError" and f"rank {by} on hosta" in ranks[rank]["text"], ranks
+        assert ranks[rank]["seconds"] < (3.5 if rank == 3 else 2.0), ranks
 
 
 def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing(tmp_path):

@@ -34,9 +34,10 @@ class _Phase:
 
 @dataclass
 class _Plan:
-    """What calls have in common. ``bridge`` is at ``address``; ``phases``: by slot, length and order; ``root``: for the core."""
+    """What calls have in common. ``bridge`` is at ``address`` and knows ``statuses``; ``phases``: by slot, length and order; ``root``: for the core."""
     bridge: native.Bridge
     address: int
+    statuses: object
     phases: list
     inside: Step
     root: int
@@ -50,12 +51,13 @@ class Bridge:
         self._link, self._mpi, self._hosts, self._chunk = link, calls, hosts, chunk
         self._attempt, self._trouble = attempt, trouble
         self._lane = hosts.local < hosts.lanes
-        self._look = native.Look(self._look_around)
+        looks = self._looks()
+        next(looks)
+        self._look = native.Look(looks.__next__)
         self._slots, self._theirs = [], []
         self._plans = {}                # by bytes, dtype, reduce op, root
         self._requests = OrderedDict()  # by lengths of a part, and whom it is for: phases, and the core's slots
         self._stages = [Stage(1, 0), Stage(1, 1)]
-        self._statuses = None
         self._said = None
 
     def reduce(self, number, call, deadline, outer, root):
@@ -70,9 +72,13 @@ class Bridge:
                   plan.inside.divisor or call.factor, number, outer, min(left, 2**62))
         args = self._stages[len(outputs)].fill(fields, [(source.data_ptr(), source.nbytes)],
                                                [(t.data_ptr(), t.nbytes) for t in outputs], plan.address)
-        failure = self._attempt(args)
-        if failure is not None:
-            raise self._failed(failure, bridge, call)
+        try:
+            failure = self._attempt(args)
+            if failure is not None:
+                raise self._explain(failure, bridge)
+        except BaseException:
+            self._give_up(call)
+            raise
 
     def _make_plan(self, key, call, root):
         hosts, nbytes = self._hosts, key[0]
@@ -83,50 +89,60 @@ class Bridge:
         bridge = native.Bridge(
             self._mpi.startall, self._mpi.testall, None, self._look, int(LATER * 1e9), each, steps.between.factors, None, _SLOTS,
             hosts.lanes, len(hosts.ranks), hosts.mine, steps.between.redop, keeps, 0, 0)
-        phases = []
+        phases, statuses = [], None
         if self._lane and cut:
-            phases, slots = self._carry(tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0])
-            bridge.slots, bridge.statuses = slots, addressof(self._statuses)
+            phases, bridge.slots = self._carry(tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0])
+            statuses = (c_char * (STATUS_BYTES * max(1, *(len(p.requests) for slot in phases for pair in slot for p in pair))))()
+            bridge.statuses = addressof(statuses)
         if len(self._plans) >= _PLANS:
             self._plans.clear()
-        plan = self._plans[key] = _Plan(bridge, addressof(bridge), phases, steps.inside, root[1] if keeps and root else -1)
+        plan = self._plans[key] = _Plan(bridge, addressof(bridge), statuses, phases, steps.inside, root[1] if keeps and root else -1)
         return plan
 
-    def _failed(self, failure, bridge, call):
-        """What to raise. MPI may go on with what is under way, for as long as it likes."""
+    def _explain(self, failure, bridge):
+        """What to raise for a native Failure."""
+        if bridge.end == native.LOOKED:
+            return self._said
+        if bridge.end == native.LATE:
+            phase = self._awaited()
+            return self._link.late(phase.requests, phase.peers)
+        if bridge.end == native.TRANSFER:
+            return TransportError("MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)")
+        return self._trouble(failure)
+
+    def _give_up(self, call):
+        """MPI may go on with what is under way, for as long as it likes."""
         under_way = [r for slot in self._plan.phases for pair in slot for phase in pair for r in phase.requests]
-        try:
-            if bridge.end == native.LOOKED:
-                return self._said
-            if bridge.end == native.LATE:
-                phase = self._awaited()
-                return self._link.late(phase.requests, phase.peers)
-            if bridge.end == native.TRANSFER:
-                return TransportError("MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)")
-            return self._trouble(failure)
-        finally:
-            self._link.give_up(under_way, (self._slots, self._theirs, self._requests, self._plan, call))
-            self._plans, self._slots, self._requests, self._said = {}, [], OrderedDict(), None
+        self._link.give_up(under_way, (self._slots, self._theirs, self._requests, self._plan, call))
+        self._plans, self._slots, self._requests, self._said = {}, [], OrderedDict(), None
 
     def _awaited(self):
         """The transfers that the core waits for."""
         phases = [p for pair in self._plan.phases[self._plan.bridge.slot] for p in pair]
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
 
-    def _look_around(self):
-        """Now and then, in a wait for other hosts. 1: it is in vain."""
-        try:
-            phase = self._awaited()
+    def _looks(self):
+        # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for the
+        # sake of signal handlers, as in shm.py.
+        answer = 0
+        while True:
             try:
-                self._link.check(phase.peers)
-            except Trouble:
-                # They may have done their part and then gone.
-                if not self._link.settle(phase.requests):
-                    raise
-            return 0
-        except BaseException as error:  # a signal handler's, too
-            self._said = error
-            return 1
+                yield answer
+                answer = 0
+                self._look_around()
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._said, answer = error, 1
+
+    def _look_around(self):
+        phase = self._awaited()
+        try:
+            self._link.check(phase.peers)
+        except Trouble:
+            # They may have done their part and then gone.
+            if not self._link.settle(phase.requests):
+                raise
 
     # --- memory and requests
 
@@ -180,9 +196,6 @@ class Bridge:
                 phase(sources, targets, share, lambda h: own, SUMS)]
 
     def _native(self, phases):
-        most = max(len(phase.requests) for slot in phases for pair in slot for phase in pair)
-        if self._statuses is None or len(self._statuses) < most * STATUS_BYTES:
-            self._statuses = (c_char * max(STATUS_BYTES, most * STATUS_BYTES))()
         slots = (native.BridgeSlot * _SLOTS)()
         for s, slot in enumerate(slots):
             theirs = (c_void_p * len(self._hosts.ranks))(*[b.address for b in self._theirs[s]])

@@ -406,7 +406,13 @@ class HierarchicalTransport(Transport):
         left = self.watch.left if self.watch is not None else ()
         if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:
             self._abandon()
-        lib.c10d_poison(self.local._handle, fault.status, fault.peer + _REMOTE if fault.peer >= 0 else -1, fault.number)
+        lib.c10d_poison(self.local._handle, fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
+
+    def _index(self, rank):
+        """What the local group knows it as."""
+        if rank < 0:
+            return -1
+        return self.hosts.here.index(rank) if rank in self.hosts.here else rank + _REMOTE
 
     # --- names, for errors
 

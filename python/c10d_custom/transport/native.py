@@ -150,7 +150,7 @@ def _load():
         "roll": (c.c_int, handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
         "keep_trace": (None, handle, c.c_uint32),
         "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
-        "poison": (None, handle, c.c_int32, c.c_int32, c.c_uint64),
+        "poison": (None, handle, c.c_int32, c.c_int32, c.c_int32, c.c_uint64),
         "health": (c.c_int, handle, c.c_uint64, failure),
         "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
         "complete": (None, handle, c.c_uint64),

@@ -64,10 +64,13 @@ class ShmTransport(Transport):
         return self.error(failure, call)
 
     def attempt(self, args):
-        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure."""
+        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a signal
+        handler has raised meanwhile."""
         if lib.c10d_run(self._handle, args):
             failure = Failure()
             lib.c10d_last_failure(byref(failure))
+            if failure.status == native.INTERRUPTED:
+                raise self._interruption()
             return failure
         return None
 
@@ -141,7 +144,7 @@ class ShmTransport(Transport):
         """True if the next call of this group fails: a rank is gone, or a call has failed."""
         failure = Failure()
         if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
-            lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.next_sequence())
+            lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
         return failure.status != native.OK
 
     def set_mark(self, mark):
@@ -199,6 +202,10 @@ class ShmTransport(Transport):
             except BaseException as error:
                 self._raised, answer = error, 1
 
+    def _interruption(self):
+        raised, self._raised = self._raised, None
+        return raised or KeyboardInterrupt()
+
     def interrupted_here(self):
         """True in a signal handler that interrupted a call of this transport, in the same thread."""
         return bool(lib.c10d_inside(self._handle))
@@ -223,8 +230,7 @@ class ShmTransport(Transport):
     def error(self, failure, call):
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
         if failure.status == native.INTERRUPTED:
-            raised, self._raised = self._raised, None
-            return raised or KeyboardInterrupt()
+            return self._interruption()
         return NativeErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 

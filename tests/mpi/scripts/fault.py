@@ -171,6 +171,17 @@ def trouble(kind, group, rank, last):
         if rank == 0:
             time.sleep(1)
         all_reduce(group, 4)
+    elif kind.startswith("interrupted amid"):
+        def handler(*_):
+            raise InterruptedError("by a signal handler")
+
+        # While the last is stopped, its lane waits for it, and the others for their lane.
+        if rank == last:
+            in_the_background(f"sleep 0.3; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}")
+        elif rank == (1 if kind.endswith("between") else 0):
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+        forever(group, HUGE)
     elif kind == "cut":
         forever(group, 1 << 16)
 
