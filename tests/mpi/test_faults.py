@@ -20,7 +20,7 @@ DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small an
 TOGETHER = {
     "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "stopped amid", "no message", "size of a message", "left",
             "aborted", "aborted amid", "interrupted", "interrupted amid, inside", "interrupted amid, between"],
-    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "stopped amid", "left", "aborted", "aborted amid", "interrupted"],
+    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "aborted amid", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
 

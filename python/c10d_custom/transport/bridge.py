@@ -19,7 +19,7 @@ from .mpi import DATA, SUMS, Buffer
 from .mpi_native import STATUS_BYTES
 from .stage import Stage
 
-_SLOTS = 3      # chunks under way
+_SLOTS = 2      # chunks under way: with more, less of what is moved stays in the caches
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _KEPT = 4       # pairs of lengths of which the requests are kept
 _PLANS = 64
