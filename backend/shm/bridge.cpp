@@ -62,7 +62,7 @@ class Bridged {
         if (!over() && !idle(idle_since)) return false;
       } else {
         idle_since = 0;
-        if (!c.may_go_on(me)) return false;
+        if (late(now_ns()) || !c.may_go_on(me)) return b.end ? c.give_up() : false;
       }
     }
     g.advance(mine.red, base + blocks);
@@ -243,10 +243,17 @@ class Bridged {
     if (awaits) {
       b.slot = uint32_t(arrived % b.nslots);
       if (b.look && b.look()) b.end = kLooked;
-      else if (now >= c.deadline - b.later_ns) b.end = kLate;
-      return !b.end || c.give_up();
+      return !(b.end || late(now)) || c.give_up();
     }
     return now < c.deadline || c.fails(kTimeout, int32_t(c.laggard(me)));
+  }
+
+  // Whether the deadline has passed with transfers under way.
+  bool late(int64_t now) {
+    if (arrived == started || now < c.deadline - b.later_ns) return false;
+    b.slot = uint32_t(arrived % b.nslots);
+    b.end = kLate;
+    return true;
   }
 
   // Whether a rank has done all that this one may still wait for.
@@ -285,7 +292,7 @@ bool bridge_ok(const Collective& c) {
   return (a.op == kAllReduce || a.op == kReduce) && a.nin == 1 && a.nout <= 1 && (!a.nout || c.out_bytes(0) == c.in_bytes(0)) &&
          a.item_bytes && 64 % a.item_bytes == 0 && c.kernel() && reduce_kernel(a.dtype, b.op) && b.lanes && b.lanes <= c.n &&
          b.chunk && b.chunk % 64 == 0 && c.g.geometry.block_bytes / b.lanes >= 64 && b.hosts && b.own < b.hosts &&
-         (b.slots ? b.nslots && c.me < b.lanes : c.me >= b.lanes);
+         (b.slots ? b.nslots && c.me < b.lanes : c.me >= b.lanes || !c.in_bytes(0));
 }
 
 bool ring_bridge(Collective& c) { return Bridged(c).run(); }

@@ -189,7 +189,7 @@ struct Rank {
     }
     Bridge b{};
     b.startall = startall, b.testall = testall, b.look = look, b.later_ns = 100 * kMs;
-    b.chunk = chunk, b.slots = slots.empty() ? nullptr : slots.data(), b.nslots = kSlots, b.lanes = w.lanes;
+    b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots, b.lanes = w.lanes;
     b.hosts = hosts, b.own = host, b.op = kSum, b.keeps = keeps;
     Span span{data, total};
     CallArgs a{};
@@ -225,7 +225,7 @@ void program(const Rank& rank, uint64_t seed, uint64_t steps) {
   const int64_t world = w.size();
   for (uint64_t step = 1; step <= steps; ++step) {
     const uint64_t chunk = (1 + random() % 200) * 64, kind = random() % 4;
-    const uint64_t count = random() % 6000;
+    const uint64_t count = random() % 8 ? random() % 6000 : 0;
     const uint32_t root_host = uint32_t(random() % w.hosts()), root_local = uint32_t(random() % w.widths[root_host]);
     if (kind == 3) {
       rank.inside(step, 1 + count);
