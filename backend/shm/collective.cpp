@@ -25,7 +25,22 @@ Status Collective::fail(Status st, int32_t peer) {
 
 bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
   const Status st = g.wait(s, need, worth, &peer, deadline);
-  return st == kOk || (fail(st, int32_t(st == kTimeout ? laggard(peer) : peer)), false);
+  return waited(st, peer);
+}
+
+bool Collective::wait(Wait& w, bool yields, uint32_t peer) {
+  const Status st = g.wait(w, yields, &peer, deadline);
+  return waited(st, peer);
+}
+
+bool Collective::waited(Status st, uint32_t peer) {
+  return st == kOk || fails(st, int32_t(st == kTimeout ? laggard(peer) : peer));
+}
+
+bool Collective::exhausted(int error) {
+  fail(kExhausted, int32_t(me));
+  failure_->actual = uint64_t(error);
+  return false;
 }
 
 uint32_t Collective::laggard(uint32_t peer) const {
@@ -34,7 +49,7 @@ uint32_t Collective::laggard(uint32_t peer) const {
     if (r == me) continue;
     const RankCtl& c = g.ctl(r);
     if (c.arrive.value.load(std::memory_order_acquire) < seq) return r;
-    uint64_t done = 0;
+    uint64_t done = c.progress.load(std::memory_order_relaxed);
     for (const Signal* s : {&c.in, &c.red, &c.out}) done += s->value.load(std::memory_order_acquire);
     if (done < least) least = done, peer = r;
   }
@@ -193,6 +208,7 @@ Status Collective::run() {
   switch (args.op) {
     case kAllReduce: case kReduce: ok = ring_all_reduce(*this); break;
     case kBroadcast: case kAllGather: ok = ring_multicast(*this); break;
+    case kAllToAll: ok = lanes_all_to_all(*this); break;
     default: ok = ring_personal(*this); break;
   }
   return ok ? kOk : status_;

@@ -30,6 +30,7 @@ class Collective {
 
   // Waits for a peer's signal; on failure records it, tells the group, and returns false.
   bool wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer);
+  bool wait(Wait& w, bool yields, uint32_t peer);
 
   // The rank that keeps the others waiting, `peer` perhaps for its sake: one that has not come, else the one that has
   // done least. (Ranks that are not stopped go on until they want what a stopped one has not done: then none of their
@@ -38,6 +39,8 @@ class Collective {
 
   // Records the failure; false.
   bool fails(Status st, int32_t peer) { return fail(st, peer), false; }
+  // This machine gave what the call needs no memory; false.
+  bool exhausted(int error);
   // Ends the call here, without a word to the other ranks; false.
   bool give_up() { return fails(kAborted, -1); }
 
@@ -64,6 +67,7 @@ class Collective {
 
  private:
   Status fail(Status, int32_t peer);
+  bool waited(Status, uint32_t peer);
   bool shape_ok() const;
   bool uses_table() const { return args.count == kNever; }
   bool differs(uint32_t peer);
@@ -85,7 +89,8 @@ class Collective {
 // agree, and then go on, so that the first blocks are copied while the slowest rank arrives.
 bool ring_all_reduce(Collective&);       // all_reduce.cpp; also reduce
 bool ring_multicast(Collective&);        // multicast.cpp: broadcast, all_gather
-bool ring_personal(Collective&);         // personal.cpp: scatter, gather, all_to_all, reduce_scatter
+bool ring_personal(Collective&);         // personal.cpp: scatter, gather, reduce_scatter
+bool lanes_all_to_all(Collective&);      // all_to_all.cpp
 
 // The same, over several hosts.
 bool bridge_ok(const Collective&);       // bridge.cpp: whether the arguments make sense

@@ -56,7 +56,7 @@ class CopyOut {
 #endif
   }
 
-  const bool past_caches_;
+  bool past_caches_;
 };
 
 }  // namespace c10d_custom

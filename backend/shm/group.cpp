@@ -56,7 +56,7 @@ int create_segment(const Geometry& g, uint64_t* total) {
   auto fail = [&] { int e = errno; ::close(fd); return -e; };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
   // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
-  while (fallocate(fd, 0, 0, off_t(layout.pairs)))
+  while (fallocate(fd, 0, 0, off_t(layout.lanes)))
     if (errno != EINTR) return fail();
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
@@ -122,20 +122,58 @@ void Group::advance(Signal& mine, uint64_t value) {
   }
 }
 
+void Group::wake(Bell& bell) {
+  if (!bell.sleeping.load(std::memory_order_seq_cst) || !bell.sleeping.exchange(0, std::memory_order_seq_cst)) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&bell.rings);
+}
+
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
   if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
                    [&] { if (elsewhere) elsewhere(elsewhere_context); }))
     return kOk;
+
+  struct Reaches final : Wait {
+    Group& g;
+    Signal& s;
+    const uint64_t need, worth, absent;
+    Reaches(Group& group, Signal& signal, uint64_t n, uint64_t w, uint64_t a)
+        : g(group), s(signal), need(n), worth(w), absent(a) {}
+    bool ready() override { return s.value.load(std::memory_order_seq_cst) >= need; }
+    const void* ask(uint32_t* seen) override {
+      // Read before we ask: what clears our asking counts after this.
+      *seen = s.wakes.load(std::memory_order_seq_cst);
+      uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
+      while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
+      }
+      return &s.wakes;
+    }
+    bool lost(uint32_t* peer) override {
+      if (g.gone(*peer)) return true;
+      for (uint32_t r = 0; absent && r < g.n; ++r)
+        if (r != g.rank && g.gone(r) && g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent) return *peer = r, true;
+      return false;
+    }
+  } reaches(*this, s, need, worth, absent);
+  return sleep(reaches, began, peer, deadline);
+}
+
+Status Group::wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline) {
+  const int64_t began = now_ns();
+  if (yields && spinner.spin(began, deadline, [&] { return w.ready(); },
+                             [&] { if (elsewhere) elsewhere(elsewhere_context); }))
+    return kOk;
+  return sleep(w, began, peer, deadline);
+}
+
+Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
   int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
-    // Read before we ask: what clears our asking counts after this.
-    const uint32_t wakes = s.wakes.load(std::memory_order_seq_cst);
-    uint64_t asked = s.wake_at.load(std::memory_order_relaxed);
-    while (asked > worth && !s.wake_at.compare_exchange_weak(asked, worth, std::memory_order_seq_cst)) {
-    }
-    if (s.value.load(std::memory_order_seq_cst) >= need) return kOk;
+    uint32_t seen;
+    const void* const word = w.ask(&seen);
+    if (w.ready()) return kOk;
     const int64_t left_ns = deadline - now_ns();
     if (left_ns <= 0) {
       // Who was stopped itself learns what became of the group: the others need not be late.
@@ -143,8 +181,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
       return st != kOk ? st : kTimeout;
     }
     if (elsewhere) elsewhere(elsewhere_context);
-    futex_wait(&s.wakes, wakes, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
-    if (s.value.load(std::memory_order_acquire) >= need) return kOk;
+    futex_wait(word, seen, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
+    if (w.ready()) return kOk;
     if (Status st = health(call); st != kOk) return st;
     if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
       // It cannot begin before this one ends. The group ends with it, for its turn is lost.
@@ -155,20 +193,28 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
       if (interrupted()) return kInterrupted;
       next_poll = now_ns() + kPollInterrupt;
     }
-    if (gone(*peer)) {
-      // It may have done its part and then gone.
-      return s.value.load(std::memory_order_acquire) >= need ? kOk : kPeerLost;
-    }
-    for (uint32_t r = 0; absent && r < n; ++r)
-      if (r != rank && gone(r) && ctl(r).arrive.value.load(std::memory_order_acquire) < absent) return *peer = r, kPeerLost;
+    // It may have done its part and then gone.
+    if (w.lost(peer)) return w.ready() ? kOk : kPeerLost;
   }
+}
+
+int Group::reserve(size_t from, size_t bytes) const {
+  while (fallocate(fd_, 0, off_t(from), off_t(bytes)))
+    if (errno != EINTR) return errno;
+  return 0;
 }
 
 int Group::reserve_cells(uint32_t peer) const {
   for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
-    while (fallocate(fd_, 0, off_t(layout.pairs + pair * layout.pair_bytes), off_t(layout.pair_bytes)))
-      if (errno != EINTR) return errno;
+    if (const int error = reserve(layout.pairs + pair * layout.pair_bytes, layout.pair_bytes)) return error;
   return 0;
+}
+
+int Group::reserve_lanes() {
+  if (has_lanes_) return 0;
+  const int error = reserve(layout.lanes + rank * layout.lanes_bytes, layout.lanes_bytes);
+  has_lanes_ = !error;
+  return error;
 }
 
 Status Group::health(uint64_t number) const {

@@ -19,6 +19,15 @@ extern unsigned g_fork_generation;
 class CollectiveQueue;
 class Messenger;
 
+// What a wait looks for, and who can wake it.
+struct Wait {
+  virtual bool ready() = 0;                     // looks; may do what it finds to be done
+  virtual const void* ask(uint32_t* seen) = 0;  // asks to be woken. Sleeps on that word, while it has that value
+  virtual bool lost(uint32_t* peer) = 0;        // whether it waits in vain, and for whom
+ protected:
+  ~Wait() = default;
+};
+
 class Group {
  public:
   // Takes fd. On failure returns nullptr and *error = errno.
@@ -40,6 +49,7 @@ class Group {
   char* block(uint32_t r, uint64_t k) const {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
+  char* lanes(uint32_t r) const { return base_ + layout.lanes + r * layout.lanes_bytes; }
   char* board() const { return base_ + layout.board; }
   PairCtl& pair(uint32_t src, uint32_t dst) const {
     return *reinterpret_cast<PairCtl*>(base_ + layout.pair_ctl + (size_t(src) * n + dst) * sizeof(PairCtl));
@@ -58,6 +68,12 @@ class Group {
   // `absent`: also kPeerLost where any rank is gone that has not entered that collective; *peer is the lost one.
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent = 0);
 
+  // The same for any other thing to wait for. `yields`: stays awake for a while first.
+  Status wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline);
+
+  // Wakes the owner of a bell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
+  static void wake(Bell&);
+
   // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is queued.
   // A disagreement about a later collective than `number` does not count.
   Status health(uint64_t number = kNever) const;
@@ -70,6 +86,8 @@ class Group {
 
   // Gets memory for the cells between this rank and another, both ways. 0, or errno.
   int reserve_cells(uint32_t peer) const;
+  // The same for this rank's lanes, where they have none yet. Only for the thread that runs a collective.
+  int reserve_lanes();
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a disagreement.
   void poison(Status kind, int32_t peer, uint64_t seq) { poison(kind, peer, int32_t(rank), seq); }
@@ -106,13 +124,17 @@ class Group {
 
  private:
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
+  Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+
+  int reserve(size_t from, size_t bytes) const;
 
   const int fd_;
   char* const base_;
   uint32_t pid_ = 0;
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
+  bool has_lanes_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };

@@ -7,6 +7,7 @@ Layout::Layout(const Geometry& g) {
   table_bytes = align_up(2 * 2 * n * sizeof(uint64_t), kLine);  // two calls; bytes sent, received
   small_bytes = align_up(g.small_bytes, kLine);
   ring_bytes = size_t(g.window) * g.block_bytes;
+  lanes_bytes = 2 * ring_bytes;  // measured: see COST.md
   cell_stride = sizeof(CellHeader) + align_up(g.cell_bytes, 64);
   pair_bytes = align_up(g.cells * cell_stride, page);
   ctl = align_up(sizeof(SegmentHeader), page);
@@ -15,7 +16,8 @@ Layout::Layout(const Geometry& g) {
   rings = align_up(small + n * 2 * small_bytes, page);
   board = align_up(rings + n * ring_bytes, page);
   pair_ctl = align_up(board + (n + 1) * g.board_bytes, page);
-  pairs = align_up(pair_ctl + n * n * sizeof(PairCtl), page);
+  lanes = align_up(pair_ctl + n * n * sizeof(PairCtl), page);
+  pairs = lanes + n * lanes_bytes;
   total = pairs + n * n * pair_bytes;
 }
 

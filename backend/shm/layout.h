@@ -1,9 +1,9 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | lanes[n] | pairs[n][n]
 //
-// All but the last part has its memory from the start. A pair's cells get theirs with the first send between its ranks:
-// most pairs of most groups never exchange a message.
+// All but the last two parts have their memory from the start. A rank's lanes get theirs with its first large all_to_all, a
+// pair's cells with the first send between its ranks: most groups never need them.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -39,10 +39,10 @@ struct alignas(kLine) Signal {
   std::atomic<uint32_t> wakes;    // wake-ups; written by the owner
 };
 
-// Rung by anyone who changed something this rank's point-to-point engine may be asleep for.
+// Rung by anyone who changed something its owner may be asleep for.
 struct alignas(kLine) Bell {
   std::atomic<uint32_t> rings;     // written by all
-  std::atomic<uint32_t> sleeping;  // written by the owner
+  std::atomic<uint32_t> sleeping;  // set by the owner, cleared by whoever wakes it: one wake-up is enough
 };
 
 // What one rank says it is calling: the fingerprint of a collective.
@@ -71,11 +71,13 @@ struct alignas(kLine) RankCtl {
   Signal red;     // blocks of which this rank has reduced its part
   Signal out;     // blocks this rank no longer reads, in any ring
   Signal took;    // blocks of which this rank has summed its part, over all reductions that went on to other hosts
-  Bell bell;
+  Bell bell;   // of point-to-point messages
+  Bell lanes;  // of all_to_all
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
   uint64_t pid_namespace;  // pids compare only within one
   std::atomic<uint32_t> mark;  // written by its owner, for the layers above
+  std::atomic<uint32_t> progress;  // of the last all_to_all by lanes, in thousandths
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
@@ -111,6 +113,9 @@ struct alignas(64) CellHeader {
 struct PairCtl {
   alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender
   alignas(kLine) std::atomic<uint64_t> head;  // cells read; written by the receiver
+  // Bytes of all_to_all, over the life of the group; see all_to_all.cpp.
+  alignas(64) std::atomic<uint64_t> sent;     // written by the sender
+  alignas(64) std::atomic<uint64_t> taken;    // written by the receiver
 };
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -118,8 +123,8 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, board, pair_ctl, pairs, total;
-  size_t table_bytes, small_bytes, ring_bytes, pair_bytes, cell_stride;
+  size_t ctl, tables, small, rings, board, pair_ctl, lanes, pairs, total;
+  size_t table_bytes, small_bytes, ring_bytes, lanes_bytes, pair_bytes, cell_stride;
 };
 
 }  // namespace c10d_custom

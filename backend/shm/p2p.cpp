@@ -116,7 +116,7 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
     if (now >= until) break;
     if (driving_) {
       // The driver may be the helper, asleep: it gives up its seat once it sees a waiter.
-      ring_bell(g_.rank);
+      Group::wake(g_.ctl(g_.rank).bell);
       changed_.wait_for(hold, std::chrono::nanoseconds(std::min(until - now, kSlice)));
       continue;
     }
@@ -160,8 +160,9 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   hold.lock();
   if (moved) return;
   Bell& bell = g_.ctl(g_.rank).bell;
-  bell.sleeping.store(1, std::memory_order_seq_cst);
+  // In this order: who clears `sleeping` has not rung yet.
   const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
+  bell.sleeping.store(1, std::memory_order_seq_cst);
   if (!progress() && !live_.empty()) {
     const int64_t ns = std::min(until - now_ns(), kSlice);
     hold.unlock();
@@ -170,13 +171,6 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   }
   bell.sleeping.store(0, std::memory_order_relaxed);
   if (now_ns() - last_check_ >= kSlice) check_faults();
-}
-
-void Messenger::ring_bell(uint32_t peer) {
-  Bell& bell = g_.ctl(peer).bell;
-  if (!bell.sleeping.load(std::memory_order_seq_cst)) return;
-  bell.rings.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&bell.rings);
 }
 
 bool Messenger::progress() {
@@ -200,7 +194,7 @@ bool Messenger::drain(uint32_t src) {
       handle(src, h, reinterpret_cast<const char*>(shared + 1));
     p.head.store(head + 1, std::memory_order_seq_cst);
   }
-  ring_bell(src);
+  Group::wake(g_.ctl(src).bell);
   return true;
 }
 
@@ -240,9 +234,9 @@ bool Messenger::flush(uint32_t dst) {
       link.streams.pop_front();
       finish(r, kOk, int32_t(dst));
     }
-    if (burst % 4 == 3) ring_bell(dst);
+    if (burst % 4 == 3) Group::wake(g_.ctl(dst).bell);
   }
-  if (moved) ring_bell(dst);
+  if (moved) Group::wake(g_.ctl(dst).bell);
   return moved;
 }
 

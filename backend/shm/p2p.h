@@ -97,7 +97,6 @@ class Messenger {
   bool lost(const Request&, int32_t* who);
   // One turn at the engine; sleeps when there is nothing to do, until `until` at the latest.
   void step(std::unique_lock<std::mutex>&, int64_t until);
-  void ring_bell(uint32_t peer);
   void help();
 
   Group& g_;

@@ -1,5 +1,5 @@
-// Operations in which a rank has different bytes for each rank: scatter, gather, all_to_all (also
-// with uneven splits), reduce_scatter (also uneven).
+// Operations in which a rank has different bytes for each rank: scatter, gather, reduce_scatter (also uneven).
+// all_to_all goes its own way (all_to_all.cpp).
 //
 // A block of a ring is cut into lanes, one for each rank it may carry bytes for; block k holds the
 // k-th chunk of each of the writer's messages. In scatter only the root writes, so all rings are the
@@ -30,29 +30,10 @@ bool ring_personal(Collective& c) {
                      : c.out_bytes(reduces ? 0 : from);
   };
 
-  // All ranks must count the same blocks: from arguments that must agree, or for all_to_all from
-  // everyone's table, once announced.
+  // All ranks must count the same blocks: from arguments that must agree.
   uint64_t longest = 0;
-  const bool announced = op == kAllToAll;
-  if (announced) {
-    uint64_t most = 0;
-    if (c.input_bytes() <= g.geometry.small_bytes) c.stage_small();
-    c.announce();
-    if (!c.agree()) return false;
-    for (uint32_t r = 0; r < n; ++r) {
-      uint64_t sum = 0;
-      for (uint32_t i = 0; i < n; ++i) {
-        const uint64_t size = g.table(r, c.seq)[i];
-        sum += size;
-        if (i != r) longest = std::max(longest, size);
-      }
-      most = std::max(most, sum);
-    }
-    if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
-  } else {
-    if (fills) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
-    if (drains) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
-  }
+  if (fills) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
+  if (drains) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
   const uint64_t blocks = (longest + chunk - 1) / chunk;
   auto piece = [&](uint64_t size, uint64_t k) {
     return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk);
@@ -67,7 +48,7 @@ bool ring_personal(Collective& c) {
         memcpy(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
     }
   };
-  const CopyOut copy(2 * longest * n * (to_root || from_root ? 1 : n));
+  const CopyOut copy(2 * longest * n);
   auto drain = [&](uint64_t k) {
     for (uint32_t r = 0; r < n; ++r) {
       const uint64_t size = piece(got(r), k);
@@ -80,7 +61,7 @@ bool ring_personal(Collective& c) {
       kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes,
              c.factors());
   };
-  if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain, announced)) return false;
+  if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain)) return false;
   // What a rank keeps for itself (reduce_scatter reads its own input where it lies).
   if (!reduces && fills && drains) {
     const uint64_t size = c.in_bytes(to_root ? 0 : me);

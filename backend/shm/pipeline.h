@@ -33,11 +33,10 @@ struct Reduce {
   void operator()(uint64_t k) const { f(k); }
 };
 
-// A rank with nothing to fill (or drain) passes fills = false (drains = false). An operation that
-// could not count its blocks before agreeing has announced already.
+// A rank with nothing to fill (or drain) passes fills = false (drains = false).
 template <class Fill, class Red, class Drain>
 bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce,
-              Drain drain, bool announced = false) {
+              Drain drain) {
   Group& g = c.g;
   RankCtl& mine = g.ctl(c.me);
   const uint64_t base = g.blocks_done, window = g.geometry.window;
@@ -77,10 +76,10 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     return moved;
   };
 
-  if (!announced) c.announce();
+  c.announce();
   if (!fills) g.advance(mine.in, base + (filled = blocks));
   else fill_all();
-  if (!announced && !c.agree()) return false;
+  if (!c.agree()) return false;
   if (!drains) {
     drained = blocks;
     if (!Red::present) g.advance(mine.out, base + blocks);

@@ -63,7 +63,7 @@ std::vector<Geometry> overflowing() {
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
         const Geometry g{4096, 2, 4096 * 64, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
-        if (Layout(g).total < (1ull << 33)) found.push_back(g);
+        if (Layout(g).total < (1ull << 34)) found.push_back(g);
       }
   return found;
 }
@@ -80,7 +80,7 @@ void headers(Random& random, uint64_t trial) {
     g = wrapping[random() % wrapping.size()];
   }
   const uint64_t claimed = Layout(g).total;
-  const uint64_t length = claimed <= (1ull << 33) ? claimed : 1 << 20;
+  const uint64_t length = claimed <= (1ull << 34) ? claimed : 1 << 20;
   const int fd = int(memfd_create("fuzz", MFD_CLOEXEC));
   require(fd >= 0 && !ftruncate(fd, off_t(length)), "no memfd", trial);
   SegmentHeader h{};
@@ -185,6 +185,12 @@ void join_call(World& w, Random& random) {
     (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
     (victim.*s).wake_at.store(random());
   }
+  PairCtl &to_victim = w.pair(w.other, w.me), &from_victim = w.pair(w.me, w.other);
+  const uint64_t taken = to_victim.taken.load(), sent = from_victim.sent.load();
+  to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.lanes_bytes, w.layout.lanes_bytes + 1, random()}));
+  from_victim.taken.store(sent - pick<uint64_t>(random, {0, 0, 8, 800, w.layout.lanes_bytes, w.layout.lanes_bytes + 1, random()}));
+  if (random() % 64 == 0) from_victim.sent.store(random());
+  if (random() % 64 == 0) to_victim.taken.store(random());
 }
 
 void anything(World& w, Random& random) {

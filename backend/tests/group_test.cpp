@@ -108,6 +108,29 @@ struct Rank {
     }
   }
 
+  // Every pair its own size, many of them none.
+  void uneven(uint64_t step, uint64_t count, bool async) {
+    auto size = [&](uint32_t from, uint32_t to) { return (from * 7 + to * 3 + step) % 4 * count / 2; };
+    uint64_t sent = 0, expected = 0;
+    std::vector<Span> in, out;
+    for (uint32_t r = 0; r < n; ++r) sent += size(me, r), expected += size(r, me);
+    Values mine = input(me, step, sent), got(expected, -1);
+    sent = expected = 0;
+    for (uint32_t r = 0; r < n; ++r) {
+      in.push_back(span(mine, sent, size(me, r))), out.push_back(span(got, expected, size(r, me)));
+      sent += size(me, r), expected += size(r, me);
+    }
+    call(step, kAllToAll, kNever, -1, in, out, async);
+    expected = 0;
+    for (uint32_t r = 0; r < n; ++r) {
+      uint64_t from = 0;
+      for (uint32_t to = 0; to < me; ++to) from += size(r, to);
+      for (uint64_t i = 0; i < size(r, me); ++i)
+        require(got[expected + i] == value(r, step, from + i), "uneven all_to_all", me, step);
+      expected += size(r, me);
+    }
+  }
+
   // Everyone sends to everyone, itself included, and receives in the opposite order of tags.
   void messages(uint64_t step, uint64_t count) {
     std::vector<Values> out, in;
@@ -144,10 +167,11 @@ struct Rank {
     const uint64_t counts[] = {0, 1, 3, 64, 500, 511, 513, 2048, 5000, 40000};
     for (uint64_t step = 0; step < steps; ++step) {
       const uint64_t count = counts[random() % 10];
-      const uint32_t kind = uint32_t(random() % 10);
+      const uint32_t kind = uint32_t(random() % 11);
       const int32_t root = int32_t(random() % n);
       const bool async = (random() + me) % 2;
       if (kind == 9) messages(step, count);
+      else if (kind == 10) uneven(step, count, async);
       else collective(step, kind, count, root, async);
     }
   }
@@ -172,8 +196,8 @@ void read_traces(const std::vector<c10d_handle*>& groups) {
 }
 
 void world(uint32_t n, uint64_t seed, uint64_t steps) {
-  // Small rings, so that windows wrap and close.
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  // Small rings, so that windows wrap and close; of four ranks, lanes that are no multiple of what is written at once.
+  const Geometry geometry{n, n == 4 ? 5u : 3u, 4096, 4096, 1024, 4, 0};
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   require(fd >= 0, "no segment", 0, 0);
@@ -307,7 +331,7 @@ void crowd() {
 int main(int argc, char** argv) {
   const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
   for (uint64_t seed = 1; seed <= 5; ++seed)
-    for (uint32_t n : {1u, 2u, 3u, 5u}) world(n, seed * 100 + n, steps);
+    for (uint32_t n : {1u, 2u, 3u, 4u, 5u}) world(n, seed * 100 + n, steps);
   faults();
   crowd();
   for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n);

@@ -80,6 +80,7 @@ CASES = {
     "small files elsewhere": (1, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "a small cgroup": (0, lambda: enter(os.environ["CGROUP"]), None, {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
     "no memory for messages": (0, None, no_fallocate, {}),
+    "no memory for all_to_all": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
     "no thread for messages": (None, None, no_threads, {}),
     **{f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
@@ -101,6 +102,8 @@ def exchange(case, rank):
             dist.isend(total, 1).wait()
         else:
             dist.recv(total, 0)
+    elif "all_to_all" in case:
+        dist.all_to_all_single(torch.empty(200_000), torch.ones(200_000))
     elif "collectives" in case:
         dist.all_reduce(total, async_op=True).wait()
     else:

@@ -23,7 +23,7 @@ class Cost:
     busiest: Moved  # the root, or any rank where all do the same
     other: Moved
     others: int  # ranks that do what `other` says; the rest do what the busiest does
-    blocks: int  # that pass through a ring one after the other; 0: the small slots
+    blocks: int  # that pass through a ring (all_to_all: pieces, through a lane) one after the other; 0: the small slots
     syncs: int  # a rank's waits for all others, for each block
 
     def total(self, size):
@@ -66,7 +66,9 @@ def cost(operation, nbytes, n, config=_CONFIG):
     if operation == "reduce_scatter":
         return _alike(S + s, 2 * rest, _blocks(s, lane)) if S > small else _alike(S + s, 2 * S)
     if operation == "all_to_all":
-        return _alike(2 * S, 2 * rest, _blocks(s, lane)) if S > small else _alike(2 * S, 2 * S)
+        # A lane has room for twice what a ring's lane has; half of it passes at once, where ranks outnumber cores.
+        piece = lane * config.window
+        return _alike(2 * S, 2 * rest, _blocks(s, piece)) if S > small else _alike(2 * S, 2 * S)
     if operation == "gather":
         if s > small:
             return _rooted(n, (S + s, rest), (s, s), _blocks(s, block))

@@ -67,10 +67,13 @@ class ErrorText:
         if found_by:
             return TransportError(f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
                                   "group is of no more use.")
+        what, knobs, whose = (("messages", "CELLS and C10D_CUSTOM_CELL_BYTES", "two ranks that exchange messages take")
+                              if hasattr(self.call, "tag") else
+                              ("all_to_all", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes"))
         return TransportError(
-            f"{self.where}: this process got no memory for its messages, or no thread: {os.strerror(self.f.actual)}. "
-            "(C10D_CUSTOM_CELLS and C10D_CUSTOM_CELL_BYTES say how much memory two ranks that exchange messages take; ulimit -u, "
-            "how many threads a user may have.) The group is of no more use: destroy it.")
+            f"{self.where}: this process got no memory for its {what}, or no thread: {os.strerror(self.f.actual)}. "
+            f"(C10D_CUSTOM_{knobs} say how much memory {whose}; ulimit -u, how many threads a user may have.) "
+            "The group is of no more use: destroy it.")
 
     def _timed_out(self, found_by):
         if hasattr(self.call, "tag"):

@@ -1,0 +1,192 @@
+// all_to_all, also with uneven splits: each ordered pair of ranks has a lane, and lanes do not wait for one another.
+//
+// A lane is a ring of bytes, part of its writer's lanes in the segment. The writer adds to `sent`, the reader to `taken`;
+// `sent - taken` bytes are in it. A rank that can move nothing in any lane sleeps until someone wakes it. So while a rank is
+// off its core the others go on with what they have for each other. (In blocks that all must have drained, all would
+// stand still.)
+//
+// A lane is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank writes as
+// soon as it has announced what it sends, where the reader has left the call before; nobody reads before all agree.
+#include <optional>
+#include <vector>
+
+#include "collective.h"
+#include "copy_out.h"
+
+namespace c10d_custom {
+namespace {
+
+class Lanes final : public Wait {
+ public:
+  explicit Lanes(Collective& collective)
+      : c(collective), g(c.g), capacity(g.layout.lanes_bytes / (c.n - 1) / 64 * 64), crowded(long(c.n) > cores()),
+        piece(std::max<uint64_t>(capacity / (crowded ? 2 : 8) / 64 * 64, 64)), peers(c.n) {
+    for (uint32_t r = 0; r < c.n; ++r) {
+      if (r == c.me) continue;
+      peers[r].sent_before = g.pair(c.me, r).sent.load(std::memory_order_relaxed);
+      peers[r].taken_before = g.pair(r, c.me).taken.load(std::memory_order_relaxed);
+      to_move += c.in_bytes(r) + c.out_bytes(r);
+    }
+    progress(0);
+  }
+
+  void write() {
+    for (uint32_t d = 1; d < c.n; ++d) write((c.me + d) % c.n);
+  }
+
+  // Once all agree. `everything`: bytes of all ranks' input and output.
+  bool run(uint64_t everything) {
+    copy = CopyOut(everything);
+    while (moved < to_move) {
+      if (ready()) {
+        if (moved < to_move && !c.may_go_on(unfinished())) return false;
+      } else if (!own_done) {
+        copy_own();
+      } else {
+        // Where ranks outnumber cores and much is left, it sleeps at once: a sleeper wakes on a core that has time for it,
+        // one that yields stays where it is.
+        const bool yields = !crowded || to_move - moved < g.layout.lanes_bytes;
+        if (!c.wait(*this, yields, unfinished())) return false;
+        bell().sleeping.store(0, std::memory_order_relaxed);
+      }
+    }
+    if (!own_done) copy_own();
+    progress(1);
+    return true;
+  }
+
+  // One round through the lanes, on every rank with other peers first: all that can be written, all that there is to read.
+  bool ready() override {
+    const uint64_t before = moved;
+    for (uint32_t d = 1; d < c.n; ++d) {
+      write((c.me + d) % c.n);
+      read((c.me + c.n - d) % c.n);
+    }
+    return moved != before;
+  }
+
+  const void* ask(uint32_t* seen) override {
+    // In this order: who clears `sleeping` has not rung yet.
+    *seen = bell().rings.load(std::memory_order_seq_cst);
+    bell().sleeping.store(1, std::memory_order_seq_cst);
+    return &bell().rings;
+  }
+
+  bool lost(uint32_t* peer) override {
+    for (uint32_t r = 0; r < c.n; ++r)
+      if (r != c.me && !finished(r) && g.gone(r)) return *peer = r, true;
+    return false;
+  }
+
+ private:
+  struct Peer {
+    uint64_t sent_before, taken_before;  // the counters when the call began
+    uint64_t sent = 0, taken = 0;        // in this call
+  };
+
+  // Nothing that a peer has written is trusted: neither more room nor more bytes than a lane has.
+  void write(uint32_t to) {
+    Peer& p = peers[to];
+    PairCtl& pair = g.pair(c.me, to);
+    const uint64_t all = c.in_bytes(to), before = p.sent;
+    while (p.sent < all) {
+      const uint64_t used = p.sent_before + p.sent - pair.taken.load(std::memory_order_seq_cst);
+      // Every call begins at the lane's first byte, hence when all of the last is out of it.
+      if (used > capacity || (!p.sent && used)) break;
+      const uint64_t at = p.sent % capacity, size = std::min({piece, all - p.sent, capacity - at});
+      if (capacity - used < size) break;
+      memcpy(lane(c.me, to) + at, c.in(to) + p.sent, size);
+      p.sent += size;
+      pair.sent.store(p.sent_before + p.sent, std::memory_order_seq_cst);
+    }
+    went_on(to, p.sent - before);
+  }
+
+  void read(uint32_t from) {
+    Peer& p = peers[from];
+    PairCtl& pair = g.pair(from, c.me);
+    const uint64_t all = c.out_bytes(from), before = p.taken;
+    while (p.taken < all) {
+      const uint64_t there = pair.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
+      if (!there || there > capacity) break;
+      const uint64_t at = p.taken % capacity, size = std::min({piece, there, all - p.taken, capacity - at});
+      copy(c.out(from) + p.taken, lane(from, c.me) + at, size);
+      p.taken += size;
+      pair.taken.store(p.taken_before + p.taken, std::memory_order_seq_cst);
+    }
+    went_on(from, p.taken - before);
+  }
+
+  void went_on(uint32_t peer, uint64_t bytes) {
+    if (!bytes) return;
+    moved += bytes;
+    Group::wake(g.ctl(peer).lanes);
+    progress(double(moved) / double(to_move));
+  }
+
+  // For laggard(). It ends at 1 on all ranks, and begins there for the next call of another kind.
+  void progress(double part) { g.ctl(c.me).progress.store(uint32_t(1000 * part), std::memory_order_relaxed); }
+
+  void copy_own() {
+    own_done = true;
+    char *to = c.out(c.me), *from = c.in(c.me);
+    const uint64_t size = c.in_bytes(c.me);
+    if (to + size <= from || from + size <= to) copy(to, from, size);
+    else memmove(to, from, size);
+  }
+
+  static long cores() {
+    static const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online;
+  }
+  Bell& bell() const { return g.ctl(c.me).lanes; }
+  char* lane(uint32_t writer, uint32_t reader) const {
+    return g.lanes(writer) + (reader - (reader > writer)) * capacity;  // nobody writes to itself
+  }
+  bool finished(uint32_t r) const { return peers[r].sent == c.in_bytes(r) && peers[r].taken == c.out_bytes(r); }
+  uint32_t unfinished() const {
+    for (uint32_t r = 0; r < c.n; ++r)
+      if (r != c.me && !finished(r)) return r;
+    return c.me;
+  }
+
+  Collective& c;
+  Group& g;
+  const uint64_t capacity;  // of a lane, in bytes
+  const bool crowded;
+  const uint64_t piece;  // bytes that are written or read before the other side is told
+  CopyOut copy{0};
+  std::vector<Peer> peers;
+  uint64_t to_move = 0, moved = 0;
+  bool own_done = false;
+};
+
+}  // namespace
+
+bool lanes_all_to_all(Collective& c) {
+  Group& g = c.g;
+  std::optional<Lanes> lanes;
+  if (c.input_bytes() <= g.geometry.small_bytes) {
+    c.stage_small();
+  } else {
+    if (const int error = g.reserve_lanes()) return c.exhausted(error);
+    lanes.emplace(c);
+  }
+  c.announce();
+  if (lanes) lanes->write();
+  if (!c.agree()) return false;
+  // Which way all go follows from everyone's table: the large one where anybody's input is.
+  uint64_t most = 0, everything = 0;
+  for (uint32_t r = 0; r < c.n; ++r) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < c.n; ++i) sum += g.table(r, c.seq)[i];
+    most = std::max(most, sum);
+    everything += 2 * sum;
+  }
+  if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
+  if (const int error = g.reserve_lanes()) return c.exhausted(error);
+  if (!lanes) lanes.emplace(c);
+  return lanes->run(everything);
+}
+
+}  // namespace c10d_custom
