@@ -124,9 +124,8 @@ class Group {
 
  private:
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
-  Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
-
+  Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
   int reserve(size_t from, size_t bytes) const;
 
   const int fd_;
