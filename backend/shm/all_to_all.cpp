@@ -84,12 +84,13 @@ class Lanes final : public Wait {
     uint64_t sent = 0, taken = 0;        // in this call
   };
 
-  // Nothing that a peer has written is trusted: neither more room nor more bytes than a lane has.
+  // Nothing that a peer has written is trusted: neither more room nor more bytes than a lane has. A lane's worth a visit, however
+  // fast the other side is: then the other lanes, the deadline and an abort have their turn.
   void write(uint32_t to) {
     Peer& p = peers[to];
     PairCtl& pair = g.pair(c.me, to);
     const uint64_t all = c.in_bytes(to), before = p.sent;
-    while (p.sent < all) {
+    while (p.sent < all && p.sent - before < capacity) {
       const uint64_t used = p.sent_before + p.sent - pair.taken.load(std::memory_order_seq_cst);
       // Every call begins at the lane's first byte, hence when all of the last is out of it.
       if (used > capacity || (!p.sent && used)) break;
@@ -106,7 +107,7 @@ class Lanes final : public Wait {
     Peer& p = peers[from];
     PairCtl& pair = g.pair(from, c.me);
     const uint64_t all = c.out_bytes(from), before = p.taken;
-    while (p.taken < all) {
+    while (p.taken < all && p.taken - before < capacity) {
       const uint64_t there = pair.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
       if (!there || there > capacity) break;
       const uint64_t at = p.taken % capacity, size = std::min({piece, there, all - p.taken, capacity - at});

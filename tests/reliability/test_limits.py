@@ -19,7 +19,7 @@ TOLD = {
     "small files elsewhere": (None, None),
     "a small cgroup": ("rank 0 cannot create shared memory: it takes [0-9]+ KiB, and the cgroup .* KiB left",) * 2,
     "no memory for messages": ("no memory for its messages.*Cannot allocate memory", "no memory or no thread .found by rank 0."),
-    "no memory for all_to_all": ("no memory for its all_to_all.*Cannot allocate memory", "no memory or no thread .* .found by rank 0."),
+    "no memory for all_to_all": ("no memory for its data.*Cannot allocate memory", "no memory or no thread .* .found by rank 0."),
     # The limit is on both; whoever comes first tells the other.
     "no thread for collectives": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,
     "no thread for messages": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,

@@ -69,7 +69,7 @@ class ErrorText:
                                   "group is of no more use.")
         what, knobs, whose = (("messages", "CELLS and C10D_CUSTOM_CELL_BYTES", "two ranks that exchange messages take")
                               if hasattr(self.call, "tag") else
-                              ("all_to_all", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes"))
+                              ("data", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes"))
         return TransportError(
             f"{self.where}: this process got no memory for its {what}, or no thread: {os.strerror(self.f.actual)}. "
             f"(C10D_CUSTOM_{knobs} say how much memory {whose}; ulimit -u, how many threads a user may have.) "
