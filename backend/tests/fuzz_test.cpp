@@ -63,7 +63,7 @@ std::vector<Geometry> overflowing() {
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
         const Geometry g{4096, 2, 4096 * 64, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
-        if (Layout(g).total < (1ull << 34)) found.push_back(g);
+        if (Layout(g).total < (1ull << 35)) found.push_back(g);
       }
   return found;
 }

@@ -66,8 +66,8 @@ def cost(operation, nbytes, n, config=_CONFIG):
     if operation == "reduce_scatter":
         return _alike(S + s, 2 * rest, _blocks(s, lane)) if S > small else _alike(S + s, 2 * S)
     if operation == "all_to_all":
-        # A lane has room for twice what a ring's lane has; half of it passes at once, where ranks outnumber cores.
-        piece = lane * config.window
+        # A lane has room for four times what a ring's lane has; half of it passes at once, where ranks outnumber cores.
+        piece = 2 * lane * config.window
         return _alike(2 * S, 2 * rest, _blocks(s, piece)) if S > small else _alike(2 * S, 2 * S)
     if operation == "gather":
         if s > small:
