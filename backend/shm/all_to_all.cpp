@@ -6,7 +6,8 @@
 // stand still.)
 //
 // A lane is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank writes as
-// soon as it has announced what it sends, where the reader has left the call before; nobody reads before all agree.
+// soon as it has announced what it sends, where the reader has left the call before; nobody reads before all agree, so
+// that ranks which disagree have nothing written into their tensors.
 #include <optional>
 #include <vector>
 
@@ -30,24 +31,24 @@ class Lanes final : public Wait {
     progress(0);
   }
 
-  void write() {
-    for (uint32_t d = 1; d < c.n; ++d) write((c.me + d) % c.n);
+  // Writes while others have still to come.
+  bool fill() {
+    while (!all_here())
+      if (!(ready() ? c.may_go_on(here) : sleep(here))) return false;
+    return true;
   }
 
   // Once all agree. `everything`: bytes of all ranks' input and output.
   bool run(uint64_t everything) {
+    agreed = true;
     copy = CopyOut(everything);
     while (moved < to_move) {
       if (ready()) {
         if (moved < to_move && !c.may_go_on(unfinished())) return false;
       } else if (!own_done) {
         copy_own();
-      } else {
-        // Where ranks outnumber cores and much is left, it sleeps at once: a sleeper wakes on a core that has time for it,
-        // one that yields stays where it is.
-        const bool yields = !crowded || to_move - moved < g.layout.lanes_bytes;
-        if (!c.wait(*this, yields, unfinished())) return false;
-        bell().sleeping.store(0, std::memory_order_relaxed);
+      } else if (!sleep(unfinished())) {
+        return false;
       }
     }
     if (!own_done) copy_own();
@@ -60,9 +61,9 @@ class Lanes final : public Wait {
     const uint64_t before = moved;
     for (uint32_t d = 1; d < c.n; ++d) {
       write((c.me + d) % c.n);
-      read((c.me + c.n - d) % c.n);
+      if (agreed) read((c.me + c.n - d) % c.n);
     }
-    return moved != before;
+    return moved != before || (!agreed && all_here());
   }
 
   const void* ask(uint32_t* seen) override {
@@ -74,7 +75,7 @@ class Lanes final : public Wait {
 
   bool lost(uint32_t* peer) override {
     for (uint32_t r = 0; r < c.n; ++r)
-      if (r != c.me && !finished(r) && g.gone(r)) return *peer = r, true;
+      if (r != c.me && !(finished(r) && arrived(r)) && g.gone(r)) return *peer = r, true;
     return false;
   }
 
@@ -83,6 +84,23 @@ class Lanes final : public Wait {
     uint64_t sent_before, taken_before;  // the counters when the call began
     uint64_t sent = 0, taken = 0;        // in this call
   };
+
+  // Whether all have announced their call.
+  bool all_here() {
+    while (here < c.n && arrived(here)) ++here;
+    return here == c.n;
+  }
+
+  bool arrived(uint32_t r) const { return g.ctl(r).arrive.value.load(std::memory_order_seq_cst) >= c.seq; }
+
+  bool sleep(uint32_t for_whom) {
+    // Where ranks outnumber cores and much is left, at once: a sleeper wakes on a core that has time for it, one that yields
+    // stays where it is.
+    const bool yields = !crowded || to_move - moved < g.layout.lanes_bytes;
+    if (!c.wait(*this, yields, for_whom)) return false;
+    bell().sleeping.store(0, std::memory_order_relaxed);
+    return true;
+  }
 
   // Nothing that a peer has written is trusted: neither more room nor more bytes than a lane has. A lane's worth a visit, however
   // fast the other side is: then the other lanes, the deadline and an abort have their turn.
@@ -121,7 +139,8 @@ class Lanes final : public Wait {
   void went_on(uint32_t peer, uint64_t bytes) {
     if (!bytes) return;
     moved += bytes;
-    Group::wake(g.ctl(peer).lanes);
+    // Nobody reads before all are here: who comes last wakes all, and they find what was written before (tests/model/gathering.py).
+    if (all_here()) Group::wake(g.ctl(peer).lanes);
     progress(double(moved) / double(to_move));
   }
 
@@ -159,8 +178,17 @@ class Lanes final : public Wait {
   CopyOut copy{0};
   std::vector<Peer> peers;
   uint64_t to_move = 0, moved = 0;
-  bool own_done = false;
+  uint32_t here = 0;  // the first that may not have announced its call yet
+  bool agreed = false, own_done = false;
 };
+
+// Those who came before sleep until all are here.
+void ring_if_last(Collective& c) {
+  for (uint32_t r = 0; r < c.n; ++r)
+    if (c.g.ctl(r).arrive.value.load(std::memory_order_seq_cst) < c.seq) return;
+  for (uint32_t r = 0; r < c.n; ++r)
+    if (r != c.me) Group::wake(c.g.ctl(r).lanes);
+}
 
 }  // namespace
 
@@ -174,7 +202,8 @@ bool lanes_all_to_all(Collective& c) {
     lanes.emplace(c);
   }
   c.announce();
-  if (lanes) lanes->write();
+  ring_if_last(c);
+  if (lanes && !lanes->fill()) return false;
   if (!c.agree()) return false;
   // Which way all go follows from everyone's table: the large one where anybody's input is.
   uint64_t most = 0, everything = 0;

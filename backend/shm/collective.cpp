@@ -30,11 +30,19 @@ bool Collective::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer) {
 
 bool Collective::wait(Wait& w, bool yields, uint32_t peer) {
   const Status st = g.wait(w, yields, &peer, deadline);
-  return waited(st, peer);
+  return waited_to_agree(st, peer);
 }
 
 bool Collective::waited(Status st, uint32_t peer) {
   return st == kOk || fails(st, int32_t(st == kTimeout ? laggard(peer) : peer));
+}
+
+bool Collective::waited_to_agree(Status st, uint32_t peer) {
+  Failure why{};
+  if (st != kBroken || !g.poisoned(&why, number) || why.cause != kMismatch || why.seq != number || why.by < 0 ||
+      uint32_t(why.by) >= n || uint32_t(why.by) == me)
+    return waited(st, peer);
+  return mismatch(uint32_t(why.by)), false;
 }
 
 bool Collective::exhausted(int error) {
@@ -140,14 +148,7 @@ bool Collective::agree() {
     if (r == me) continue;
     uint32_t peer = r;
     const Status st = g.wait(g.ctl(r).arrive, seq, seq, &peer, deadline, seq);
-    if (st == kBroken) {
-      // If the reason is a disagreement over this very call, we have our own say in it.
-      Failure why{};
-      if (g.poisoned(&why, number) && why.cause == kMismatch && why.seq == number && why.by >= 0 &&
-          uint32_t(why.by) < n && uint32_t(why.by) != me)
-        return mismatch(uint32_t(why.by)), false;
-    }
-    if (st != kOk) return fail(st, int32_t(peer)), false;
+    if (!waited_to_agree(st, peer)) return false;
     if (differs(r)) return mismatch(r), false;
   }
   // All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.

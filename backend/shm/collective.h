@@ -30,6 +30,7 @@ class Collective {
 
   // Waits for a peer's signal; on failure records it, tells the group, and returns false.
   bool wait(Signal& s, uint64_t need, uint64_t worth, uint32_t peer);
+  // The same for another thing, perhaps before all have agreed.
   bool wait(Wait& w, bool yields, uint32_t peer);
 
   // The rank that keeps the others waiting, `peer` perhaps for its sake: one that has not come, else the one that has
@@ -68,6 +69,8 @@ class Collective {
  private:
   Status fail(Status, int32_t peer);
   bool waited(Status, uint32_t peer);
+  // Where the group is broken for a disagreement over this very call, this rank has its own say in it.
+  bool waited_to_agree(Status, uint32_t peer);
   bool shape_ok() const;
   bool uses_table() const { return args.count == kNever; }
   bool differs(uint32_t peer);
