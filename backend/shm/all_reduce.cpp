@@ -3,7 +3,7 @@
 // Two ranks: each copies its input through its ring and reduces straight from (own input, peer's
 // ring) to its output: one synchronisation a block.
 // More: two stages, as in reduce-scatter + all-gather (Rabenseifner 2004), block by block: each rank
-// reduces one part of every block, all ranks copy the reduced parts out. reduce() leaves the copy
+// reduces one part of every block and puts it into its ring, all ranks copy the reduced parts out. reduce() leaves the copy
 // to the root. A rank's own part never passes through its ring unreduced.
 #include "pipeline.h"
 
@@ -31,7 +31,7 @@ bool ring_all_reduce(Collective& c) {
   if (n == 2) {
     return pipeline(
         c, blocks, true, keeps,
-        [&](uint64_t k) { memcpy(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); },
+        [&](uint64_t k) { g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); },
         NoReduce{},
         [&](uint64_t k) {
           for (uint32_t r = 0; r < 2; ++r)
@@ -43,8 +43,8 @@ bool ring_all_reduce(Collective& c) {
     const uint64_t lo = part(k, me), hi = part(k, me + 1), size = bytes(k);
     char* mine = g.block(me, g.blocks_done + k);
     const char* from = c.in(0) + begin(k);
-    memcpy(mine, from, lo);
-    memcpy(mine + hi, from + hi, size - hi);
+    g.copy_in(mine, from, lo);
+    g.copy_in(mine + hi, from + hi, size - hi);
   };
   auto combine = [&](uint64_t k) {
     const uint64_t lo = part(k, me), hi = part(k, me + 1);
@@ -52,8 +52,9 @@ bool ring_all_reduce(Collective& c) {
     for (uint32_t r = 0; r < n; ++r)
       src[r] = r == me ? c.in(0) + begin(k) + lo : g.block(r, g.blocks_done + k) + lo;
     char* mine = g.block(me, g.blocks_done + k) + lo;
-    kernel(mine, src.data(), n, (hi - lo) / item, c.factors());
-    if (keeps) memcpy(c.out(0) + begin(k) + lo, mine, hi - lo);
+    char* to = keeps ? c.out(0) + begin(k) + lo : mine;
+    kernel(to, src.data(), n, (hi - lo) / item, c.factors());
+    if (keeps) g.copy_in(mine, to, hi - lo);
   };
   auto collect = [&](uint64_t k) {
     for (uint32_t r = 0; r < n; ++r) {

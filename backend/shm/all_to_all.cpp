@@ -114,7 +114,7 @@ class Lanes final : public Wait {
       if (used > capacity || (!p.sent && used)) break;
       const uint64_t at = p.sent % capacity, size = std::min({piece, all - p.sent, capacity - at});
       if (capacity - used < size) break;
-      memcpy(lane(c.me, to) + at, c.in(to) + p.sent, size);
+      g.copy_in(lane(c.me, to) + at, c.in(to) + p.sent, size);
       p.sent += size;
       pair.sent.store(p.sent_before + p.sent, std::memory_order_seq_cst);
     }

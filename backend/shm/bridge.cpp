@@ -113,7 +113,7 @@ class Bridged {
       for (uint32_t p = 0; p < b.lanes; ++p) {
         if (p == me) continue;
         const Range r = piece(filled, p);
-        memcpy(ring(me, filled, p), c.in(0) + r.at, r.bytes);
+        g.copy_in(ring(me, filled, p), c.in(0) + r.at, r.bytes);
       }
       g.advance(mine.in, base + ++filled);
     }

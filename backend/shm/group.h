@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api.h"
+#include "copy_in.h"
 #include "os.h"
 #include "spinner.h"
 #include "layout.h"
@@ -108,6 +109,7 @@ class Group {
   Messenger& messenger() { return *messenger_; }
 
   Spinner spinner;
+  CopyIn copy_in;  // of collectives
 
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();

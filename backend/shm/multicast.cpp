@@ -25,8 +25,7 @@ bool ring_multicast(Collective& c) {
   return pipeline(
       c, blocks, fills, drains,
       [&](uint64_t k) {
-        const uint64_t size = bytes(me, k);
-        if (size) memcpy(g.block(me, g.blocks_done + k), c.in(0) + k * block, size);
+        if (const uint64_t size = bytes(me, k)) g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + k * block, size);
       },
       NoReduce{},
       [&](uint64_t k) {

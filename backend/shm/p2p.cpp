@@ -204,7 +204,7 @@ bool Messenger::push(uint32_t dst, const CellHeader& h, const char* payload, uin
   if (tail - p.head.load(std::memory_order_seq_cst) >= g_.geometry.cells) return false;
   CellHeader* cell = g_.cell(g_.rank, dst, tail);
   *cell = h;
-  if (bytes) memcpy(cell + 1, payload, bytes);
+  copy_in_(cell + 1, payload, bytes);
   p.tail.store(tail + 1, std::memory_order_seq_cst);
   return true;
 }

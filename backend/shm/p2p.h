@@ -107,6 +107,7 @@ class Messenger {
   std::list<Request*> posted_;        // receives without a message, in order of posting
   std::vector<Request*> live_;        // every request that is not done
   std::thread helper_;
+  CopyIn copy_in_;
   TraceRing trace_;                   // of what has ended
   uint64_t next_id_ = 1, arrivals_ = 0;
   int64_t last_post_ = 0, last_check_ = 0;

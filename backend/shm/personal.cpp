@@ -45,7 +45,7 @@ bool ring_personal(Collective& c) {
     for (uint32_t i = 0; i < n; ++i) {
       if (i == me) continue;
       if (const uint64_t size = piece(sent(i), k))
-        memcpy(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
+        g.copy_in(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
     }
   };
   const CopyOut copy(2 * longest * n);
