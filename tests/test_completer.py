@@ -65,7 +65,7 @@ def end(transport, ticket):
 
 
 def test_close_waits_for_threads_that_begin_while_it_waits(transport):
-    completer = Completer(transport, "test")
+    completer = Completer(transport, "completer")
     closing, said = threading.Event(), []
 
     def slowly(name, seconds):
@@ -88,11 +88,11 @@ def test_close_waits_for_threads_that_begin_while_it_waits(transport):
     assert said == ["first", "second"]
     thread.join()
     time.sleep(0.05)
-    assert not [t for t in threading.enumerate() if t.name == "c10d_custom:test"]
+    assert not [t for t in threading.enumerate() if t.name == "c10d_custom:completer"]
 
 
 def test_a_callback_may_wait_for_a_later_operation(transport):
-    completer = Completer(transport, "test")
+    completer = Completer(transport, "completer")
     second = threading.Event()
     kept, tickets = works(completer, [lambda: second.wait(5) or pytest.fail("it waits in vain"), second.set])
     for ticket in tickets:
