@@ -160,13 +160,21 @@ sys.modules["c10d_custom._fast"] = None
 import torch, torch.distributed as dist
 dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 from c10d_custom.transport import native
-assert native.quick is native.lib.c10d_quick
+assert native.quick is native.lib.c10d_quick and native.settle is native.lib.c10d_settle
 from c10d_custom import ordinary
 assert ordinary.ordinary is ordinary.in_python
 t = torch.arange(4.0)
 dist.all_reduce(t)
 dist.broadcast(t, 0)
 dist.all_gather([t], t.clone())
+first, second = torch.zeros(4), torch.zeros(4)
+pending = dist.irecv(first, 0)
+assert not pending.is_completed()
+dist.isend(t, 0).wait(), pending.wait()
+dist.isend(t + 1, 0).wait()
+there = dist.irecv(second, 0)
+assert there.is_completed() and there.is_success() and there.source_rank() == 0 and there.result()[0] is second
+assert there.get_future().wait()[0].equal(t + 1) and first.equal(t) and second.equal(t + 1)
 print(t.tolist())
 dist.destroy_process_group()
 """)
@@ -183,7 +191,7 @@ def test_the_fast_calls_are_there_where_python_has_its_headers():
 
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("this Python has no headers (python3-dev)")
-    assert isinstance(native.quick, partial) and isinstance(native.direct_quick, partial)
+    assert all(isinstance(f, partial) for f in (native.quick, native.direct_quick, native.settle, native.message))
     assert ordinary.ordinary is not ordinary.in_python and ordinary.parts is not ordinary.parts_in_python
 
 

@@ -1,5 +1,5 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry out a
-// collective in one call. And what they need of tensors: ordinary.h. The stable ABI: one build serves every Python.
+// collective or a message in a call or two. And what they need of tensors: ordinary.h. The stable ABI: one build serves every Python.
 #include <stdint.h>
 
 #include "ordinary.h"
@@ -55,9 +55,52 @@ static PyObject* quick(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return PyLong_FromLong(status);
 }
 
+// message(function, handle, kind, peer, tag, data, count, ns): of c10d_message. None if it is over, else the ticket.
+static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  (void)self;
+  if (!expect(n, 8)) return NULL;
+  int (*function)(void*, uint64_t, int32_t, int64_t, void*, uint64_t, int64_t, void**);
+  *(void**)&function = PyLong_AsVoidPtr(args[0]);
+  void* handle = address(args[1]);
+  const uint64_t kind = PyLong_AsUnsignedLongLong(args[2]);
+  const int32_t peer = (int32_t)PyLong_AsLong(args[3]);
+  const int64_t tag = PyLong_AsLongLong(args[4]);
+  void* data = address(args[5]);
+  const uint64_t count = PyLong_AsUnsignedLongLong(args[6]);
+  const int64_t ns = PyLong_AsLongLong(args[7]);
+  if (PyErr_Occurred()) return NULL;
+  void* ticket;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+  status = function(handle, kind, peer, tag, data, count, ns, &ticket);
+  Py_END_ALLOW_THREADS
+  if (!status) Py_RETURN_NONE;
+  return PyLong_FromVoidPtr(ticket);
+}
+
+// settle(function, handle, ticket, ns, may_run): of c10d_settle.
+static PyObject* settle(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  (void)self;
+  if (!expect(n, 5)) return NULL;
+  int (*function)(void*, void*, int64_t, int);
+  *(void**)&function = PyLong_AsVoidPtr(args[0]);
+  void* handle = address(args[1]);
+  void* ticket = address(args[2]);
+  const int64_t ns = PyLong_AsLongLong(args[3]);
+  const int may_run = (int)PyLong_AsLong(args[4]);
+  if (PyErr_Occurred()) return NULL;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+  status = function(handle, ticket, ns, may_run);
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
 static PyMethodDef methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))all_reduce, METH_FASTCALL, NULL},
     {"quick", (PyCFunction)(void (*)(void))quick, METH_FASTCALL, NULL},
+    {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
+    {"settle", (PyCFunction)(void (*)(void))settle, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))ordinary_set_up, METH_FASTCALL, NULL},
     {"ordinary", ordinary, METH_O, NULL},
     {"parts", (PyCFunction)(void (*)(void))ordinary_parts, METH_FASTCALL, NULL},

@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 10; }
+int c10d_abi_version() { return 11; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -163,6 +163,16 @@ c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
   return g.status ? nullptr : g->messenger().post(*a);
 }
 
+int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count, int64_t timeout_ns,
+                 c10d_ticket** ticket) {
+  const uint64_t bytes = count * (kind >> 16 & 0xff);
+  const MessageArgs a{(kind & kReceived) != 0, uint32_t(kind & 0xff), peer, 0, tag, {data, bytes}, timeout_ns};
+  *ticket = c10d_post(h, &a);
+  if (!*ticket || (*ticket)->state() != kOk) return kPending;
+  (*ticket)->drop();
+  return kOk;
+}
+
 int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t->source; }
 uint64_t c10d_ticket_number(c10d_ticket* t) { return t->message ? 0 : t->seq; }
 int c10d_test(c10d_ticket* t) { return t->state(); }
@@ -176,6 +186,11 @@ int c10d_wait(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run, F
     st = t->message ? g->messenger().wait(t, timeout_ns) : g->queue().wait(t, timeout_ns, may_run);
   if (st != kOk && st != kPending) *f = t->failure;
   return st;
+}
+
+int c10d_settle(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run) {
+  Failure f;
+  return c10d_wait(h, t, timeout_ns, may_run, &f);
 }
 
 void c10d_release(c10d_ticket* t) { t->drop(); }

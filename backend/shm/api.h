@@ -155,6 +155,11 @@ C10D_API int c10d_quick(c10d_handle*, uint64_t kind, int32_t root, void* in, voi
 // Why the last c10d_run, c10d_all_reduce or c10d_quick of this thread failed.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
+// A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is over;
+// else *ticket is what c10d_post would give.
+constexpr uint64_t kReceived = 1ull << 32;
+C10D_API int c10d_message(c10d_handle*, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
+                          int64_t timeout_ns, c10d_ticket** ticket);
 
 C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
 C10D_API uint64_t c10d_ticket_number(c10d_ticket*);     // a collective's sequence number; 0: a message
@@ -162,6 +167,8 @@ C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending whil
 // kPending after timeout_ns. may_run: the calling thread may run queued collectives itself, and then
 // returns once they are over.
 C10D_API int c10d_wait(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run, c10d_custom::Failure*);
+// The same, where it is enough to know that it failed; c10d_wait then tells why.
+C10D_API int c10d_settle(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run);
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
 // status: it is done already, and the token will not come.
 C10D_API int c10d_watch(c10d_ticket*, uint64_t token);

@@ -47,7 +47,7 @@ from .trace import dump as trace
 from .transport.devices import ByDevice
 from .transport.hierarchical import HierarchicalTransport
 from .transport.shm import ShmTransport
-from .work import Completer, DeviceWork, DoneWork, Work
+from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work
 
 _profiler_enabled = torch.autograd._profiler_enabled
 _live = weakref.WeakSet()
@@ -504,6 +504,14 @@ class CustomProcessGroup(ProcessGroup):
             return self._adopt([self._transport.submit(c) for c in calls], tensors, calls, record)
 
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
+        if self._transport.quick_message is not None and len(tensors) == 1 and self._coalescing is None and not _profiler_enabled():
+            ticket = self._quick.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
+            if ticket is None:
+                return DoneMessage(list(tensors), peer if is_recv else -1)
+            if ticket:
+                work = Work(self._completer, [ticket], list(tensors), None, None)   # its tensors are all it needs
+                self._completer.keep(work)
+                return work
         tensor = self._lowered(only, tensors, name)
         with recorded(self, name if peer >= 0 else "recvAnySource", [tensor]) as record:
             message = self._lower.message(name, tensor, peer, tag, seconds, is_recv)

@@ -1,10 +1,12 @@
-"""The short way of synchronous collectives to the core: of plain CPU tensors in equal parts, as most are. What a Call and
-its checks cost is many times what the core takes for a few bytes, and where ranks share a core it is paid by one after
-the other.
+"""The short way of synchronous collectives and of messages to the core: of plain CPU tensors in equal parts, as most are. What a
+Call and its checks cost is many times what the core takes for a few bytes, and where ranks share a core it is paid by one
+after the other.
 
 Each function returns False, having done nothing, where the call is of another kind or makes no sense: the long way
 (process_group) takes the one and says what is wrong with the other. True once it is done; raises as the long way does.
 """
+from functools import partial
+
 from . import dtypes
 from .call import Op
 from .ordinary import ordinary, parts
@@ -109,6 +111,15 @@ class Quick:
             return False
         status = self._transport.quick(_MOVED[found[2]] | _SCATTER | _INPUTS, root, sources, found[0], found[1], ns)
         return not status or self._over(status, ns, self._lower.scatter, output, inputs, root)
+
+    def message(self, name, t, peer, tag, ns, is_recv):
+        """None for a message that is over, else its Ticket."""
+        if not (type(peer) is type(tag) is int and 0 <= peer < self._size and (found := ordinary(t)) and found[1]):
+            return False
+        at, count, code = found
+        return self._transport.quick_message(
+            _MOVED[code] | native.RECEIVED if is_recv else _MOVED[code], peer, tag, at, count, ns,
+            partial(self._lower.message, name, t, peer, tag, ns / 1e9, is_recv))
 
     def _whole(self, t, part):
         """The address of ``t`` if it is as many as there are ranks of ``part``, which `ordinary` has found."""

@@ -90,6 +90,19 @@ class DoneWork(_TorchWork):
         return future
 
 
+class DoneMessage(DoneWork):
+    """A message that is over. ``source``: the rank that a received one is from, else -1."""
+
+    def __init__(self, tensors, source):
+        super().__init__(tensors)
+        self._source = source
+
+    def source_rank(self):
+        return self._source
+
+    _source_rank = source_rank
+
+
 class Work(_TorchWork):
     """One or more operations under way. It ends when all have; then ``finish`` runs, once, in
     whichever thread comes first (it copies results to where the caller wants them, say).
@@ -267,19 +280,23 @@ class Completer:
         self._idle = 0
         self._threads = set()
 
-    def adopt(self, work, eager):
-        """Keeps ``work`` alive until it ends; ``eager``: sees to its end, too."""
+    def keep(self, work):
+        """Keeps ``work`` alive until it ends."""
         with self._lock:
             # Works that nobody waits for are let go here, a few at each call.
-            oldest = list(itertools.islice(self._in_flight, _SWEEP))
+            oldest = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
             for w in oldest:
                 del self._in_flight[w]
                 self._in_flight[w] = None
             self._in_flight[work] = None
-            if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
-                self._remembered.append(work)
         for w in oldest:
             w.is_completed()
+
+    def adopt(self, work, eager):
+        """The same of a Work that C++ may have; ``eager``: sees to its end, too."""
+        self.keep(work)
+        if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
+            self._remembered.append(work)
         if eager:
             self.watch(work)
 

@@ -181,6 +181,28 @@ def test_256_mb_both_ways(ranks):
     check(ranks, _large_both_ways, 64 << 20, timeout=120)
 
 
+def _there_already(count):
+    """Half of the messages come before their receives, half after; the Work of one that is sent is let go at once."""
+    g = make_group()
+    right, left = (g.me + 1) % g.size, (g.me - 1) % g.size
+    early, late = torch.zeros(count), torch.zeros(count)
+    waits = dist.irecv(late, left, tag=1)
+    sent = dist.isend(_message(g.me, right, 0, count), right, tag=0)
+    dist.barrier()
+    dist.isend(_message(g.me, right, 1, count), right, tag=1)
+    dist.irecv(early, left, tag=0).wait()
+    waits.wait()
+    sent.wait()
+    dist.barrier()
+    return list(filter(None, [reference.difference(early, _message(left, g.me, 0, count)),
+                              reference.difference(late, _message(left, g.me, 1, count))]))
+
+
+@pytest.mark.parametrize("count", [1, 1000, 8192, 20000, 300000])
+def test_there_already(ranks, count):
+    check(ranks, _there_already, count)
+
+
 def _around_a_collective():
     """A receive that waits for its sender holds up no collective."""
     g = make_group()

@@ -40,7 +40,8 @@ class Ticket(ABC):
 
 
 class Transport(ABC):
-    quick = None    # the core's short way, where there is one: see ShmTransport
+    quick = None            # the core's short ways, where there are any: see ShmTransport
+    quick_message = None
 
     @abstractmethod
     def run(self, call):

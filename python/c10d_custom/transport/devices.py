@@ -31,7 +31,7 @@ class ByDevice(Transport):
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
         self._queue = None
         self._here = threading.local()
-        self.quick_all_reduce, self.quick = cpu.quick_all_reduce, cpu.quick
+        self.quick_all_reduce, self.quick, self.quick_message = cpu.quick_all_reduce, cpu.quick, cpu.quick_message
 
     @property
     def name(self):

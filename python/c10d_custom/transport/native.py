@@ -3,7 +3,8 @@ import ctypes as c
 from functools import partial
 from pathlib import Path
 
-ABI_VERSION = 10
+ABI_VERSION = 11
+RECEIVED = 1 << 32      # of c10d_message
 NEVER = 2**64 - 1   # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
 JOINED, LEFT = 1, 2
@@ -135,11 +136,13 @@ def _load():
         "quick": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "last_failure": (None, failure),
         "post": (ticket, handle, c.POINTER(MessageArgs)),
+        "message": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.POINTER(ticket)),
         "ticket_source": (c.c_int, ticket),
         "ticket_number": (c.c_uint64, ticket),
         "test": (c.c_int, ticket),
         "watch": (c.c_int, ticket, c.c_uint64),
         "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
+        "settle": (c.c_int, handle, ticket, c.c_int64, c.c_int),
         "release": (None, ticket),
         "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
@@ -182,18 +185,24 @@ def _load():
 
 
 def _quickly(lib):
-    """(c10d_all_reduce, c10d_quick, c10d_direct_quick), which carry out a collective in one call."""
+    """(c10d_all_reduce, c10d_quick, c10d_direct_quick), which carry out a collective in one call, c10d_settle, and
+    c10d_message: it gives the ticket's address, or None for a message that is over."""
     try:
-        from .._fast import all_reduce, quick  # see setup.py for when it is not there
+        from .._fast import all_reduce, message, quick, settle  # see setup.py for when it is not there
     except ImportError:
-        return lib.c10d_all_reduce, lib.c10d_quick, lib.c10d_direct_quick
+        def with_ticket(*arguments):
+            ticket = c.c_void_p()
+            return None if lib.c10d_message(*arguments, c.byref(ticket)) == OK else ticket.value or 0
+
+        return lib.c10d_all_reduce, lib.c10d_quick, lib.c10d_direct_quick, lib.c10d_settle, with_ticket
 
     def at(function):
         return c.cast(function, c.c_void_p).value
 
     return (partial(all_reduce, at(lib.c10d_all_reduce)), partial(quick, at(lib.c10d_quick)),
-            partial(all_reduce, at(lib.c10d_direct_quick)))
+            partial(all_reduce, at(lib.c10d_direct_quick)), partial(settle, at(lib.c10d_settle)),
+            partial(message, at(lib.c10d_message)))
 
 
 lib = _load()
-all_reduce, quick, direct_quick = _quickly(lib)
+all_reduce, quick, direct_quick, settle, message = _quickly(lib)

@@ -121,6 +121,12 @@ class ShmTransport(Transport):
 
     # --- messages
 
+    def quick_message(self, kind, peer, tag, address, count, nanoseconds, call):
+        """The short way to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
+        with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
+        ticket = native.message(self._handle, kind, peer, tag, address, count, nanoseconds)
+        return ticket if ticket is None else bool(ticket) and MessageTicket(self, ticket, call)
+
     def post(self, message):
         t = message.tensor
         args = MessageArgs(message.is_recv, message.dtype.code, message.peer, 0, message.tag,
@@ -237,27 +243,32 @@ class ShmTransport(Transport):
 class ShmTicket(Ticket):
     def __init__(self, transport, ticket, call):
         self._transport, self._ticket, self._call = transport, ticket, call
-        self._failure = None
+        self._status, self._failure = native.PENDING, None
 
     def done(self):
         return lib.c10d_test(self._ticket) != native.PENDING
 
     def wait(self, seconds, may_run=False):
-        failure = Failure()
-        status = lib.c10d_wait(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run, byref(failure))
-        if status > native.PENDING:
-            self._failure = failure
-        return status != native.PENDING
+        self._status = native.settle(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run)
+        return self._status != native.PENDING
 
     def error(self):
-        if self._failure is None:
+        if self._status == native.PENDING:
             self.wait(0)
-        return self._failure and self._transport.error(self._failure, self._call)
+        if self._status in (native.OK, native.PENDING):
+            return None
+        if self._failure is None:
+            self._failure = Failure()
+            lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
+        return self._transport.error(self._failure, self._said())
 
     def standing(self):
         number = lib.c10d_ticket_number(self._ticket)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
-        return NativeErrorText(self._transport, failure, self._call, self._transport.states(number)).standing()
+        return NativeErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+
+    def _said(self):
+        return self._call
 
     def watch(self, token):
         return lib.c10d_watch(self._ticket, token) == native.PENDING
@@ -268,3 +279,10 @@ class ShmTicket(Ticket):
 
     def __del__(self):
         lib.c10d_release(self._ticket)
+
+
+class MessageTicket(ShmTicket):
+    """Of a message that went the short way: what errors say of it is made when there is one."""
+
+    def _said(self):
+        return self._call()
