@@ -227,7 +227,7 @@ class CustomProcessGroup(ProcessGroup):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if self._may_be_short(opts) and len(tensors) == 1 and (found := ordinary(tensors[0])) and (
+            if self._may_be_short(opts.asyncOp) and len(tensors) == 1 and (found := ordinary(tensors[0])) and (
                     kind := dtypes.kind_of(found[2], op)):
                 self._transport.quick_all_reduce(found[0], found[1], kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
@@ -427,9 +427,9 @@ class CustomProcessGroup(ProcessGroup):
 
     # --- how everything above is issued
 
-    def _may_be_short(self, opts):
-        """Whether a call with these options may go the short way (quick.py)."""
-        return not (opts.asyncOp or self._coalescing is not None or _profiler_enabled())
+    def _may_be_short(self, asynchronous=False):
+        """Whether a collective, or a message, may go the short way (quick.py)."""
+        return not (asynchronous or self._coalescing is not None or _profiler_enabled())
 
     def _limit(self, opts):
         """The time-out in ns of a call with these options."""
@@ -439,7 +439,7 @@ class CustomProcessGroup(ProcessGroup):
     def _quick_ns(self, opts, kind):
         """`_limit` of a collective other than all_reduce that may go the short way, else 0; ``kind``: the type of options
         that c10d gives."""
-        if type(opts) is kind and self._transport.quick is not None and self._may_be_short(opts):
+        if type(opts) is kind and self._transport.quick is not None and self._may_be_short(opts.asyncOp):
             return self._limit(opts)
         return 0
 
@@ -504,7 +504,7 @@ class CustomProcessGroup(ProcessGroup):
             return self._adopt([self._transport.submit(c) for c in calls], tensors, calls, record)
 
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
-        if self._transport.quick_message is not None and len(tensors) == 1 and self._coalescing is None and not _profiler_enabled():
+        if self._transport.quick_message is not None and len(tensors) == 1 and self._may_be_short():
             ticket = self._quick.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
             if ticket is None:
                 return DoneMessage(list(tensors), peer if is_recv else -1)

@@ -46,8 +46,8 @@ def standing_in(driver_of):
     """Tensors count as those of cuda:0, with the driver that ``driver_of(device)`` gives."""
     may_be_short = CustomProcessGroup._may_be_short
 
-    def _may_be_short(self, opts):
-        return getattr(_here, "cpu", False) and may_be_short(self, opts)
+    def _may_be_short(self, *asynchronous):
+        return getattr(_here, "cpu", False) and may_be_short(self, *asynchronous)
 
     def kept(function):
         # The stand-ins' memory is not freed in the order of a stream, as that of CUDA tensors is.
