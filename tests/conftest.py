@@ -1,5 +1,6 @@
 """Options of the suite, and the rank pools that its tests share. See conformance/README.md."""
 import os
+import sys
 
 import pytest
 
@@ -67,18 +68,25 @@ def full(request):
     return request.config.getoption("full")
 
 
-@pytest.fixture(scope="session")
-def _pools(backend):
-    pools = {}
-    yield pools
-    for pool in pools.values():
+_pools = {}     # world size -> RankPool
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Ranks serve the tests of a folder: a process with torch in it takes half a gigabyte, and there are some twenty."""
+    if nextitem is not None and nextitem.path.parent == item.path.parent:
+        return
+    if (spawn := sys.modules.get("ecosystem.spawn")) is not None:
+        spawn.close_all()
+    for pool in _pools.values():
         pool.ask_to_end()
-    wrong = [problem for problem in [pool.close() for pool in pools.values()] if problem]
+    wrong = [problem for problem in [pool.close() for pool in _pools.values()] if problem]
+    _pools.clear()
     assert not wrong, "ranks that did not end well:\n" + "\n".join(wrong)
 
 
 @pytest.fixture
-def ranks(request, _pools, backend):
+def ranks(request, backend):
     """The RankPool of this test's world size."""
     if request.param not in _pools:
         _pools[request.param] = RankPool(request.param, backend)

@@ -37,6 +37,9 @@ class _Ticket(Ticket):
     def error(self):
         return None
 
+    def withdraw(self):
+        self.over = True
+
     def watch(self, token):
         self.token = token
         return not self.over

@@ -12,7 +12,10 @@ EACH = 400
 class Jobs:
     def __init__(self):
         self.begun, self.under_way = [], 0
-        self.queue = Queue(self.execute, lambda token: None, "test")
+        self.queue = Queue(self.execute, lambda token: None, "test", self)
+
+    def interrupted_here(self):
+        return False
 
     def execute(self, number, call):
         self.under_way += 1

@@ -55,10 +55,11 @@ static PyObject* quick(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return PyLong_FromLong(status);
 }
 
-// message(function, handle, kind, peer, tag, data, count, ns): of c10d_message. None if it is over, else the ticket.
+// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the ticket is
+// appended to the list, unless the group is closed.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (!expect(n, 8)) return NULL;
+  if (!expect(n, 9)) return NULL;
   int (*function)(void*, uint64_t, int32_t, int64_t, void*, uint64_t, int64_t, void**);
   *(void**)&function = PyLong_AsVoidPtr(args[0]);
   void* handle = address(args[1]);
@@ -74,8 +75,14 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   Py_BEGIN_ALLOW_THREADS
   status = function(handle, kind, peer, tag, data, count, ns, &ticket);
   Py_END_ALLOW_THREADS
-  if (!status) Py_RETURN_NONE;
-  return PyLong_FromVoidPtr(ticket);
+  if (!status) Py_RETURN_TRUE;
+  if (ticket) {
+    PyObject* const number = PyLong_FromVoidPtr(ticket);
+    const int failed = !number || PyList_Append(args[8], number);
+    Py_XDECREF(number);
+    if (failed) return NULL;
+  }
+  Py_RETURN_FALSE;
 }
 
 // settle(function, handle, ticket, ns, may_run): of c10d_settle.

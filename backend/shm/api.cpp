@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 11; }
+int c10d_abi_version() { return 12; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -32,7 +32,7 @@ namespace {
 
 class Use {
  public:
-  explicit Use(Handle* h) : handle_(h), outer_(t_innermost) {
+  explicit Use(Handle* h) : again(t_innermost && inside(h)), handle_(h), outer_(t_innermost) {
     t_innermost = this;
     if (h->fork_generation != g_fork_generation) {
       status = kForked;
@@ -46,6 +46,7 @@ class Use {
     if (status != kForked) handle_->users.fetch_sub(1, std::memory_order_seq_cst);
   }
   Group* operator->() const { return handle_->group; }
+  const bool again;  // this thread is inside a call of the group already
   Status status = kOk;
 
   // Whether this thread is inside a call of `h`, which has called back.
@@ -111,15 +112,20 @@ uint64_t c10d_next_seq(c10d_handle* h) {
 
 int c10d_run(c10d_handle* h, const CallArgs* a) {
   Use g(h);
-  return g.status ? refuse(g.status, &t_failure) : g->queue().run(*a, &t_failure);
+  if (g.status || g.again) return refuse(g.status ? g.status : kReentered, &t_failure);
+  return g->queue().run(*a, &t_failure);
 }
 
 void c10d_last_failure(Failure* f) { *f = t_failure; }
 
 c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
   Use g(h);
-  return g.status ? nullptr : g->queue().submit(*a);
+  if (!g.status && !g.again) return g->queue().submit(*a);
+  refuse(g.status ? g.status : kReentered, &t_failure);
+  return nullptr;
 }
+
+void c10d_submit_to(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) { *ticket = c10d_submit(h, a); }
 
 int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns) {
   const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff, item_bytes = kind >> 16;
@@ -130,7 +136,7 @@ int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, i
 
 int c10d_quick(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns) {
   Use g(h);
-  if (g.status) return refuse(g.status, &t_failure);
+  if (g.status || g.again) return refuse(g.status ? g.status : kReentered, &t_failure);
   const uint32_t op = kind >> 24 & 0xff, item_bytes = kind >> 16 & 0xff, n = g->n;
   const bool in_each = op == kReduceScatter || op == kAllToAll || op == kScatter;
   const bool out_each = op == kAllGather || op == kAllToAll || op == kGather;
@@ -160,8 +166,12 @@ int c10d_quick(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out,
 
 c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
   Use g(h);
-  return g.status ? nullptr : g->messenger().post(*a);
+  if (!g.status) return g->messenger().post(*a);
+  refuse(g.status, &t_failure);
+  return nullptr;
 }
+
+void c10d_post_to(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) { *ticket = c10d_post(h, a); }
 
 int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count, int64_t timeout_ns,
                  c10d_ticket** ticket) {
@@ -170,6 +180,7 @@ int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void*
   *ticket = c10d_post(h, &a);
   if (!*ticket || (*ticket)->state() != kOk) return kPending;
   (*ticket)->drop();
+  *ticket = nullptr;
   return kOk;
 }
 
@@ -191,6 +202,11 @@ int c10d_wait(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run, F
 int c10d_settle(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run) {
   Failure f;
   return c10d_wait(h, t, timeout_ns, may_run, &f);
+}
+
+int c10d_withdraw(c10d_handle* h, c10d_ticket* t) {
+  Use g(h);
+  return g.status ? g.status : g->messenger().withdraw(t);
 }
 
 void c10d_release(c10d_ticket* t) { t->drop(); }

@@ -23,6 +23,7 @@ enum Status : int32_t {
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,     // this process is a fork of the one that opened the group
   kExhausted = 10,  // the machine had no memory or no thread left: `actual` is errno
+  kReentered = 11,    // the calling thread is amid a collective of this group, which cannot end before this call returns
 };
 
 enum Op : uint32_t {
@@ -144,6 +145,8 @@ C10D_API void c10d_abort(c10d_handle*);                 // fail everything, here
 C10D_API uint64_t c10d_next_seq(c10d_handle*);           // of the next collective
 C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
+// The same, for callers that may lose what a function returns (to a signal handler that raises): *ticket.
+C10D_API void c10d_submit_to(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
 // In place. kind: dtype | redop << 8 | bytes of an item << 16.
 C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns);
 // A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
@@ -152,11 +155,12 @@ C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t 
 // done, where parts overlap such that one would be written before it is read.
 constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
 C10D_API int c10d_quick(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns);
-// Why the last c10d_run, c10d_all_reduce or c10d_quick of this thread failed.
+// Why the last c10d_run, c10d_all_reduce or c10d_quick of this thread failed, or c10d_submit or c10d_post gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
+C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
 // A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is over;
-// else *ticket is what c10d_post would give.
+// else *ticket is what c10d_post would give. Null if it is over.
 constexpr uint64_t kReceived = 1ull << 32;
 C10D_API int c10d_message(c10d_handle*, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
                           int64_t timeout_ns, c10d_ticket** ticket);
@@ -172,6 +176,9 @@ C10D_API int c10d_settle(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
 // status: it is done already, and the token will not come.
 C10D_API int c10d_watch(c10d_ticket*, uint64_t token);
+// Takes a message back: once this returns, it is over, and nothing touches its bytes. The peer is told. kAborted: some of them
+// had moved, and the group is aborted for it.
+C10D_API int c10d_withdraw(c10d_handle*, c10d_ticket*);
 C10D_API void c10d_release(c10d_ticket*);               // the caller's reference; any time
 // Blocks until a watched ticket is done; kAborted once the group closes.
 C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);

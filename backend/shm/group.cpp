@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "p2p.h"
@@ -30,6 +31,45 @@ struct flock byte_lock(uint32_t rank) {
 uint64_t pid_namespace() {
   struct stat s;
   return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+}
+
+// A process's state as /proc tells it, and when it started; 0 where there is no such process, or no /proc.
+struct ProcessInfo {
+  char state = 0;
+  uint64_t started = 0;
+};
+
+ProcessInfo process_info(uint32_t pid) {
+  char path[32], text[1024];
+  snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  ::close(fd);
+  text[std::max<ssize_t>(got, 0)] = 0;
+  const char* at = strrchr(text, ')');  // of "pid (name) state ...": the name may hold anything
+  if (!at || !at[1]) return {};
+  ProcessInfo info;
+  info.state = at[2];
+  at += 2;
+  for (int field = 3; field < 22 && at; ++field) at = strchr(at + 1, ' ');
+  if (at) info.started = strtoull(at, nullptr, 10);
+  return info;
+}
+
+// Whether a process has the file with this inode mapped; true where that cannot be seen.
+bool maps_inode(uint32_t pid, uint64_t inode) {
+  char path[32], line[512];
+  snprintf(path, sizeof path, "/proc/%u/maps", pid);
+  FILE* const maps = fopen(path, "re");
+  if (!maps) return true;
+  bool found = false;
+  while (!found && fgets(line, sizeof line, maps)) {
+    unsigned long long its = 0;
+    found = strstr(line, "memfd:c10d_custom") && sscanf(line, "%*s %*s %*s %*s %llu", &its) == 1 && its == inode;
+  }
+  fclose(maps);
+  return found;
 }
 
 bool sane(const Geometry& g) {
@@ -99,6 +139,7 @@ Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin
   for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out, &me.took}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());
   me.pid_namespace = pid_namespace_ = pid_namespace();
+  me.started = process_info(pid_).started;
   me.state.store(kJoined, std::memory_order_release);
   queue_ = std::make_unique<CollectiveQueue>(*this);
   messenger_ = std::make_unique<Messenger>(*this);
@@ -233,23 +274,21 @@ bool Group::alive(uint32_t peer) const {
   if (c.state.load(std::memory_order_acquire) == kAbsent) return true;  // not here yet
   if (c.pid == pid_ && c.pid_namespace == pid_namespace_) return true;     // our own process
   struct flock l = byte_lock(peer);
-  if (fcntl(fd_, F_GETLK, &l)) return true;
-  return l.l_type != F_UNLCK;
+  if (fcntl(fd_, F_GETLK, &l) || l.l_type != F_UNLCK) return true;
+  // A process that opens and closes the memfd once more (/proc/self/fd) loses its lock, and lives. One that has become another
+  // program (exec) has lost the mapping, too.
+  if (c.pid_namespace != pid_namespace_ || !c.started) return false;
+  const ProcessInfo now = process_info(c.pid);
+  struct stat own;
+  return now.started == c.started && now.state != 'Z' && now.state != 'X' && !fstat(fd_, &own) && maps_inode(c.pid, own.st_ino);
 }
 
 bool Group::stopped(uint32_t peer) const {
   struct flock l = byte_lock(peer);
   // The kernel tells the pid as it is in our namespace: 0 or less where it has none.
   if (peer == rank || fcntl(fd_, F_GETLK, &l) || l.l_type == F_UNLCK || l.l_pid <= 0) return false;
-  char path[32], text[512];
-  snprintf(path, sizeof path, "/proc/%d/stat", int(l.l_pid));
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  const ssize_t got = read(fd, text, sizeof text - 1);
-  ::close(fd);
-  text[std::max<ssize_t>(got, 0)] = 0;
-  const char* name_end = strrchr(text, ')');  // of "pid (name) state ..."
-  return name_end && name_end[1] && (name_end[2] == 'T' || name_end[2] == 't');
+  const char state = process_info(uint32_t(l.l_pid)).state;
+  return state == 'T' || state == 't';
 }
 
 void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq) {

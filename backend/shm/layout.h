@@ -15,7 +15,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757338ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'63757339ull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -82,6 +82,7 @@ struct alignas(kLine) RankCtl {
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
   std::atomic<uint64_t> roll;
+  uint64_t started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its own:

@@ -106,6 +106,26 @@ void Messenger::exhausted(Request* r, int error) {
   finish(r, kExhausted, r->args.peer, &f);
 }
 
+Status Messenger::withdraw(Ticket* t) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  const auto it = std::find_if(live_.begin(), live_.end(), [&](const Request* r) { return r->ticket == t; });
+  if (it == live_.end()) return kOk;
+  Request* const r = *it;
+  const bool send = !r->args.is_recv;
+  // Who has granted a message must expect it at any moment.
+  if (send ? r->moved > 0 : r->granted != 0) {
+    hold.unlock();
+    g_.abort();
+    return kAborted;
+  }
+  const uint64_t id = r->id;
+  const int32_t peer = r->args.peer;
+  if (forget(r) && send) send_control(uint32_t(peer), kWithdraw, id);
+  finish(r, kAborted, peer);
+  progress();
+  return kOk;
+}
+
 Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
   if (t->state() != kPending) return t->state();
   const int64_t until = deadline_after(now_ns(), timeout_ns);
@@ -286,12 +306,17 @@ void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {
       mismatch(r, src, h.bytes, h.dtype);
       return;
     }
-    case kCancel: {
+    case kCancel: case kWithdraw: {
       link.unexpected.remove_if([&](const Envelope& e) { return e.header.kind == kRequest && e.header.message == h.message; });
       auto it = link.incoming.find(h.message);
       if (it == link.incoming.end()) return;
       Request* r = it->second;
       link.incoming.erase(it);
+      if (h.kind == kWithdraw) {  // none of its bytes came: the receive waits for another
+        r->granted = 0;
+        if (!match_unexpected(r)) posted_.push_front(r);
+        return;
+      }
       Failure gave_up{};
       gave_up.by = int32_t(src);
       finish(r, kTimeout, int32_t(src), &gave_up);
@@ -412,10 +437,15 @@ bool Messenger::lost(const Request& r, int32_t* who) {
                                        [&](const auto& e) { return e.second == &r; });
     if (from_here) return gone(uint32_t(*who = int32_t(p)));
   }
-  for (uint32_t p = 0; p < g_.n; ++p)
-    if (p != g_.rank && !gone(p)) return false;
-  *who = -1;
-  return g_.n > 1;
+  int32_t last = -1;
+  for (uint32_t p = 0; p < g_.n; ++p) {
+    if (p == g_.rank) continue;
+    if (!gone(p)) return false;
+    // Of several, one that has died says more than one that has left.
+    if (last < 0 || (!g_.alive(p) && g_.left(uint32_t(last)))) last = int32_t(p);
+  }
+  *who = last;
+  return last >= 0;
 }
 
 void Messenger::check_faults() {

@@ -9,6 +9,7 @@
 //   kRefuse   (back) its receive does not fit it
 //   kData     the next bytes of a granted message
 //   kCancel   the sender gave up
+//   kWithdraw  it takes the message back, before any of its bytes: as if it had never been
 // A rank's engine takes every cell out of its rings as soon as it runs: messages that no receive has
 // asked for yet are kept in private memory (a long one is only its request), so a ring never blocks
 // behind an unmatched message, and long transfers start only when both sides are in. Hence no order
@@ -43,12 +44,14 @@ class Messenger {
   // The source of the oldest message with this tag that no receive has asked for; -1 if none.
   int probe(int64_t tag);
   // The group aborts or leaves: everything outstanding fails.
+  // Ends a message here, which must not be under way: see c10d_withdraw.
+  Status withdraw(Ticket*);
   void interrupt();
   void keep_trace(uint32_t messages);
   void trace(std::vector<TraceRecord>& out);
 
  private:
-  enum CellKind : uint32_t { kEager = 1, kRequest, kGrant, kRefuse, kData, kCancel };
+  enum CellKind : uint32_t { kEager = 1, kRequest, kGrant, kRefuse, kData, kCancel, kWithdraw };
 
   struct Request {
     Ticket* ticket;

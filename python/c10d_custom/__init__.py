@@ -1,7 +1,7 @@
 """A torch.distributed backend named "custom": ``init_process_group("custom")``.
 
-Importing torch is enough: the entry point group ``torch.backends`` calls `autoload`. So is importing
-this package, where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns entry points off.
+Nothing needs to import this package: torch finds it by its entry points, `register` from torch 2.14 on when a group first
+names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older torch, import it.
 """
 from ._version import __version__
 
@@ -9,9 +9,13 @@ __all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
 def autoload():
-    """Registers the backend while torch is imported. Never raises: that would break ``import torch``."""
+    """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never raises:
+    that would break ``import torch``."""
     try:
         register()
+        from .registration import look_for_launcher
+
+        look_for_launcher()
     except Exception as error:
         import warnings
 
@@ -19,16 +23,10 @@ def autoload():
 
 
 def register():
-    """Registers "custom" for CPU and CUDA tensors with torch.distributed, and the rendezvous under an MPI
-    launcher; again does nothing."""
-    import torch.distributed as dist
+    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
+    from .registration import register
 
-    if dist.is_available() and not hasattr(dist.Backend, "CUSTOM"):
-        dist.Backend.register_backend("custom", _create, extended_api=True, devices=["cpu", "cuda"])
-        from . import launcher, rendezvous
-
-        launcher.fill_environment()
-        rendezvous.install()
+    register()
 
 
 def shrink_group(timeout=None):
@@ -36,12 +34,6 @@ def shrink_group(timeout=None):
     from .shrink import shrink_group
 
     return shrink_group(timeout)
-
-
-def _create(options, _backend_options):
-    from .process_group import create
-
-    return create(options)
 
 
 autoload()

@@ -225,6 +225,21 @@ class Lowering:
             raise UsageError(f"gather: rank {self.rank} is not the root and gives a gather list")
         return call
 
+    def gather_single(self, output, t, root, timeout):
+        name = "gather_single"
+        call = Call(Op.gather, name, check_tensor(name, t), timeout, root=root, count=t.numel(), device=device_of(t))
+        check_root(name, root, self.size)
+        call.inputs = [source(t)]
+        if root == self.rank:
+            check_tensor(name, output, "output")
+            if output.dtype is not t.dtype:
+                raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+            check_device(name, output, t, "output")
+            if output.numel() != t.numel() * self.size:
+                raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
+            call.outputs = split_flat(name, self._apart(output, call.inputs, call), self.size, "output")
+        return call
+
     def scatter(self, output, inputs, root, timeout):
         call = Call(Op.scatter, "scatter", check_tensor("scatter", output), timeout, root=root, count=output.numel(),
                     device=device_of(output))

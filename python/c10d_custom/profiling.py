@@ -3,6 +3,9 @@ import contextlib
 
 import torch
 
+from .names import NAME
+from .optional import optional
+
 _NO_RECORD = contextlib.nullcontext()
 
 
@@ -29,8 +32,18 @@ class _Record:
             torch.autograd._record_function_with_args_exit(self._handle)
 
 
-def recorded(group, name, tensors):
+def _never():
+    return False
+
+
+# Whether a profiler runs.
+profiler_enabled = getattr(torch.autograd, "_profiler_enabled", _never)
+
+
+def recorded(operation, tensors):
     """A context that records one operation while a profiler runs; otherwise one that gives None."""
-    if not torch.autograd._profiler_enabled():
+    if not profiler_enabled():
         return _NO_RECORD
-    return _Record(f"{group.getBackendName()}:{name}", tensors)
+    with optional("recording operations for the profiler"):
+        return _Record(f"{NAME}:{operation}", tensors)
+    return _NO_RECORD

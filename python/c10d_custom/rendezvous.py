@@ -11,9 +11,7 @@ Rank 0 serves a TCPStore on a port the kernel chooses and offers its addresses o
 that all can reach. Host names play no part: a host's own name may resolve to 127.0.1.1. MASTER_ADDR and
 MASTER_PORT are then set for scripts that read them; as long as they stay as set here they count as unset,
 so that init_process_group after destroy_process_group makes another store."""
-import functools
 import hashlib
-import importlib
 import json
 import os
 import socket
@@ -35,23 +33,13 @@ CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
 _master = {}  # MASTER_ADDR and MASTER_PORT as we set them
 
 
-def install():
-    """Once per process. Imports nothing that torch.distributed has not, and no mpi4py."""
-    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    handlers["mpi"] = _mpi_rendezvous
-    handlers["env"] = _env_rendezvous(handlers["env"])
-
-
-def _env_rendezvous(original):
-    @functools.wraps(original)
-    def handler(url, *args, **kwargs):
-        if not _applies():
-            return original(url, *args, **kwargs)
-        if find_spec("mpi4py") is None:
-            return _noted(original(url, *args, **kwargs))
-        return _mpi_rendezvous(url, *args, **kwargs)
-
-    return handler
+def env_rendezvous(original, url, *args, **kwargs):
+    """The handler of ``env://``; ``original``: torch's own."""
+    if not _applies():
+        return original(url, *args, **kwargs)
+    if find_spec("mpi4py") is None:
+        return _noted(original(url, *args, **kwargs))
+    return mpi_rendezvous(url, *args, **kwargs)
 
 
 def _noted(steps):
@@ -73,7 +61,7 @@ def _is_ours():
     return bool(_master) and all(os.environ.get(name) == value for name, value in _master.items())
 
 
-def _mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
+def mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
     deadline = time.monotonic() + timeout.total_seconds()
     mpi = job(timeout.total_seconds())
     _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))

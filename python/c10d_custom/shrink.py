@@ -19,7 +19,7 @@ from datetime import timedelta
 from torch.distributed import (DistError, PrefixStore, TCPStore, destroy_process_group, get_backend_config, group,
                                init_process_group)
 
-from . import process_group
+from . import issuing, process_group, registration
 from .errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from .liveness import Members
 from .transport.shm import ShmTransport
@@ -47,16 +47,16 @@ def shrink_group(timeout=None):
         raise UsageError("shrink_group: the default group spans several hosts. MPI does not go on without a rank: restart "
                          "the job from a checkpoint")
     backend, own = get_backend_config(old), old.timeout
-    for each in process_group.live():
+    for each in issuing.live():
         each.abort()
     store, new = _Survivors(old, own if timeout is None else timeout).agree()
     new.set_timeout(own)
     store.set_timeout(own)
     destroy_process_group()
-    for each in process_group.live():
+    for each in issuing.live():
         if each is not new:
             each.shutdown()
-    with process_group.ready_made(new):
+    with registration.ready_made(new):
         init_process_group(backend, store=store, rank=new.rank(), world_size=new.size(), timeout=own)
     return group.WORLD
 

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from .errors import AbortedError, CollectiveTimeoutError, TransportError
+from .optional import optional
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -27,6 +28,17 @@ _GPU_STEP = 50e-6
 
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
+
+
+def _never():
+    return False
+
+
+# Whether we are in torch's allow_inflight_collective_as_graph_input_ctx.
+works_are_graph_inputs, _register_work = _never, None
+with optional("collectives under way as inputs of compiled graphs"):
+    from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input as works_are_graph_inputs
+    from torch._C._distributed_c10d import _register_work
 
 
 class _Failure:
@@ -122,15 +134,36 @@ class Work(_TorchWork):
         self._over = False
         self._error = None
         self._futures = []
+        self._graph_inputs = ()
 
     # --- torch.distributed.Work
 
     def wait(self, timeout=None):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self._await(seconds if seconds and seconds > 0 else None)
+        if self._graph_inputs:
+            self._forget_graph_inputs()
         if self._error is not None:
             raise self._error
         return True
+
+    # --- torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx
+
+    def become_graph_inputs(self, register):
+        """A compiled graph that is given this Work's tensors may wait for them (wait_tensor), as for those of c10d's own Works.
+        ``register``: enter it into torch's registry, where torch does not do that; as this does not keep our half of a Work
+        alive, the completer does."""
+        self._graph_inputs = self._tensors
+        if register:
+            self._completer.hold(self)
+            for tensor in self._tensors:
+                _register_work(tensor, self)
+
+    def _forget_graph_inputs(self):
+        tensors, self._graph_inputs = self._graph_inputs, ()    # first: wait_tensor comes back here
+        for tensor in tensors:
+            torch.ops._c10d_functional.wait_tensor(tensor)      # the only way out of torch's registry
+        self._completer.release(self)
 
     def is_completed(self):
         if not self._over and all(t.done() for t in self._tickets):
@@ -173,17 +206,36 @@ class Work(_TorchWork):
     # --- the end
 
     def _await(self, seconds):
-        deadline = None if seconds is None else time.monotonic() + seconds
+        """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing behind that
+        would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
+        self._completer.refuse_inside(self._tickets)
+        try:
+            late = self._await_tickets(None if seconds is None else time.monotonic() + seconds)
+        except BaseException:
+            self._withdraw()
+            raise
+        if late is not None:
+            what, waits = late.standing()
+            raise CollectiveTimeoutError(
+                f"{what}: not done after the {seconds:g} s given to wait(); it goes on until its own "
+                f"time-out. {waits}")
+        self.settle()
+
+    def _await_tickets(self, deadline):
+        """The first that was not done by then, or None."""
         for ticket in self._tickets:
             while True:
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
                 if ticket.wait(max(left, 0.0), may_run=deadline is None):
                     break
                 if deadline is not None and time.monotonic() >= deadline:
-                    what, waits = ticket.standing()
-                    raise CollectiveTimeoutError(
-                        f"{what}: not done after the {seconds:g} s given to wait(); it goes on until its own "
-                        f"time-out. {waits}")
+                    return ticket
+        return None
+
+    def _withdraw(self):
+        for ticket in self._tickets:
+            if not ticket.done():
+                ticket.withdraw()
         self.settle()
 
     def settle(self):
@@ -277,6 +329,7 @@ class Completer:
         self._watched = {}      # token -> (work, index of the ticket it stands for)
         self._in_flight = {}     # an ordered set: keeps Works, and so their tensors, alive until they end
         self._remembered = deque(maxlen=_REMEMBERED)
+        self._held = set()      # Works that torch's registry of graph inputs has
         self._idle = 0
         self._threads = set()
 
@@ -300,9 +353,22 @@ class Completer:
         if eager:
             self.watch(work)
 
+    def refuse_inside(self, tickets):
+        """UsageError if one of them is a collective that waits for this thread's own outer frame."""
+        for ticket in tickets:
+            if ticket.collective and not ticket.done() and self._transport.interrupted_here():
+                raise self._transport.inside("Work.wait of a collective")
+
     def forget(self, work):
         with self._lock:
             self._in_flight.pop(work, None)
+
+    def hold(self, work):
+        """Keeps ``work`` alive until `release`."""
+        self._held.add(work)
+
+    def release(self, work):
+        self._held.discard(work)
 
     def watch(self, work, index=0):
         """Settles ``work`` once its tickets, from ``index`` on, are done."""

@@ -135,9 +135,12 @@ def test_subgroups(ranks):
 
 
 def _made_by_members_only():
-    ranks = [0, dist.get_world_size() - 1]
+    world = dist.get_world_size()
+    ranks = [0, world - 1]
     if dist.get_rank() not in ranks:
-        return []
+        # torch 2.15 numbers these too, and later groups by what each rank has counted: where only some ranks make one,
+        # the next new_group of all waits in vain, whatever the backend.
+        ranks = list(range(1, world - 1))
     pg = dist.new_group(ranks, use_local_synchronization=True)
     wrong = _use(pg, ranks)
     dist.destroy_process_group(pg)

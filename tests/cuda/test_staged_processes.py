@@ -19,13 +19,13 @@ SECONDS = 60
 
 
 def _rank(rank, size, port, scenario, answers):
-    from c10d_custom import config, process_group
+    from c10d_custom import config, creation
     from fake_driver import FakeDriver, World
     from thread_ranks import standing_in
 
     world = World(seed=rank, laziness=0.9)
     driver = FakeDriver(world, 0, gpu=f"GPU-{rank}", process=os.getpid())
-    process_group._config.cache_clear()
+    creation.configuration.cache_clear()
     try:
         os.environ["C10D_CUSTOM_CUDA_MODE"] = "staged"
         os.environ["C10D_CUSTOM_CUDA_STAGING_BYTES"] = str(1 << 18)

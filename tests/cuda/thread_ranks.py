@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore, PrefixStore
 
-from c10d_custom import collectives, process_group
+from c10d_custom import collectives, issuing
 from c10d_custom.config import Config
 from c10d_custom.process_group import CustomProcessGroup
 from c10d_custom.exchange import Exchange
@@ -203,7 +203,7 @@ def run_ranks(size, body, seed=0, laziness=None, config=None, gpus=None, seconds
     world.settle()
     broken = [v for v in world.violations if not may_race or not v.startswith("race")]
     assert not broken, broken
-    process_group._live.difference_update(made)
+    issuing._live.difference_update(made)
     made.clear()
     gc.collect()  # a Work that nobody waits for gives its events back when it goes
     if clean:

@@ -19,7 +19,7 @@ DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small an
             "operation, medium", "ahead", "ahead, many ranks"]
 TOGETHER = {
     "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "stopped amid", "no message", "size of a message", "left",
-            "aborted", "aborted amid", "interrupted", "interrupted amid, inside", "interrupted amid, between"],
+            "aborted", "aborted amid", "interrupted", "interrupted amid, inside"],
     "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "aborted amid", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
@@ -159,9 +159,17 @@ def test_a_signal_handler_that_raises_amid_a_small_all_reduce_ends_it_for_all(la
         assert ranks[rank]["seconds"] < (2.5 if rank == 0 else 1.5), ranks
 
 
-@cases("interrupted amid, inside", "interrupted amid, between")
-def test_a_signal_handler_that_raises_amid_a_large_all_reduce_ends_it_for_all(layout, kind, together):
-    ranks, by = together(layout, kind), int(kind.endswith("between"))
+# The second is a job of its own: with torch 2.15, MPICH 5.0.2 crashed in MPI_Testall of rank 3 in half of the runs where it came
+# after the others, whose failed groups keep unfinished requests for the life of the process. Not understood.
+@pytest.mark.parametrize("kind", ["interrupted amid, inside", "interrupted amid, between"])
+def test_a_signal_handler_that_raises_amid_a_large_all_reduce_ends_it_for_all(kind, together, tmp_path):
+    by = int(kind.endswith("between"))
+    if by:
+        result = said("2+2", tmp_path, [kind])
+        ranks = read(tmp_path, kind)
+        assert sorted(ranks) == [0, 1, 2, 3], str(result)
+    else:
+        ranks = together("2+2", kind)
     assert ranks[by]["error"] == "InterruptedError" and ranks[by]["seconds"] < 1.5, ranks
     for rank in {0, 1, 2, 3} - {by}:
         assert ranks[rank]["error"] == "AbortedError" and f"rank {by} on hosta" in ranks[rank]["text"], ranks

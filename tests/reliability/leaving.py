@@ -201,6 +201,9 @@ def what_is_wrong(text, wanted, twice):
     """With what a rank has written; ``wanted``: the name of the error that it tells in one traceback, of a call of the
     program's; or its exit code."""
     text = re.sub(r"(?m)^\[rank\d\]: ?", "", text)  # torch's hook marks each line
+    if twice:   # the second may come while that hook, torch's own, is at work
+        text = re.sub(r"Error in sys\.excepthook:\nTraceback.*\n(?:  .*_distributed_excepthook\n(?:    .*\n|  .*\n)*).*\n\n"
+                      r"Original exception was:\n", "", text)
     for words in ("Fatal Python error", "terminate called", "Error in sys.excepthook"):
         if words in text:
             return words

@@ -15,18 +15,25 @@ import torch.distributed as dist
 
 from .impersonation import as_gloo
 
-RANKS = 4
+RANKS = 4   # of expected.txt
 GROUP_SECONDS = 20.0    # for each operation: below a test's deadline, so that the backend's own message comes first
 BARRIER_SECONDS = 30.0  # upstream's 10 do not always do for ranks that outnumber the cores
 # Compares dist.get_backend() with the name that the group has for DDP's C++ logger, which stays its own.
 OWN_NAME = {"test_ddp_logging_data_cpu"}
 
 
+_configured = {"BACKEND": "gloo", "WORLD_SIZE": str(RANKS)}
+
+
+def configure(rank, world_size, backend):
+    """For the life of this process: the number of ranks, and the name under which the tests ask for a backend."""
+    _configured.update(BACKEND=backend, WORLD_SIZE=str(world_size))
+
+
 @cache
 def suite():
     """torch's module of tests, which reads its configuration when it is imported."""
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), INIT_METHOD="file://, each test's own",
-                      PYTORCH_DISABLE_RUNNING_SCRIPT_CHK="1")
+    os.environ.update(_configured, INIT_METHOD="file://, each test's own", PYTORCH_DISABLE_RUNNING_SCRIPT_CHK="1")
     from torch.testing._internal.distributed import distributed_test
 
     # The tests know ranks by their PID, which two hosts may both have.
@@ -54,12 +61,13 @@ def test_class():
         folder = None
         barriers = 0
 
-        def _barrier(self, wait_for=RANKS, timeout=BARRIER_SECONDS):
+        def _barrier(self, wait_for=None, timeout=BARRIER_SECONDS):
             """Past the backend, as upstream's, which looks every 0.1 s."""
             self.barriers += 1
             store = dist.FileStore(str(self.folder / "barriers"))
             store.set(f"{self.barriers} {self.rank}", "")
-            store.wait([f"{self.barriers} {rank}" for rank in range(wait_for)], timedelta(seconds=timeout))
+            ranks = range(wait_for or int(_configured["WORLD_SIZE"]))
+            store.wait([f"{self.barriers} {rank}" for rank in ranks], timedelta(seconds=timeout))
 
     return Test
 
@@ -76,13 +84,14 @@ def run(rank, world_size, name, folder, under_launcher, backend, ungated):
 
     ungated: run it also where upstream lets only MPI do so.
     """
-    if backend != "gloo":
+    asked = _configured["BACKEND"]
+    if backend != asked:
         impersonate(backend)
     test = _test(rank, name, folder)
     from torch.testing._internal.common_utils import set_rng_seed
 
     where = {} if under_launcher else {"init_method": test.init_method, "rank": rank, "world_size": world_size}
-    dist.init_process_group(backend if name in OWN_NAME else "gloo", timeout=timedelta(seconds=GROUP_SECONDS), **where)
+    dist.init_process_group(backend if name in OWN_NAME else asked, timeout=timedelta(seconds=GROUP_SECONDS), **where)
     assert dist.group.WORLD.name() == backend, dist.group.WORLD.name()
     test._barrier()
     set_rng_seed()
@@ -111,7 +120,7 @@ def _call(test, name, ungated=False):
     method = getattr(test_class(), name)
     if getattr(method, "__unittest_skip__", False) and not ungated:
         return method.__unittest_skip_why__  # it is left to unittest's runner, not used here, to heed this
-    os.environ["BACKEND"] = "mpi" if ungated else "gloo"  # as the tests' own wrappers have it
+    os.environ["BACKEND"] = "mpi" if ungated else _configured["BACKEND"]  # as the tests' own wrappers have it
     try:
         getattr(test, name)()
     except unittest.SkipTest as skip:

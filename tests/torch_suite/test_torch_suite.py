@@ -17,8 +17,8 @@ from harness import Layout
 
 from . import rank
 
-pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."),
-                                reason="expected.txt is of torch 2.13's suite")
+pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.15."),
+                                reason="expected.txt is of torch 2.15's suite")
 
 
 def _expected():

@@ -7,6 +7,8 @@ they were issued, one at a time; messages are independent of them and of each ot
 """
 from abc import ABC, abstractmethod
 
+from ..errors import UsageError
+
 
 class Ticket(ABC):
     """One operation under way."""
@@ -29,9 +31,19 @@ class Ticket(ABC):
         """Asks for ``token`` to come out of next_completed when the operation ends. False: it has
         ended already, and will not."""
 
+    @abstractmethod
+    def withdraw(self):
+        """Takes the operation back, if it is not done: once this returns it is, and nothing touches its tensors. A collective, and
+        a message of which bytes may have moved, end the group (abort) for all its ranks."""
+
     def standing(self):
         """(the operation, and whom it waits for), for the error of who gives up waiting while it is not done."""
         return "Work.wait", ""
+
+    @property
+    def collective(self):
+        """Whether it is a collective, which takes its turn."""
+        return False
 
     @property
     @abstractmethod
@@ -40,6 +52,11 @@ class Ticket(ABC):
 
 
 class Transport(ABC):
+    """Leaving a call by an exception that is not its own (a signal handler's, Ctrl-C): `run` has aborted the group before the
+    exception leaves; of what has a Ticket, whoever lets the exception leave its wait withdraws it.
+
+    Being called on top of itself: a thread that is amid a collective of this transport, in a signal handler or a callback, and
+    runs or awaits another gets UsageError at once, and the outer one goes on."""
     quick = None            # the core's short ways, where there are any: see ShmTransport
     quick_message = None
 
@@ -67,6 +84,17 @@ class Transport(ABC):
     @abstractmethod
     def interrupted_here(self):
         """True in a signal handler that interrupted a call of this transport, in the same thread."""
+
+    def inside(self, name):
+        """The UsageError for ``name``, called in such a handler."""
+        return UsageError(
+            f"{name} of group {self.name or '(unnamed)'}, rank {self.rank}: this thread is amid {self.under_way()} of the same group, "
+            "which cannot end before this call returns (a signal handler, a callback or __del__ has called it). Call it "
+            "afterwards, or use another group there.")
+
+    @abstractmethod
+    def under_way(self):
+        """The collective under way, for an error: its name and number."""
 
     @abstractmethod
     def trace(self):

@@ -18,11 +18,11 @@ log = logging.getLogger("c10d_custom")
 
 
 class ByDevice(Transport):
-    """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one. A call or message on
-    a device goes through `issue` first."""
+    """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of those
+    that the group was made for, None for all. A call or message on a device goes through `issue` first."""
 
-    def __init__(self, cpu, config, one_host):
-        self.cpu, self._config, self._one_host = cpu, config, one_host
+    def __init__(self, cpu, config, one_host, devices=None):
+        self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
         self.rank, self.size, self.members = cpu.rank, cpu.size, cpu.members
         me = weakref.ref(self)
         cpu.failed = lambda error: me() is not None and me().failed(error)
@@ -46,6 +46,9 @@ class ByDevice(Transport):
     def issue(self, call):
         """UsageError if the call cannot be made, before any rank is told of it."""
         device = call.device
+        if self.device_types is not None and device.type not in self.device_types:
+            raise UsageError(f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
+                             f"{', '.join(self.device_types)} only")
         cuda = self._cuda.get(device) or self._open(device)
         if isinstance(call, Call) and call.op is not Op.barrier:
             if self._first is None:
@@ -60,7 +63,7 @@ class ByDevice(Transport):
             if device not in self._cuda:
                 cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
                 if self._queue is None:
-                    self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name)
+                    self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
                     self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
                 self._cuda[device] = cuda
             return self._cuda[device]
@@ -125,6 +128,9 @@ class ByDevice(Transport):
 
     def interrupted_here(self):
         return getattr(self._here, "depth", 0) > 0 or self.cpu.interrupted_here()
+
+    def under_way(self):
+        return self.cpu.under_way()
 
     def trace(self):
         return self.cpu.trace()

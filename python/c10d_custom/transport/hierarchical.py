@@ -6,6 +6,7 @@ to the peer. Bad news travels by itself (watch.py).
 """
 import threading
 import time
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import get_ident
@@ -63,6 +64,9 @@ class _LocalTicket(Ticket):
 
     def watch(self, token):
         return self._inner.watch(token)
+
+    def withdraw(self):
+        self._inner.withdraw()
 
     @property
     def source(self):
@@ -126,9 +130,9 @@ class HierarchicalTransport(Transport):
                 self._short.stop()
         self._log = CallLog(config.trace)
         self.local.failed = lambda error: self.failed(error)
-        self._queue = Queue(self._execute, self.complete, group_name, self._short.turn)
+        self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._short.turn)
         self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
-                                  self._post_local_from, self._log)
+                                  self._post_local_from, self._log, weakref.WeakMethod(self.abort))
 
     # --- the Transport's face
 
@@ -146,9 +150,7 @@ class HierarchicalTransport(Transport):
                 return
             if status == native.DONE_WAKE:
                 self._queue.wake()
-            elif status == native.LONG_WAY:
-                self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
-            else:
+            elif status != native.LONG_WAY:
                 error = self._finish_quickly(status, address, count, kind, limit(opts))
         except BaseException:
             if self._short.runner == get_ident():  # a signal handler raised
@@ -157,6 +159,8 @@ class HierarchicalTransport(Transport):
             raise
         if error is not None:
             raise error
+        if status == native.LONG_WAY:
+            self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
 
     def _finish_quickly(self, status, address, count, kind, nanoseconds):
         self._number = self._short.under_way[0]
@@ -203,6 +207,11 @@ class HierarchicalTransport(Transport):
 
     def interrupted_here(self):
         return get_ident() in (self._runner, self._short.runner) or self.local.interrupted_here()
+
+    def under_way(self):
+        number = self._number if self._short.runner != get_ident() else self._short.under_way[0]
+        records = [r for r in self._log.records([], self._short.records()) if r.number == number]
+        return f"{records[-1].operation} #{number}" if records else f"collective #{number}"
 
     def abort(self):
         self._spread(Fault(native.ABORTED, self.rank, self.rank, 0))

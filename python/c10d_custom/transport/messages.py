@@ -42,6 +42,9 @@ class MessageTicket(PyTicket):
         self.matched = False
         self.inner = None   # the local ticket that a receive from any source has become
 
+    def withdraw(self):
+        self.engine.withdraw(self)
+
     def wait(self, seconds, may_run=False):
         begun = time.monotonic()
         while not self._done:
@@ -56,12 +59,12 @@ class MessageTicket(PyTicket):
 class Messages:
     """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
     the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket; ``log``: the
-    CallLog to tell of messages."""
+    CallLog to tell of messages; ``abort()`` ends the group."""
 
-    def __init__(self, link, complete, fail, check, local, post_local, log):
+    def __init__(self, link, complete, fail, check, local, post_local, log, abort):
         self.link, self.complete = link, complete
         self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
-        self._log, self.numbers = log, itertools.count(1)
+        self._log, self.numbers, self._abort = log, itertools.count(1), abort
         self._lock = threading.Lock()
         self._wanted = []      # receives that have found no message, in order of posting
         self._moving = []      # tickets with requests under way, or a local ticket
@@ -78,16 +81,20 @@ class Messages:
         ticket = MessageTicket(self, message)
         tags = self._tags(message.tag)
         self._log.post(ticket)
-        with self._lock:
-            if message.is_recv:
-                self._wanted.append((message.peer, tags, ticket))
-            else:
-                self._send(message, tags, ticket)
-                self._moving.append(ticket)
-        self.progress()
-        if not ticket.done():
-            self._ensure_thread()
-        return ticket
+        try:
+            with self._lock:
+                if message.is_recv:
+                    self._wanted.append((message.peer, tags, ticket))
+                else:
+                    self._moving.append(ticket)
+                    self._send(message, tags, ticket)
+            self.progress()
+            if not ticket.done():
+                self._ensure_thread()
+            return ticket
+        except BaseException:
+            self.withdraw(ticket)
+            raise
 
     def _tags(self, tag):
         at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
@@ -104,6 +111,30 @@ class Messages:
         ticket.requests = [link.comm.Isend([head.memory, link.MPI.BYTE], message.peer, tags[0])]
         if not eager:
             ticket.requests += link.send(t.data_ptr(), t.nbytes, message.peer, tags[1])
+
+    def withdraw(self, ticket):
+        """See Ticket.withdraw."""
+        with self._lock:
+            if ticket.done():
+                return
+            inner, waits = ticket.inner, ticket not in self._moving
+            if waits:
+                self._drop(ticket)
+                self._end(ticket, Trouble(native.ABORTED))
+        if waits:
+            return
+        if inner is not None:
+            inner.withdraw()
+        elif ticket.message.is_recv:
+            # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
+            ticket.wait(ticket.deadline - time.monotonic())
+        elif ticket.message.tensor.nbytes > _EAGER:     # else MPI has the bytes, and delivers them
+            if (abort := self._abort()) is not None:
+                abort()
+        with self._lock:
+            if not ticket.done() and ticket in self._moving:
+                self._drop(ticket)
+                self._end(ticket, Trouble(native.ABORTED))
 
     # --- the engine
 

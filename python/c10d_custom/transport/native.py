@@ -3,10 +3,10 @@ import ctypes as c
 from functools import partial
 from pathlib import Path
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 RECEIVED = 1 << 32      # of c10d_message
 NEVER = 2**64 - 1   # kNever
-OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED = range(11)
+OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
 LONG_WAY, DONE_WAKE = 32, 33    # of direct_quick
@@ -131,11 +131,11 @@ def _load():
         "abort": (None, handle),
         "next_seq": (c.c_uint64, handle),
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
-        "submit": (ticket, handle, c.POINTER(CallArgs)),
+        "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
         "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
         "quick": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "last_failure": (None, failure),
-        "post": (ticket, handle, c.POINTER(MessageArgs)),
+        "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
         "message": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.POINTER(ticket)),
         "ticket_source": (c.c_int, ticket),
         "ticket_number": (c.c_uint64, ticket),
@@ -143,6 +143,7 @@ def _load():
         "watch": (c.c_int, ticket, c.c_uint64),
         "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
         "settle": (c.c_int, handle, ticket, c.c_int64, c.c_int),
+        "withdraw": (c.c_int, handle, ticket),
         "release": (None, ticket),
         "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
         "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
@@ -186,13 +187,19 @@ def _load():
 
 def _quickly(lib):
     """(c10d_all_reduce, c10d_quick, c10d_direct_quick), which carry out a collective in one call, c10d_settle, and
-    c10d_message: it gives the ticket's address, or None for a message that is over."""
+    c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address is in the list ``ticket``. What
+    a function returns may be lost to a signal handler that raises; what is in the caller's list is not."""
     try:
         from .._fast import all_reduce, message, quick, settle  # see setup.py for when it is not there
     except ImportError:
         def with_ticket(*arguments):
+            *arguments, out = arguments
             ticket = c.c_void_p()
-            return None if lib.c10d_message(*arguments, c.byref(ticket)) == OK else ticket.value or 0
+            try:
+                return lib.c10d_message(*arguments, c.byref(ticket)) == OK
+            finally:
+                if ticket.value:
+                    out.append(ticket.value)
 
         return lib.c10d_all_reduce, lib.c10d_quick, lib.c10d_direct_quick, lib.c10d_settle, with_ticket
 

@@ -1,6 +1,7 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
 import functools
-from ctypes import byref, c_uint32, c_uint64
+import threading
+from ctypes import byref, c_uint32, c_uint64, c_void_p
 
 from ..call import ANY_COUNT, Agreement, Call, Memory, Op
 from ..errors import AbortedError
@@ -13,6 +14,7 @@ from .segment import open_segment
 from .traced import native_peers, native_records
 
 _FOREVER = 2**63 - 1
+_ENDS = 0.1     # s: how long to wait at a time for what an abort ends
 
 
 def rank_name(members, rank):
@@ -44,6 +46,10 @@ class ShmTransport(Transport):
     def run(self, call):
         if lib.c10d_run(self._handle, byref(self._args(call))):
             raise self.last_error(call)
+
+    def under_way(self):
+        own = native_peers(self._handle, self.size)[self.rank].calling
+        return own if own != "-" else "a collective"
 
     def quick_all_reduce(self, address, count, kind, limit, opts):
         """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
@@ -103,7 +109,18 @@ class ShmTransport(Transport):
             raise self.error(failure, call)
 
     def submit(self, call):
-        return self._ticket(lib.c10d_submit(self._handle, byref(self._args(call))), call)
+        at = (c_void_p * 1)()
+        try:
+            lib.c10d_submit_to(self._handle, byref(self._args(call)), at)
+            return self._ticket(at, call)
+        except BaseException:
+            self._end_unseen(at, call)
+            raise
+
+    def _end_unseen(self, at, call):
+        """A signal handler has raised before anybody got to see the ticket at ``at``."""
+        if at and at[0]:
+            ShmTicket(self, at, call).withdraw()
 
     def _args(self, call):
         def spans(tensors):
@@ -113,25 +130,36 @@ class ShmTransport(Transport):
                         call.memory, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
                         spans(call.inputs), spans(call.outputs))
 
-    def _ticket(self, ticket, call):
-        if not ticket:
-            failure = Failure(status=native.ABORTED, peer=-1, by=-1)
-            raise self.error(failure, call)
-        return ShmTicket(self, ticket, call)
+    def _ticket(self, at, call):
+        if not at[0]:
+            raise self.last_error(call)
+        return ShmTicket(self, at, call)
 
     # --- messages
 
     def quick_message(self, kind, peer, tag, address, count, nanoseconds, call):
         """The short way to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
         with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
-        ticket = native.message(self._handle, kind, peer, tag, address, count, nanoseconds)
-        return ticket if ticket is None else bool(ticket) and MessageTicket(self, ticket, call)
+        posted = []
+        try:
+            if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
+                return None
+            return bool(posted) and MessageTicket(self, posted, call)
+        except BaseException:
+            self._end_unseen(posted, call)
+            raise
 
     def post(self, message):
         t = message.tensor
         args = MessageArgs(message.is_recv, message.dtype.code, message.peer, 0, message.tag,
                            Span(t.data_ptr(), t.nbytes), _nanoseconds(message.timeout))
-        return self._ticket(lib.c10d_post(self._handle, byref(args)), message)
+        at = (c_void_p * 1)()
+        try:
+            lib.c10d_post_to(self._handle, byref(args), at)
+            return self._ticket(at, message)
+        except BaseException:
+            self._end_unseen(at, message)
+            raise
 
     # --- life
 
@@ -212,6 +240,11 @@ class ShmTransport(Transport):
         raised, self._raised = self._raised, None
         return raised or KeyboardInterrupt()
 
+    def has_raised(self):
+        """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one it was
+        to wait for: what it raised is to leave the wait."""
+        return self._raised is not None and threading.current_thread() is threading.main_thread()
+
     def interrupted_here(self):
         """True in a signal handler that interrupted a call of this transport, in the same thread."""
         return bool(lib.c10d_inside(self._handle))
@@ -235,21 +268,29 @@ class ShmTransport(Transport):
 
     def error(self, failure, call):
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
-        if failure.status == native.INTERRUPTED:
+        if failure.status == native.INTERRUPTED or self.has_raised():
             return self._interruption()
+        if failure.status == native.REENTERED:
+            return self.inside(call.name)
         return NativeErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 
 class ShmTicket(Ticket):
-    def __init__(self, transport, ticket, call):
-        self._transport, self._ticket, self._call = transport, ticket, call
+    """Takes over the native ticket whose address is ``at[0]``."""
+
+    def __init__(self, transport, at, call):
+        self._transport, self._call = transport, call
         self._status, self._failure = native.PENDING, None
+        self._ticket = at[0]
+        at[0] = None    # no signal handler runs between these two lines
 
     def done(self):
         return lib.c10d_test(self._ticket) != native.PENDING
 
     def wait(self, seconds, may_run=False):
         self._status = native.settle(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run)
+        if may_run and self._transport.has_raised():
+            raise self._transport._interruption()
         return self._status != native.PENDING
 
     def error(self):
@@ -261,6 +302,19 @@ class ShmTicket(Ticket):
             self._failure = Failure()
             lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
         return self._transport.error(self._failure, self._said())
+
+    def withdraw(self):
+        transport = self._transport
+        if isinstance(self._call, Call):
+            transport.abort()   # then the thread that runs it, or was to, ends it
+            while not self.wait(_ENDS, may_run=True):
+                pass
+        else:
+            lib.c10d_withdraw(transport._handle, self._ticket)
+
+    @property
+    def collective(self):
+        return isinstance(self._call, Call)
 
     def standing(self):
         number = lib.c10d_ticket_number(self._ticket)
@@ -277,8 +331,11 @@ class ShmTicket(Ticket):
     def source(self):
         return lib.c10d_ticket_source(self._ticket)
 
+    _ticket = None
+
     def __del__(self):
-        lib.c10d_release(self._ticket)
+        if self._ticket:
+            lib.c10d_release(self._ticket)
 
 
 class MessageTicket(ShmTicket):

@@ -47,6 +47,9 @@ class PyTicket(Ticket):
             self._token = token
             return True
 
+    def withdraw(self):
+        raise NotImplementedError   # of those that are under way
+
     @property
     def source(self):
         return self._source
@@ -54,10 +57,16 @@ class PyTicket(Ticket):
 
 class QueuedTicket(PyTicket):
     """A collective in a Queue; whoever waits for it may run what the queue holds."""
+    collective = True
 
     def __init__(self, complete, queue):
         super().__init__(complete)
         self._queue = queue
+
+    def withdraw(self):
+        self._queue.owner.abort()   # what is under way ends, and what waits fails in its turn
+        while not self.wait(0.1, may_run=True):
+            pass
 
     def wait(self, seconds, may_run=False):
         while may_run and not self._done and self._queue.run_next():
@@ -69,9 +78,10 @@ class Queue:
     """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if
     nothing is under way, else in one of the queue's own. ``execute(number, call)`` returns an error or
     None; it does not raise. ``turn``: the address of a Turn (backend/mpi/turn.h) that others take, too: whoever frees
-    it calls `wake` if somebody waits."""
+    it calls `wake` if somebody waits. ``owner``: the transport whose collectives these are."""
 
-    def __init__(self, execute, complete, name, turn=None):
+    def __init__(self, execute, complete, name, owner, turn=None):
+        self.owner = owner
         self._execute, self._complete, self._name = execute, complete, name
         self._word = c_uint64() if turn is None else None
         self._turn = addressof(self._word) if turn is None else turn
@@ -88,17 +98,25 @@ class Queue:
     def run(self, call):
         with self._changed:
             number = lib.c10d_turn_take(self._turn)
+            if not number and self.owner.interrupted_here():
+                return self.owner.inside(call.name)     # it would wait for its own outer frame
             ticket = None if number else self._enqueue(call)
         if ticket is None:
             try:
                 return self._execute(number, call)
             finally:
                 self._free()
-        while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
-            pass
+        try:
+            while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
+                pass
+        except BaseException:
+            ticket.withdraw()
+            raise
         return ticket.error()
 
     def submit(self, call):
+        if self.owner.interrupted_here():
+            raise self.owner.inside(call.name)
         with self._changed:
             return self._enqueue(call)
 

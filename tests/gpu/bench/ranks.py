@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from c10d_custom import process_group
+from c10d_custom import creation
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.references import Backend
 
@@ -29,13 +29,13 @@ def _group_under(settings):
     """A group made while these variables have these values, which it keeps."""
     kept = {variable: os.environ.get(variable) for variable in settings}
     os.environ.update(settings)
-    process_group._config.cache_clear()
+    creation.configuration.cache_clear()
     try:
         return dist.new_group()
     finally:
         for variable, value in kept.items():
             os.environ.pop(variable) if value is None else os.environ.update({variable: value})
-        process_group._config.cache_clear()
+        creation.configuration.cache_clear()
 
 
 @functools.lru_cache(maxsize=1)

@@ -189,6 +189,14 @@ class StagedTicket(PyTicket):
                 time.sleep(min(left, 50e-6))
         return self._done
 
+    def withdraw(self):
+        if self.inner is not None:
+            self.inner.withdraw()
+        else:
+            self.messages.cpu.abort()   # the GPU may be reading the tensor: what ends the group waits for that
+        while not self.wait(0.1):
+            pass
+
 
 class StagedMessages:
     """Sends and receives of CUDA tensors, on two streams of their own. Sends reach the CPU transport in the order

@@ -1,0 +1,20 @@
+"""What a group can do without. Some features rest on private names of torch, which move: then the feature is off, a
+warning says so once, and all else goes on."""
+import contextlib
+import warnings
+
+_told = set()
+
+
+@contextlib.contextmanager
+def optional(feature):
+    """Inside, any Exception turns ``feature`` (a few words, for the warning) off for what is being made."""
+    try:
+        yield
+    except Exception as error:
+        if feature not in _told:
+            _told.add(feature)
+            import torch
+
+            warnings.warn(f"c10d-custom: {feature} is off, because torch {torch.__version__} does not have what it rests on "
+                          f"({type(error).__name__}: {error})", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,83 @@
+"""A torch in which something that we rest on has moved: the group is made, what rests on it is off, one warning says so."""
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from c10d_custom.backend import REGISTERED
+
+PROGRAM = """
+import warnings
+import torch
+{moved}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import torch.distributed as dist
+    for life in range(2):
+        dist.init_process_group("custom", store=dist.HashStore(), rank=0, world_size=1)
+        t = torch.arange(3.0)
+        dist.all_reduce(t)
+        dist.all_reduce(t, async_op=True).wait()
+        assert t.tolist() == [0.0, 1.0, 2.0]
+        assert dist.group.WORLD._device_types[0].type == "cpu"
+        dist.barrier()
+        assert dist.new_group([0]) is not None
+        dist.destroy_process_group()
+ours = [str(w.message) for w in seen if "c10d-custom" in str(w.message)]
+print(len(ours), *ours)
+"""
+# The function that makes groups has another name.
+WHO_ASKS = """
+from torch.distributed.distributed_c10d import _new_process_group_helper as helper
+helper.__code__ = helper.__code__.replace(co_name="moved")
+"""
+MOVED = {
+    "the profiler": ("del torch.autograd._profiler_enabled", 0, ""),
+    "dynamo": ("import torch._C._dynamo.eval_frame as e; del e.set_code_exec_strategy", 1, "torch.compile"),
+    "graph inputs": ("import torch._C._distributed_c10d as c; del c._register_work", 1, "inputs of compiled graphs"),
+    "who asks": (WHO_ASKS, 1, "which devices"),
+    **({"a Backend in C++": ("del torch._C._distributed_c10d.ProcessGroup._register_backend", 1, "torch.ops.c10d")}
+       if REGISTERED else {}),
+}
+
+
+def python(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("which", MOVED)
+def test_a_group_is_made_all_the_same(which):
+    moved, warnings, words = MOVED[which]
+    done = python(PROGRAM.format(moved=moved))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{warnings} ") or done.stdout.strip() == str(warnings), done.stdout + done.stderr
+    assert words in done.stdout
+
+
+@pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 gives a maker of backends nothing to tell by")
+@pytest.mark.parametrize("string", ["cpu:gloo,cuda:custom", "cpu:custom,cuda:gloo"])
+def test_where_it_cannot_be_told_no_backend_is_dropped(string):
+    done = python(PROGRAM.format(moved=WHO_ASKS).replace('"custom"', f'"{string}"'))
+    assert "UsageError" in done.stderr and "make two groups" in done.stderr, done.stdout
+
+
+def test_a_rendezvous_that_moved_does_not_break_import_torch():
+    done = python("import sys, types, importlib\n"
+                  "real = importlib.import_module\n"
+                  "importlib.import_module = lambda name, *a: types.SimpleNamespace() if name == 'torch.distributed.rendezvous' "
+                  "else real(name, *a)\n"
+                  "import warnings; warnings.simplefilter('error', UserWarning)\n"
+                  "import torch, torch.distributed as dist\n"
+                  "print(dist.is_backend_available('custom'))")
+    assert done.stdout.strip() == "True", done.stderr
+    assert "MPI job is off" in done.stderr
+
+
+def test_a_newer_torch_starts():
+    done = python(PROGRAM.format(moved="torch.__version__ = '9.9.0'"))
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+def test_the_version_is_of_a_torch_that_this_was_written_for():
+    assert tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 11)
