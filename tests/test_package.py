@@ -22,7 +22,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 # Lower layers first; a module may import those of lower layers, and of its own only where named.
 LAYERS = [
     {"_fast"},  # backend/python/fast.c
-    {"_version", "errors", "config", "addresses", "memory", "names", "optional", "served", "transport.native"},
+    {"_version", "errors", "config", "addresses", "memory", "names", "optional", "served", "threads", "transport.native"},
     {"trace.record", "dtypes", "profiling", "dynamo", "launcher"},
     {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},

@@ -11,6 +11,7 @@ from torch.distributed import Work as _TorchWork
 
 from .errors import AbortedError, CollectiveTimeoutError, TransportError
 from .optional import optional
+from .threads import start
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -412,13 +413,13 @@ class Completer:
             self._in_flight.clear()
 
     def _start(self):
-        thread = threading.Thread(target=self._run, name=f"c10d_custom:{self._name}", daemon=True)
+        self._idle += 1
         try:
-            thread.start()  # it waits for the lock, which the caller holds
+            thread = start(self._run, f"c10d_custom:{self._name}")  # it waits for the lock, which the caller holds
         except RuntimeError as error:
+            self._idle -= 1
             raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
         self._threads = {t for t in self._threads if t.is_alive()} | {thread}
-        self._idle += 1
 
     def _run(self):
         try:

@@ -4,7 +4,6 @@ Collectives of groups of a few ranks with little to move go directly between all
 others host by host (composed.py); messages go by shared memory or by MPI (messages.py), whichever leads
 to the peer. Bad news travels by itself (watch.py).
 """
-import threading
 import time
 import weakref
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from ..call import Agreement, Call, Fingerprint, Memory, Op, mismatch_table
 from ..errors import TransportError
 from ..exchange import Exchange
 from ..liveness import Processes
+from ..threads import start
 from ..trace.record import Peer
 from . import native
 from .base import Ticket, Transport
@@ -132,7 +132,7 @@ class HierarchicalTransport(Transport):
         self.local.failed = lambda error: self.failed(error)
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._short.turn)
         self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
-                                  self._post_local_from, self._log, weakref.WeakMethod(self.abort))
+                                  self._post_local_from, self._log, weakref.WeakMethod(self.abort), weakref.WeakMethod(self.inside))
 
     # --- the Transport's face
 
@@ -209,6 +209,8 @@ class HierarchicalTransport(Transport):
         return get_ident() in (self._runner, self._short.runner) or self.local.interrupted_here()
 
     def under_way(self):
+        if get_ident() not in (self._runner, self._short.runner) and not self.local.interrupted_here():
+            return "a message"
         number = self._number if self._short.runner != get_ident() else self._short.under_way[0]
         records = [r for r in self._log.records([], self._short.records()) if r.number == number]
         return f"{records[-1].operation} #{number}" if records else f"collective #{number}"
@@ -480,7 +482,5 @@ def _published(transport, number, call, seconds):
             pass  # the store is gone with the process that served it
 
     # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
-    thread = threading.Thread(target=ask, name="c10d_custom:ask", daemon=True)
-    thread.start()
-    thread.join(seconds + 0.2)
+    start(ask, "c10d_custom:ask").join(seconds + 0.2)
     return dict(prints)

@@ -9,6 +9,11 @@ anything to do.
 Tags beyond those of MPI (MPICH's end at 2^29) share one, and their messages are told apart by their
 heads; what comes before its receive is taken in and kept.
 
+Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be taken
+twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and who finds its own
+thread amid that gets an error; and an exception that leaves then ends the group. What MPI returns goes straight into a list that
+the ticket holds (extend of a map: no step of Python between), so that no request is lost.
+
 A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
 """
 import itertools
@@ -16,8 +21,10 @@ import struct
 import threading
 import time
 from ctypes import memmove
+from threading import get_ident
 
 from ..errors import TransportError
+from ..threads import start
 from . import native
 from .failure import Trouble
 from .mpi import LARGE_TAGS, POINT_TO_POINT, Buffer
@@ -29,6 +36,7 @@ _EAGER = 16 << 10
 _CHECK = 5e-3
 _LINGER = 0.05
 _GRACE = 1.0
+_KEPT = 1.0     # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
 
 
 class MessageTicket(PyTicket):
@@ -39,6 +47,8 @@ class MessageTicket(PyTicket):
         self.deadline = self.began + message.timeout
         self.number = next(engine.numbers)
         self.requests, self.keep = [], None
+        self.posted = False     # a send: MPI has all of it
+        self.kept_until = 0.0   # of one that was left: until then it may complete in a group that has ended
         self.matched = False
         self.inner = None   # the local ticket that a receive from any source has become
 
@@ -48,6 +58,7 @@ class MessageTicket(PyTicket):
     def wait(self, seconds, may_run=False):
         begun = time.monotonic()
         while not self._done:
+            self.engine.refuse_inside(self.message.name)
             self.engine.progress()
             waited = time.monotonic() - begun
             if self._done or waited >= seconds:
@@ -59,13 +70,15 @@ class MessageTicket(PyTicket):
 class Messages:
     """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
     the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket; ``log``: the
-    CallLog to tell of messages; ``abort()`` ends the group."""
+    CallLog to tell of messages; ``abort()`` ends the group; ``inside(name)``: the UsageError of a call amid another."""
 
-    def __init__(self, link, complete, fail, check, local, post_local, log, abort):
+    def __init__(self, link, complete, fail, check, local, post_local, log, abort, inside):
         self.link, self.complete = link, complete
         self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
-        self._log, self.numbers, self._abort = log, itertools.count(1), abort
-        self._lock = threading.Lock()
+        self._log, self.numbers, self._abort, self._inside = log, itertools.count(1), abort, inside
+        self._lock = threading.RLock()
+        self._by = 0           # the thread that makes progress
+        self._taking = None    # the ticket that it is changing
         self._wanted = []      # receives that have found no message, in order of posting
         self._moving = []      # tickets with requests under way, or a local ticket
         self._drains = []
@@ -78,6 +91,7 @@ class Messages:
         self._over = False
 
     def post(self, message):
+        self.refuse_inside(message.name)
         ticket = MessageTicket(self, message)
         tags = self._tags(message.tag)
         self._log.post(ticket)
@@ -96,6 +110,10 @@ class Messages:
             self.withdraw(ticket)
             raise
 
+    def refuse_inside(self, name):
+        if self._taking is not None and self._by == get_ident():
+            raise self._inside()(name)
+
     def _tags(self, tag):
         at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
         return (at, at + 1) if at + 1 <= self.link.tag_limit else _SHARED
@@ -108,101 +126,149 @@ class Messages:
         ticket.keep = head
         if eager:
             head.fill(_HEAD.size, t.data_ptr(), t.nbytes)
-        ticket.requests = [link.comm.Isend([head.memory, link.MPI.BYTE], message.peer, tags[0])]
+        ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
         if not eager:
-            ticket.requests += link.send(t.data_ptr(), t.nbytes, message.peer, tags[1])
+            link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
+        ticket.posted = True
 
     def withdraw(self, ticket):
         """See Ticket.withdraw."""
         with self._lock:
             if ticket.done():
                 return
-            inner, waits = ticket.inner, ticket not in self._moving
-            if waits:
+            if not ticket.requests and ticket.inner is None:    # nobody knows of it
                 self._drop(ticket)
-                self._end(ticket, Trouble(native.ABORTED))
-        if waits:
-            return
-        if inner is not None:
-            inner.withdraw()
+                return self._end(ticket, Trouble(native.ABORTED))
+        if ticket.inner is not None:
+            ticket.inner.withdraw()
         elif ticket.message.is_recv:
             # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
+            ticket.kept_until = time.monotonic() + _KEPT
             ticket.wait(ticket.deadline - time.monotonic())
-        elif ticket.message.tensor.nbytes > _EAGER:     # else MPI has the bytes, and delivers them
-            if (abort := self._abort()) is not None:
-                abort()
+        elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:     # else MPI has the bytes, and delivers them
+            # The other may be reading the tensor: until it has, or knows.
+            ticket.kept_until = time.monotonic() + _KEPT
+            self._end_group()
+            while not ticket.done() and time.monotonic() < ticket.kept_until:
+                self.progress()
+                time.sleep(1e-3)
         with self._lock:
             if not ticket.done() and ticket in self._moving:
                 self._drop(ticket)
                 self._end(ticket, Trouble(native.ABORTED))
 
+    def _end_group(self):
+        if (abort := self._abort()) is not None:
+            abort()
+
     # --- the engine
 
     def progress(self):
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        if not self._lock.acquire(blocking=False):
+        me = get_ident()
+        if self._by not in (0, me) or self._taking is not None and self._by == me:
             return False
-        try:
-            moved = False
+        broken = None
+        with self._lock:
+            outer, self._by = self._by, me
             try:
-                if self._failed is None:
-                    moved = self._match() | self._advance()
-            except self.link.MPI.Exception as error:
-                self._failed = time.monotonic(), error
-            now = time.monotonic()
-            if now - self._checked >= _CHECK:
-                self._checked = now
-                self._look(now)
-            return moved
-        finally:
-            self._lock.release()
+                moved = self._pass()
+            except BaseException:
+                broken, self._taking = self._taking, None
+                if broken is None:
+                    raise
+                self._broken(broken)
+                raise
+            finally:
+                self._by = outer
+                if self._over:
+                    self._fail_all()
+        return moved
+
+    def _pass(self):
+        moved = False
+        try:
+            if self._failed is None:
+                moved = self._match() | self._advance()
+        except self.link.MPI.Exception as error:
+            self._failed = time.monotonic(), error
+            if (amid := self._taking) is not None and not amid.done() and amid not in self._moving:
+                self._moving.append(amid)   # fails with the rest
+            self._taking = None
+        now = time.monotonic()
+        if now - self._checked >= _CHECK:
+            self._checked = now
+            self._look(now)
+        return moved
+
+    def _broken(self, ticket):
+        """A signal handler raised while ``ticket`` was being changed."""
+        self._end_group()
+        if ticket.matched and ticket.requests:
+            ticket.kept_until = time.monotonic() + _KEPT     # its bytes are coming into the caller's tensor
+            if ticket not in self._moving:
+                self._moving.append(ticket)
+        else:
+            self._drop(ticket)
+            self.link.give_up(ticket.requests, ticket)
+            self._end(ticket, Trouble(native.ABORTED))
 
     def _match(self):
         moved, seen = False, set()
+        probe, MPI = self.link.comm.Iprobe, self.link.MPI
         for entry in list(self._wanted):
             peer, tags, ticket = entry
-            if tags != _SHARED and ((peer, tags) in seen or (-1, tags) in seen):
+            if tags != _SHARED and ((peer, tags) in seen or (-1, tags) in seen) or entry not in self._wanted:
                 continue
             seen.add((peer, tags))
-            MPI = self.link.MPI
             if peer < 0 and (source := self._local(ticket.message.tag)) >= 0:
+                self._taking = ticket
                 self._wanted.remove(entry)
                 ticket.inner = self._post_local(ticket.message, source)
                 self._log.hand_over(ticket)
                 self._moving.append(ticket)
-                moved = True
+                self._taking, moved = None, True
                 continue
             if tags == _SHARED:
                 moved |= self._match_shared(entry)
                 continue
-            status = MPI.Status()
-            found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
-            if found is None:
+            if not probe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0]) or entry not in self._wanted:
                 continue
-            self._wanted.remove(entry)
-            moved = True
-            self._deliver(ticket, found, status, tags)
+            self._taking, status = ticket, MPI.Status()
+            found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
+            if found is not None:
+                self._wanted.remove(entry)
+                self._deliver(ticket, found, status, tags)
+                moved = True
+            self._taking = None
         return moved
 
     def _match_shared(self, entry):
         peer, tags, ticket = entry
         MPI = self.link.MPI
-        status = MPI.Status()
-        while (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
-            source, head = status.Get_source(), self._head(found, status)
-            nbytes, _, eager, tag = _HEAD.unpack_from(head.memory)
-            data = head if eager else Buffer(nbytes)
-            requests = [] if eager else self.link.receive(data.address, nbytes, source, tags[1])
-            self._early.append((source, tag, head, requests, data))
-        for early in self._early:
+        while self.link.comm.Iprobe(MPI.ANY_SOURCE, tags[0]):
+            self._taking, status = ticket, MPI.Status()
+            if (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
+                source, head = status.Get_source(), self._head(found, status)
+                nbytes, _, eager, tag = _HEAD.unpack_from(head.memory)
+                data, requests = head if eager else Buffer(nbytes), []
+                self._early.append((source, tag, head, requests, data))
+                if not eager:
+                    self.link.receive(data.address, nbytes, source, tags[1], requests)
+            self._taking = None
+        for early in list(self._early):
             source, tag, head, requests, data = early
             if tag != ticket.message.tag or peer not in (-1, source):
                 continue
             if not MPI.Request.Testall(requests):
                 return False
+            if early not in self._early or entry not in self._wanted:
+                continue
+            self._taking = ticket
             self._early.remove(early)
             self._wanted.remove(entry)
             self._take(ticket, source, head, data)
+            self._taking = None
             return True
         return False
 
@@ -237,30 +303,44 @@ class Messages:
             return self._take(ticket, source, head, head)
         ticket.matched, ticket._source = True, source
         if (trouble := self._unlike(ticket, nbytes, dtype)) is not None:
-            scratch = Buffer(nbytes)  # what follows must not be taken for another message
-            self._drains.append((self.link.receive(scratch.address, nbytes, source, tags[1]), scratch))
+            scratch, requests = Buffer(nbytes), []  # what follows must not be taken for another message
+            self._drains.append((requests, scratch))
+            self.link.receive(scratch.address, nbytes, source, tags[1], requests)
             self._end(ticket, trouble)
         else:
-            ticket.requests = self.link.receive(t.data_ptr(), nbytes, source, tags[1])
+            self.link.receive(t.data_ptr(), nbytes, source, tags[1], ticket.requests)
             self._moving.append(ticket)
 
     def _advance(self):
         moved = False
         test = self.link.MPI.Request.Testall
         for ticket in list(self._moving):
-            if ticket.inner is not None:
-                if not ticket.inner.done():
-                    continue
-                self._moving.remove(ticket)
-                ticket._source = ticket.inner.source
-                ticket.finish(ticket.inner.error(), ticket._source)
-                moved = True
-            elif test(ticket.requests):
-                self._moving.remove(ticket)
-                self._end(ticket)
-                moved = True
-        self._drains = [d for d in self._drains if not test(d[0])]
+            inner = ticket.inner
+            if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
+                continue
+            self._taking = ticket
+            self._moving.remove(ticket)
+            if inner is not None:
+                ticket._source = inner.source
+                ticket.finish(inner.error(), ticket._source)
+            else:
+                self._end(ticket, self._late_news(ticket))
+            self._taking, moved = None, True
+        for drain in list(self._drains):
+            if test(drain[0]) and drain in self._drains:
+                self._drains.remove(drain)
         return moved
+
+    def _late_news(self, ticket):
+        """Who was interrupted while it sent has its tensor back, and has said before that the group is of no more use: the bytes may
+        not be those that were sent."""
+        if ticket.message.is_recv:
+            try:
+                self._check([])
+            except Trouble as trouble:
+                if trouble.status == native.BROKEN and trouble.cause == native.ABORTED and trouble.by == ticket._source:
+                    return trouble
+        return None
 
     def _end(self, ticket, trouble=None):
         self._log.finish(ticket, native.OK if trouble is None else trouble.status)
@@ -278,6 +358,11 @@ class Messages:
                     self._check([peer] if peer >= 0 else [])
                 except Trouble as found:
                     trouble = found
+                    if now < ticket.kept_until and not (found.status == native.PEER_LOST and found.peer == peer):
+                        continue
+            if ticket.done():
+                continue
+            self._taking = ticket
             if trouble is not None:
                 self._drop(ticket)
                 self._end(ticket, trouble)
@@ -285,11 +370,17 @@ class Messages:
                 self._drop(ticket)
                 self._log.finish(ticket, native.ABORTED)
                 ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
+            self._taking = None
 
     def _drop(self, ticket):
-        self._wanted = [e for e in self._wanted if e[2] is not ticket]
+        for entry in list(self._wanted):
+            if entry[2] is ticket:
+                self._wanted.remove(entry)
         if ticket in self._moving:
             self._moving.remove(ticket)
+            if ticket.message.is_recv:
+                for request in ticket.requests:
+                    request.Cancel()    # what has not begun to come shall not come into the caller's tensor
             self.link.give_up(ticket.requests, ticket)
 
     # --- the thread
@@ -297,8 +388,7 @@ class Messages:
     def _ensure_thread(self):
         with self._work:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="c10d_custom:messages", daemon=True)
-                self._thread.start()
+                self._thread = start(self._run, "c10d_custom:messages")
             elif self._idle:
                 self._work.notify_all()
 
@@ -321,13 +411,17 @@ class Messages:
                 last = time.monotonic()
 
     def close(self):
-        """Fails what is under way, and ends the thread."""
-        with self._lock:
-            for ticket in [e[2] for e in self._wanted] + list(self._moving):
-                self._drop(ticket)
-                self._end(ticket, Trouble(native.ABORTED))
+        """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it returns."""
         with self._work:
             self._over = True
             self._work.notify_all()
+        with self._lock:
+            if self._taking is None:
+                self._fail_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
+
+    def _fail_all(self):
+        for ticket in [e[2] for e in self._wanted] + list(self._moving):
+            self._drop(ticket)
+            self._end(ticket, Trouble(native.ABORTED))

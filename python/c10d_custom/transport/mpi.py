@@ -5,6 +5,7 @@ import threading
 import time
 import zlib
 from ctypes import addressof, c_char, memmove
+from itertools import repeat
 
 from ..errors import TransportError
 from ..mpi_job import PIECE
@@ -62,17 +63,20 @@ class MpiLink:
 
     # --- bytes
 
-    def send(self, address, nbytes, peer, tag=DATA):
-        """Requests of the send of ``nbytes`` at ``address``, cut into pieces."""
-        return self.pieces(self.comm.Isend, address, nbytes, peer, tag)
+    def send(self, address, nbytes, peer, tag=DATA, requests=None):
+        """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each is made, so
+        that none is lost to a signal handler that raises."""
+        return self.pieces(self.comm.Isend, address, nbytes, peer, tag, requests)
 
-    def receive(self, address, nbytes, peer, tag=DATA):
-        return self.pieces(self.comm.Irecv, address, nbytes, peer, tag)
+    def receive(self, address, nbytes, peer, tag=DATA, requests=None):
+        return self.pieces(self.comm.Irecv, address, nbytes, peer, tag, requests)
 
-    def pieces(self, make, address, nbytes, peer, tag=DATA):
+    def pieces(self, make, address, nbytes, peer, tag=DATA, requests=None):
         """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and again."""
-        return [make([self._view(address + at, min(PIECE, nbytes - at)), self._byte], peer, tag)
-                for at in range(0, nbytes, PIECE)]
+        made = [] if requests is None else requests
+        pieces = [[self._view(address + at, min(PIECE, nbytes - at)), self._byte] for at in range(0, nbytes, PIECE)]
+        made.extend(map(make, pieces, repeat(peer), repeat(tag)))
+        return made
 
     def wait(self, requests, deadline, peers, keep=None):
         """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
@@ -150,7 +154,6 @@ class MpiLink:
         """Frees the communicator, if nothing is under way on it."""
         if healthy and not self._gave_up:
             self.comm.Free()
-
 
 
 class Buffer:

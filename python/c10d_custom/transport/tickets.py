@@ -3,6 +3,7 @@ import threading
 from collections import deque
 from ctypes import addressof, c_uint64
 
+from ..threads import start
 from .base import Ticket
 from .native import lib
 
@@ -159,8 +160,7 @@ class Queue:
         ticket = QueuedTicket(self._complete, self)
         self._jobs.append((lib.c10d_turn_wait(self._turn), call, ticket))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"c10d_custom:{self._name}", daemon=True)
-            self._thread.start()
+            self._thread = start(self._work, f"c10d_custom:{self._name}")
         self._changed.notify_all()
         return ticket
 

@@ -59,7 +59,7 @@ class Watch:
         self._on_fault = on_fault
         self._links = {}     # socket -> rank at its other end
         self._pending = b""  # news to send, made by other threads
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()   # a signal handler may interrupt who holds it, and report, too
         self._closing = False
         self._connect(exchange, hosts)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -168,8 +168,9 @@ class Watch:
     # --- the thread
 
     def _send(self, *news):
+        data = _NEWS.pack(*news)
         with self._lock:
-            self._pending += _NEWS.pack(*news)
+            self._pending += data
             if not self._closing:
                 os.write(self._waker, b"x")
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ...call import ANY_COUNT, Memory, Op, Region
 from ...errors import AbortedError, CollectiveTimeoutError
+from ...threads import start
 from ..tickets import PyTicket
 from .flight import poll
 
@@ -249,13 +250,10 @@ class StagedMessages:
 
     def progress(self):
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        if not self._lock.acquire(blocking=False):
+        if self._lock.locked():
             return False
-        try:
-            with self.driver.activate():
-                return self._send_on() | self._take_in() | self._let_go()
-        finally:
-            self._lock.release()
+        with self._lock, self.driver.activate():    # not acquire(): a signal handler that raises after it would leave it held
+            return self._send_on() | self._take_in() | self._let_go()
 
     def _send_on(self):
         moved = False
@@ -331,8 +329,7 @@ class StagedMessages:
     def _ensure_thread(self):
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="c10d_custom:staged", daemon=True)
-                self._thread.start()
+                self._thread = start(self._run, "c10d_custom:staged")
             self._changed.notify_all()
 
     def _live(self):
