@@ -23,7 +23,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_fast"},  # backend/python/fast.c
     {"_version", "errors", "config", "addresses", "memory", "names", "optional", "served", "threads", "transport.native"},
-    {"trace.record", "dtypes", "profiling", "dynamo", "launcher"},
+    {"trace.record", "dtypes", "profiling", "dynamo", "launcher", "blocking"},
     {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
     {"exchange", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},

@@ -4,6 +4,7 @@ import weakref
 import torch
 
 from . import sparse
+from .blocking import posted_to_be_awaited
 from .collectives import Lowering, only
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
@@ -230,18 +231,24 @@ class Issuing:
                 if ticket:
                     work = Work(self._completer, [ticket], list(tensors), None, None)   # its tensors are all it needs
                     self._completer.keep(work)
-                    return work
+                    return self._awaited(work)
             tensor = self._lowered(only, tensors, name)
             with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
                 message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)
                 if message.device is not None:
                     self._transport.issue(message)
                 ticket = self._transport.post(message)
-                return self._adopt([ticket], [tensor], [message], record)
+                return self._awaited(self._adopt([ticket], [tensor], [message], record))
         except BaseException:
             if ticket:      # a signal handler has raised: the caller never sees the Work
                 ticket.withdraw()
             raise
+
+    @staticmethod
+    def _awaited(work):
+        if posted_to_be_awaited():
+            work.end()
+        return work
 
     def _adopt(self, tickets, tensors, calls, record=None, then=None):
         """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""

@@ -206,9 +206,15 @@ class Work(_TorchWork):
 
     # --- the end
 
+    def end(self):
+        """Waits until it is over; its error is for `wait` to raise."""
+        self._await(None)
+
     def _await(self, seconds):
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing behind that
         would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
+        if self._over:
+            return
         self._completer.refuse_inside(self._tickets)
         try:
             late = self._await_tickets(None if seconds is None else time.monotonic() + seconds)
