@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from threading import get_ident
 
 from ...call import ANY_COUNT, Memory, Op, Region
 from ...errors import AbortedError, CollectiveTimeoutError
@@ -208,6 +209,7 @@ class StagedMessages:
         self._out, self._in = streams
         self.complete, self._late = complete, late
         self._lock = threading.RLock()
+        self._by = 0                # the thread that makes progress
         self._fetching = deque()    # sends whose bytes are coming from the GPU
         self._moving = []           # with the CPU transport
         self._leaving = deque()     # (event, address, flight): receives whose bytes go to the GPU
@@ -250,10 +252,15 @@ class StagedMessages:
 
     def progress(self):
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        if self._lock.locked():
+        me = get_ident()
+        if self._by not in (0, me):
             return False
         with self._lock, self.driver.activate():    # not acquire(): a signal handler that raises after it would leave it held
-            return self._send_on() | self._take_in() | self._let_go()
+            outer, self._by = self._by, me
+            try:
+                return self._send_on() | self._take_in() | self._let_go()
+            finally:
+                self._by = outer
 
     def _send_on(self):
         moved = False
