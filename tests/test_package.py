@@ -23,9 +23,9 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LAYERS = [
     {"_fast"},  # backend/python/fast.c
     {"_version", "errors", "config", "addresses", "memory", "names", "optional", "served", "threads", "transport.native"},
-    {"trace.record", "dtypes", "profiling", "dynamo", "launcher", "blocking"},
+    {"trace.record", "dtypes", "profiling", "dynamo", "launcher", "blocking", "own_steps"},
     {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
-    {"exchange", "topology", "transport.cuda.kernels"},
+    {"exchange", "bounded_store", "topology", "transport.cuda.kernels"},
     {"transport.cuda.p2p"},
     {"transport.base", "transport.cuts", "transport.stage", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
      "transport.watch", "collectives", "sparse", "rendezvous"},

@@ -1,10 +1,12 @@
 """How the ranks of a group meet: they tell each other through a store who and where they are, and get a transport."""
 import functools
+import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from .bounded_store import BoundedStore
 from .config import Config, restart_attempt
 from .exchange import Exchange
 from .issuing import Issuing
@@ -31,13 +33,13 @@ def meet(store, rank, size, timeout, name, members=None, processes=None, devices
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
-    store = PrefixStore(f"custom/{restart_attempt()}", store)
-    members = members or list(range(size))
-    with Membership(store, rank, members, name) as membership:
-        store = PrefixStore(membership.digest, store)
+    seconds, members = timeout.total_seconds(), members or list(range(size))
+    bounded = BoundedStore(PrefixStore(f"custom/{restart_attempt()}", store), time.monotonic() + seconds,
+                           f"creation of group {name or '(unnamed)'}, rank {rank}")
+    with bounded, Membership(bounded, rank, members, name) as membership:
+        store = bounded.under(membership.digest)
         life = store.add(f"lives/{rank}", 1)
-        exchange = Exchange(PrefixStore(f"{life}", store), rank, size, timeout.total_seconds(),
-                            processes or _members_of_world(members), membership.look)
+        exchange = Exchange(store.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look)
         trace.install_signal(configuration())
         try:
             transport = _transport(exchange, name, members, devices)
@@ -47,7 +49,7 @@ def meet(store, rank, size, timeout, name, members=None, processes=None, devices
         finally:
             exchange.processes.close()
     trace.follow(transport, configuration())
-    return transport, store
+    return transport, store.plain
 
 
 def operations_of(group):

@@ -19,7 +19,7 @@ _LOOK = 0.1   # s: between two calls of `look`
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
     TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something else.
-    ``look``: called now and then in long waits, and may raise."""
+    ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and may raise."""
 
     def __init__(self, store, rank, size, seconds, processes=None, look=None):
         self.store, self.rank, self.size = store, rank, size
@@ -50,6 +50,13 @@ class Exchange:
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
                 raise
+            raise self._store_lost(error) from error
+
+    def said(self, key):
+        """What has been said under ``key``, or None."""
+        try:
+            return json.loads(self.store.get(key)) if self.store.check([key]) else None
+        except RuntimeError as error:
             raise self._store_lost(error) from error
 
     def require_all_alive(self):
@@ -151,6 +158,8 @@ class Exchange:
             pass
 
     def _store_lost(self, error):
+        if isinstance(error, TransportError):
+            return error    # BoundedStore's says it all
         if obituary := self.processes.obituary():
             return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
         return TransportError(f"group creation, rank {self.rank}: the store does not answer; has the process that serves "

@@ -8,6 +8,7 @@ from .blocking import posted_to_be_awaited
 from .collectives import Lowering, only
 from .dynamo import opaque_to_dynamo
 from .errors import UsageError
+from .own_steps import on_top_of_own_step
 from .profiling import profiler_enabled, recorded
 from .quick import Quick
 from .trace import dump as trace
@@ -99,9 +100,9 @@ class Issuing:
     def shutdown(self):
         if self._closed:
             return
-        if self._transport.interrupted_here():
-            # A signal handler, on top of a call of this very group: that call must end before the
-            # group can. It fails now; what is left is closed at exit, or when asked again.
+        if self._transport.interrupted_here() or on_top_of_own_step():
+            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what is left
+            # is closed with the group object, at the latest at exit, or when asked again.
             self._transport.abort()
             return
         self._closed = True

@@ -10,13 +10,19 @@ from .liveness import started
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal: host names repeat
-    and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace, in which
+    the segment is handed over (transport/segment.py): two pods of one machine are two hosts. Host names repeat and containers make
+    them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
     boot_id: str
     hostname: str
     pid: int
     uid: int
     started: int    # see liveness.py
+    network: int    # the network namespace; of one boot id, equal numbers are the same
+
+    @property
+    def host(self):
+        return f"{self.boot_id}/{self.network}"
 
     @classmethod
     def here(cls):
@@ -25,7 +31,14 @@ class Place:
                 boot_id = f.read().strip()
         except OSError as error:
             raise TransportError(f"cannot read this host's boot id: {error}") from error
-        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()))
+        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), _network())
+
+
+def _network():
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return 0    # a kernel without network namespaces
 
 
 def places(exchange):
@@ -44,10 +57,10 @@ def places(exchange):
 
 
 def by_host(all_places):
-    """{boot id: its ranks}"""
+    """{Place.host: its ranks}"""
     hosts = {}
     for rank, place in enumerate(all_places):
-        hosts.setdefault(place.boot_id, []).append(rank)
+        hosts.setdefault(place.host, []).append(rank)
     return hosts
 
 
@@ -70,5 +83,18 @@ def require_mpi(exchange, all_places):
                 f"the ranks of this group run on several hosts ({where}), and not all were started by an MPI "
                 "launcher. Between hosts this backend uses MPI, which only works among processes that mpirun "
                 "(mpiexec, srun --mpi=...) has started: start the job with it, as in `mpirun -n 8 -hosts a,b "
-                "python train.py`, instead of torchrun.")
+                f"python train.py`, instead of torchrun.{_one_machine(all_places)}")
     exchange.gather_and_decide("launcher", detect() is not None, decide)
+
+
+def _one_machine(all_places):
+    """Why ranks of one machine count as on several hosts, for an error's end."""
+    machines = {}
+    for ranks in by_host(all_places).values():
+        machines.setdefault(all_places[ranks[0]].boot_id, []).append(ranks[0])
+    apart = next((ranks for ranks in machines.values() if len(ranks) > 1), None)
+    if apart is None:
+        return ""
+    return (f" Ranks {' and '.join(map(str, apart))} are on one machine, but in network namespaces of their own, as the containers of "
+            "different pods are: they cannot hand each other shared memory. Run them in one pod, or with the host's network "
+            "(docker run --network=host).")

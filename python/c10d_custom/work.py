@@ -131,8 +131,8 @@ class Work(_TorchWork):
         self._tensors = tensors
         self._finish = finish
         self._keep = keep
-        self._lock = threading.Lock()
-        self._over = False
+        self._lock = threading.RLock()  # taken twice where a signal handler ends the group amid `settle`
+        self._settling = self._over = False
         self._error = None
         self._futures = []
         self._graph_inputs = ()
@@ -191,14 +191,11 @@ class Work(_TorchWork):
 
     def get_future(self):
         future = self._new_future()
-        with self._lock:
-            pending = not self._over
-            if pending:
-                self._futures.append(future)
-        if pending:
-            self._completer.watch(self)
+        self._futures.append(future)    # before the look whether it is over: whoever ends it then sees this one, or we do
+        if self._over:
+            self._resolve_futures()
         else:
-            self._resolve(future)
+            self._completer.watch(self)
         return _can_fail(future)
 
     def _new_future(self):
@@ -248,20 +245,32 @@ class Work(_TorchWork):
     def settle(self):
         """All tickets are done: run `finish`, drop what was kept, resolve the futures."""
         with self._lock:
-            if self._over:
+            if self._over or self._settling:    # the latter: by an outer frame, below a signal handler
                 return
-            self._error = next((e for e in map(lambda t: t.error(), self._tickets) if e), None)
-            if self._error is None and self._finish is not None:
-                try:
+            self._settling = True
+            try:
+                self._error = next((e for e in map(lambda t: t.error(), self._tickets) if e), None)
+                if self._error is None and self._finish is not None:
                     self._finish()
-                except Exception as error:
-                    self._error = error
+            except BaseException as error:  # what a signal handler raises, too: `wait` raises it
+                self._error = error
             self._finish = None
             self._over = True
-            futures, self._futures = self._futures, []
-        self._let_go()
-        for future in futures:
-            self._resolve(future)
+        try:
+            self._let_go()
+        finally:
+            self._resolve_futures()
+
+    def _resolve_futures(self):
+        futures, self._futures = self._futures, []  # no signal handler, and no other thread, runs amid this line
+        try:
+            for future in futures:
+                self._resolve(future)
+        except BaseException:
+            for future in futures:
+                if not future.done():
+                    self._resolve(future)
+            raise
 
     def _let_go(self):
         self._keep = None
@@ -327,11 +336,14 @@ class Completer:
 
     Callbacks of a future run in the thread that completes it and may wait for further operations of
     the same group, so there is always one more thread than there are callbacks running.
+
+    A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken twice by
+    one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs.
     """
 
     def __init__(self, transport, name):
         self._transport, self._name = transport, name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tokens = itertools.count(1)
         self._watched = {}      # token -> (work, index of the ticket it stands for)
         self._in_flight = {}     # an ordered set: keeps Works, and so their tensors, alive until they end
@@ -346,11 +358,12 @@ class Completer:
             # Works that nobody waits for are let go here, a few at each call.
             oldest = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
             for w in oldest:
-                del self._in_flight[w]
+                self._in_flight.pop(w, None)
                 self._in_flight[w] = None
             self._in_flight[work] = None
         for w in oldest:
-            w.is_completed()
+            if w.is_completed():
+                self.forget(w)
 
     def adopt(self, work, eager):
         """The same of a Work that C++ may have; ``eager``: sees to its end, too."""
@@ -384,8 +397,8 @@ class Completer:
             token = next(self._tokens)
             with self._lock:
                 self._watched[token] = (work, index)
-                if not self._threads:
-                    self._start()
+            if not self._threads:
+                self._start()
             if ticket.watch(token):
                 return
             with self._lock:
@@ -419,13 +432,16 @@ class Completer:
             self._in_flight.clear()
 
     def _start(self):
-        self._idle += 1
+        with self._lock:
+            self._idle += 1
         try:
-            thread = start(self._run, f"c10d_custom:{self._name}")  # it waits for the lock, which the caller holds
+            thread = start(self._run, f"c10d_custom:{self._name}")
         except RuntimeError as error:
-            self._idle -= 1
+            with self._lock:
+                self._idle -= 1
             raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
-        self._threads = {t for t in self._threads if t.is_alive()} | {thread}
+        with self._lock:
+            self._threads = {t for t in self._threads if t.is_alive()} | {thread}
 
     def _run(self):
         try:
@@ -436,9 +452,10 @@ class Completer:
                 with self._lock:
                     work, index = self._watched.pop(token, (None, 0))
                     self._idle -= 1
-                    if not self._idle:
-                        with contextlib.suppress(TransportError):   # then callbacks have to wait for this one
-                            self._start()
+                    last = not self._idle
+                if last:
+                    with contextlib.suppress(TransportError):   # then callbacks have to wait for this one
+                        self._start()
                 if work is not None:
                     self.watch(work, index + 1)
                 work = None

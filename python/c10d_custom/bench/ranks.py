@@ -92,9 +92,9 @@ def sum_through_store(number):
 
 def hosts():
     """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
-    mine = (Place.here().boot_id, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
+    mine = (Place.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
-    ranks = Counter(boot_id for boot_id, *_ in every)
-    first = {boot_id: rest for boot_id, *rest in reversed(every)}
+    ranks = Counter(host for host, *_ in every)
+    first = {host: rest for host, *rest in reversed(every)}
     return [{"name": first[b][0], "ranks": n, "cores": first[b][1], "load": round(first[b][2], 2)} for b, n in ranks.items()]

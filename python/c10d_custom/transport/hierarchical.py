@@ -82,7 +82,7 @@ class HierarchicalTransport(Transport):
     def __init__(self, exchange, config, group_name, members, places, job, abandon):
         self._abandon = abandon
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
-        self.places, self._store = places, exchange.store
+        self.places, self._store = places, exchange.store.plain
         self.hosts = hosts = Hosts.of(places, self.rank)
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
@@ -101,7 +101,7 @@ class HierarchicalTransport(Transport):
                 cleanup.callback(neighbours.close)
                 for index, r in enumerate(hosts.here):
                     neighbours.add(index, places[r].pid, places[r].started)
-                inside = Exchange(PrefixStore(f"host{hosts.mine}", exchange.store), hosts.local, len(hosts.here),
+                inside = Exchange(exchange.store.under(f"host{hosts.mine}"), hosts.local, len(hosts.here),
                                   exchange.left(), neighbours)
                 widest = max(map(len, hosts.ranks))
                 direct = self.size <= MOST_RANKS

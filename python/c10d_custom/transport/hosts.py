@@ -27,10 +27,10 @@ class Hosts:
 
     @classmethod
     def of(cls, places, rank):
-        by_boot = {}
+        by_host = {}
         for r, place in enumerate(places):
-            by_boot.setdefault(place.boot_id, []).append(r)
-        ranks = sorted(by_boot.values())
+            by_host.setdefault(place.host, []).append(r)
+        ranks = sorted(by_host.values())
         mine = next(h for h, members in enumerate(ranks) if rank in members)
         return cls(rank, ranks, mine, ranks[mine].index(rank), min(map(len, ranks)))
 

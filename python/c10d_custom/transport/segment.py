@@ -22,6 +22,7 @@ from .native import Geometry, lib
 
 _TOKEN = 16
 _SLICE = 10e-3  # s: between two looks at who is alive
+_LOOK = 0.1     # s: between two at who has said that it cannot come
 _HELLO = struct.Struct(f"<{_TOKEN}sI")
 _HANDED, _REFUSED = b"s", b"n"
 _STRANGERS = 64     # connections that have said nothing yet, besides one for each rank
@@ -108,6 +109,7 @@ def _serve(server, fd, token, size, exchange):
     and none is waited for; those that say nothing are closed when there are too many."""
     waiting = set(range(1, size))
     silent = {}     # connection -> what it has said so far; the oldest first
+    look = time.monotonic() + _LOOK
     server.setblocking(False)
     with contextlib.ExitStack() as closing, selectors.DefaultSelector() as selector:
         closing.callback(lambda: [peer.close() for peer in silent])
@@ -151,9 +153,12 @@ def _serve(server, fd, token, size, exchange):
                 except OSError:
                     drop(peer)  # that process is gone; the deadline speaks for it
             exchange.require_all_coming()
+            if time.monotonic() >= look:
+                look = time.monotonic() + _LOOK
+                if any(exchange.said(f"mapped/{rank}") for rank in waiting):
+                    return      # it will not come, and says why when all have gathered
             if time.monotonic() >= exchange.deadline - _SLICE:
-                raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time; processes "
-                                     "with different network namespaces cannot reach each other")
+                raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
 
 
 def _accept(server):

@@ -3,6 +3,7 @@ import threading
 from collections import deque
 from ctypes import addressof, c_uint64
 
+from ..errors import AbortedError
 from ..threads import start
 from .base import Ticket
 from .native import lib
@@ -13,7 +14,7 @@ class PyTicket(Ticket):
 
     def __init__(self, complete):
         self._complete = complete
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()   # of an RLock: a signal handler may end it amid a step of its own thread
         self._done = False
         self._error = None
         self._token = None
@@ -21,13 +22,16 @@ class PyTicket(Ticket):
 
     def finish(self, error=None, source=-1):
         with self._changed:
-            if self._done:
-                return
-            self._error, self._source, self._done = error, source, True
-            token, self._token = self._token, None
-            self._changed.notify_all()
+            if not self._done:
+                self._error, self._source, self._done = error, source, True
+                self._changed.notify_all()
+        token, self._token = self._token, None
         if token is not None:
-            self._complete(token)
+            try:
+                self._complete(token)
+            except BaseException:   # a signal handler's; a token that comes twice is known the first time only
+                self._complete(token)
+                raise
 
     def done(self):
         return self._done
@@ -86,7 +90,7 @@ class Queue:
         self._execute, self._complete, self._name = execute, complete, name
         self._word = c_uint64() if turn is None else None
         self._turn = addressof(self._word) if turn is None else turn
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()   # of an RLock: see PyTicket
         self._jobs = deque()    # as many as wait for their turn
         self._closing = False
         self._thread = None
@@ -97,43 +101,59 @@ class Queue:
         return lib.c10d_turn_last(self._turn)
 
     def run(self, call):
-        with self._changed:
-            number = lib.c10d_turn_take(self._turn)
-            if not number and self.owner.interrupted_here():
-                return self.owner.inside(call.name)     # it would wait for its own outer frame
-            ticket = None if number else self._enqueue(call)
-        if ticket is None:
-            try:
-                return self._execute(number, call)
-            finally:
-                self._free()
+        taken, ticket = [], None
         try:
+            with self._changed:
+                taken.extend(map(lib.c10d_turn_take, (self._turn,)))    # no signal handler runs before it is in the list
+                if not taken[0]:
+                    if self.owner.interrupted_here():
+                        return self.owner.inside(call.name)     # it would wait for its own outer frame
+                    ticket = self._enqueue(call)
+            if ticket is None:
+                return self._execute(taken[0], call)
             while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
                 pass
+            return ticket.error()
         except BaseException:
-            ticket.withdraw()
+            if ticket is not None:
+                ticket.withdraw()
+            elif taken:
+                self.owner.abort()  # the others have this collective, and this rank has not; or it was queued, and has no owner
             raise
-        return ticket.error()
+        finally:
+            if taken and taken[0]:
+                self._free()
 
     def submit(self, call):
         if self.owner.interrupted_here():
             raise self.owner.inside(call.name)
         with self._changed:
-            return self._enqueue(call)
+            ticket = self._enqueue(call)
+        while self._closing and self.run_next():    # it fails, the group being over
+            pass
+        return ticket
 
     def run_next(self):
         """Runs the oldest job here. False: another thread is at it, or there is none."""
-        with self._changed:
-            if not lib.c10d_turn_next(self._turn):
-                return False
-            number, call, ticket = self._jobs.popleft()
-        error = None
+        begun, job, error = [], [], None
         try:
+            with self._changed:
+                begun.extend(map(lib.c10d_turn_next, (self._turn,)))
+                if not begun[0]:
+                    return False
+                job.extend(map(deque.popleft, (self._jobs,)))
+            number, call, ticket = job[0]
             error = self._execute(number, call)
+            return True
+        except BaseException:
+            self.owner.abort()
+            error = AbortedError(f"{job[0][1].name if job else 'a collective'}: a signal handler raised amid it")
+            raise
         finally:
-            self._free()
-            ticket.finish(error)
-        return True
+            if begun and begun[0]:
+                self._free()
+                for _, _, ticket in job:
+                    ticket.finish(error)
 
     def queued(self):
         """(number, Call) of what has not begun."""

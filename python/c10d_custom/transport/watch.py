@@ -13,9 +13,11 @@ A rank that leaves in good order says so first. What hung below it in the tree i
 watched from beyond it; waits there have their deadlines.
 """
 import contextlib
+import errno
 import os
 import secrets
 import select
+import selectors
 import socket
 import struct
 import threading
@@ -30,6 +32,9 @@ _HELLO = struct.Struct("<16sI")
 _NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
 _LEFT, _FAILED = 1, 2
 _CONNECT_SECONDS = 3.0
+_STRANGERS = 64     # connections that have said nothing yet, besides one for each rank
+_AT_ONCE = 64       # connections taken between two looks at those that are there
+_QUEUE = 4096       # connections not accepted yet; the kernel's own limit is mostly lower
 _SLICE = 20e-3  # s: between two looks at who is alive
 
 
@@ -42,10 +47,91 @@ class Fault:
     number: int
 
 
-def _listen(backlog):
+def _listen(everywhere):
+    """``everywhere``: peers are on other hosts, too; else nobody beyond this one can connect."""
+    if not everywhere:
+        return socket.create_server(("127.0.0.1", 0), backlog=_QUEUE)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=backlog)
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_QUEUE, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_QUEUE)
+
+
+class _Door:
+    """Where the ranks below this one connect. Anybody can: all are heard at once, in few bytes, and none is waited for; those that
+    say nothing are closed when there are too many, the oldest first."""
+
+    def __init__(self, server, token, ranks):
+        self._server, self._token = server, token
+        self.waiting = set(ranks)
+        self._most = len(self.waiting) + _STRANGERS
+        self._silent = {}   # connection -> what it has said so far; the oldest first
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def admit(self, seconds):
+        """[(connection, rank)] of those that have come within that time."""
+        ready = [key.fileobj for key, _ in self._selector.select(seconds)]
+        heard = [(link, self._hear(link)) for link in ready if link is not self._server]
+        if self._server in ready:
+            self._accept()      # last: it may close those that have said nothing
+        return [(link, rank) for link, rank in heard if rank is not None]
+
+    def close(self):
+        for link in list(self._silent):
+            self._drop(link)
+        self._selector.close()
+
+    def _accept(self):
+        for _ in range(_AT_ONCE):
+            if len(self._silent) >= self._most:
+                self._drop(next(iter(self._silent)))
+            try:
+                link, _ = self._server.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:    # of a connection that is gone, or no descriptor is left
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if not self._silent:
+                        raise
+                    self._drop(next(iter(self._silent)))
+                continue
+            link.setblocking(False)
+            self._silent[link] = b""
+            self._selector.register(link, selectors.EVENT_READ)
+
+    def _hear(self, link):
+        """The rank that it is; None: not known yet, or closed as a stranger's."""
+        try:
+            said = link.recv(_HELLO.size - len(self._silent[link]))
+        except BlockingIOError:
+            return None
+        except OSError:
+            said = b""
+        self._silent[link] += said
+        if len(self._silent[link]) < _HELLO.size:
+            if not said:
+                self._drop(link)
+            return None
+        token, rank = _HELLO.unpack(self._silent[link])
+        try:
+            if secrets.compare_digest(token, self._token) and rank in self.waiting:
+                link.send(self._token)
+                self._forget(link)
+                self.waiting.discard(rank)
+                return rank
+        except OSError:
+            pass
+        self._drop(link)
+        return None
+
+    def _forget(self, link):
+        del self._silent[link]
+        self._selector.unregister(link)
+
+    def _drop(self, link):
+        self._forget(link)
+        link.close()
 
 
 class Watch:
@@ -99,47 +185,25 @@ class Watch:
             children = children + [h[0] for h in hosts[1:]]
         with contextlib.ExitStack() as cleanup:
             if children:
-                server, token = _listen(len(children)), secrets.token_bytes(16)
+                server, token = _listen(not set(children) <= set(mine)), secrets.token_bytes(16)
                 cleanup.callback(server.close)
+                door = _Door(server, token, children)
+                cleanup.callback(door.close)
                 exchange.say(f"watch/{self.rank}", {"port": server.getsockname()[1], "token": token.hex(),
                                                     "addresses": addresses()})
             if parent is not None:
                 offer = exchange.hear(f"watch/{parent}", f"rank {parent}")
                 self._links[self._call(offer, parent, parent in mine, exchange)] = parent
-            waiting = set(children)
-            while waiting:
-                server.settimeout(min(_SLICE, exchange.left()))
-                try:
-                    link, _ = server.accept()
-                except TimeoutError:
+            while children and door.waiting:
+                self._links.update(door.admit(_SLICE))
+                if door.waiting:
                     exchange.require_all_alive()
-                    if exchange.left() > _SLICE:
-                        continue
-                    raise TransportError(f"group creation: ranks {sorted(waiting)} did not connect to rank "
-                                         f"{self.rank} in time") from None
-                rank = self._welcome(link, token, waiting)
-                if rank is None:
-                    link.close()
-                else:
-                    waiting.discard(rank)
-                    self._links[link] = rank
+                    if exchange.left() <= _SLICE:
+                        raise TransportError(f"group creation: ranks {sorted(door.waiting)} did not connect to rank "
+                                             f"{self.rank} in time")
         for link in self._links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setblocking(False)
-
-    def _welcome(self, link, token, waiting):
-        try:
-            link.settimeout(5.0)
-            hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
-            if len(hello) != _HELLO.size:
-                return None
-            said, rank = _HELLO.unpack(hello)
-            if not secrets.compare_digest(said, token) or rank not in waiting:
-                return None
-            link.sendall(token)
-            return rank
-        except OSError:
-            return None
 
     def _call(self, offer, parent, same_host, exchange):
         addresses, token = offer["addresses"], bytes.fromhex(offer["token"])
