@@ -81,6 +81,8 @@ def _stacked():
     g = make_group()
     wrong = []
     for dtype, name in ((torch.float32, "all_gather_into_tensor"), (torch.bfloat16, "all_gather_single")):
+        if not hasattr(dist, name):
+            continue    # torch 2.11
         mine = values.inputs(dtype, g.me, "bits", None, 6).view(2, 3)
         output = torch.zeros(g.size, 2, 3, dtype=dtype)
         getattr(dist, name)(output, mine)

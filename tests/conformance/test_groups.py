@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from .cases import Case, Group, check, group as make_group
+from .cases import AS_GIVEN, Case, Group, check, group as make_group
 from . import reference
 
 
@@ -162,10 +162,12 @@ def _descriptors():
 
 
 def _made_and_destroyed(times):
-    ranks = list(range(dist.get_world_size()))[::-1]
+    ranks = list(range(dist.get_world_size()))
+    if AS_GIVEN:
+        ranks.reverse()
     wrong, before = [], None
     for turn in range(times):
-        pg = dist.new_group(ranks, sort_ranks=False)
+        pg = dist.new_group(ranks, **AS_GIVEN)
         wrong += _use(pg, ranks)
         dist.destroy_process_group(pg)
         del pg
