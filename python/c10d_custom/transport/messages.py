@@ -85,13 +85,15 @@ class Messages:
         self._early = []       # (source, tag, head, requests of its data, buffer) of tags that share one
         self._checked = 0.0
         self._failed = None    # (when, error) of MPI; who is lost may be known a moment later
-        self._work = threading.Condition(threading.Lock())
+        self._work = threading.Condition()   # of an RLock, as above
         self._thread = None
-        self._idle = False
+        self._starts = False
         self._over = False
 
     def post(self, message):
         self.refuse_inside(message.name)
+        if self._over:
+            raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
         ticket = MessageTicket(self, message)
         tags = self._tags(message.tag)
         self._log.post(ticket)
@@ -387,10 +389,15 @@ class Messages:
 
     def _ensure_thread(self):
         with self._work:
-            if self._thread is None:
-                self._thread = start(self._run, "c10d_custom:messages")
-            elif self._idle:
+            if (starts := self._starts):
                 self._work.notify_all()
+            self._starts = True
+        if not starts:
+            try:
+                self._thread = start(self._run, "c10d_custom:messages")     # without the lock
+            except RuntimeError:
+                self._starts = False
+                raise
 
     def _run(self):
         last = time.monotonic()
@@ -405,9 +412,7 @@ class Messages:
             with self._work:
                 if self._over:
                     return
-                self._idle = True
                 self._work.wait_for(lambda: self._over or self._wanted or self._moving)
-                self._idle = False
                 last = time.monotonic()
 
     def close(self):

@@ -92,7 +92,7 @@ class Queue:
         self._turn = addressof(self._word) if turn is None else turn
         self._changed = threading.Condition()   # of an RLock: see PyTicket
         self._jobs = deque()    # as many as wait for their turn
-        self._closing = False
+        self._starts = self._closing = False
         self._thread = None
 
     @property
@@ -111,6 +111,7 @@ class Queue:
                     ticket = self._enqueue(call)
             if ticket is None:
                 return self._execute(taken[0], call)
+            self._ensure_thread()
             while not ticket.wait(0.1, may_run=True):  # in slices: signal handlers run between them
                 pass
             return ticket.error()
@@ -129,6 +130,7 @@ class Queue:
             raise self.owner.inside(call.name)
         with self._changed:
             ticket = self._enqueue(call)
+        self._ensure_thread()
         while self._closing and self.run_next():    # it fails, the group being over
             pass
         return ticket
@@ -179,10 +181,20 @@ class Queue:
     def _enqueue(self, call):
         ticket = QueuedTicket(self._complete, self)
         self._jobs.append((lib.c10d_turn_wait(self._turn), call, ticket))
-        if self._thread is None:
-            self._thread = start(self._work, f"c10d_custom:{self._name}")
         self._changed.notify_all()
         return ticket
+
+    def _ensure_thread(self):
+        """Without the lock, which nobody holds while a thread starts."""
+        with self._changed:
+            if self._starts or self._closing:
+                return
+            self._starts = True
+        try:
+            self._thread = start(self._work, f"c10d_custom:{self._name}")
+        except RuntimeError:
+            self._starts = False
+            raise
 
     def _free(self):
         if lib.c10d_turn_free(self._turn):

@@ -213,9 +213,9 @@ class StagedMessages:
         self._fetching = deque()    # sends whose bytes are coming from the GPU
         self._moving = []           # with the CPU transport
         self._leaving = deque()     # (event, address, flight): receives whose bytes go to the GPU
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._thread = None
-        self._over = False
+        self._starts = self._over = False
         self._looked = 0.0
 
     def post(self, message):
@@ -335,9 +335,15 @@ class StagedMessages:
 
     def _ensure_thread(self):
         with self._changed:
-            if self._thread is None:
-                self._thread = start(self._run, "c10d_custom:staged")
-            self._changed.notify_all()
+            if (starts := self._starts):
+                self._changed.notify_all()
+            self._starts = True
+        if not starts:
+            try:
+                self._thread = start(self._run, "c10d_custom:staged")   # without the lock
+            except RuntimeError:
+                self._starts = False
+                raise
 
     def _live(self):
         return self._fetching or self._moving or self._leaving
