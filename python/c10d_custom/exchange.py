@@ -103,7 +103,8 @@ class Exchange:
                 meet(0, self.hear(f"{topic}/0", "rank 0"))
             return self.hear(f"{topic}/verdict", "rank 0")
         except TransportError as error:
-            raise TransportError(f"{error}{self._silent(topic)}") from error
+            cause = error
+        raise TransportError(f"{cause}{self._silent(topic)}") from cause
 
     def _silent(self, topic):
         """Who has not come, for an error's end."""
@@ -140,7 +141,7 @@ class Exchange:
 
     def _given_up(self, why):
         kind = _KINDS.get(why["kind"], TransportError)
-        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error']}")
+        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error'] or why['kind']}")
 
     def _all_heard(self, topic):
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.

@@ -210,6 +210,9 @@ def what_is_wrong(text, wanted, twice):
     for ignored in re.findall(r"(?m)^Exception ignored .*\n(?:Traceback.*\n(?:  .*\n)*.*\n?)?", text):
         if not twice or "c10d_custom" in ignored:   # torch's own exit handlers may be interrupted, too
             return ignored
+    # One that hears of a neighbour's interruption before its own comes tells both.
+    text = re.sub(r"Traceback \(most recent call last\):\n(?:  .*\n)*.*gave up: KeyboardInterrupt.*\n\n"
+                  r"During handling of the above exception, another exception occurred:\n\n", "", text)
     told = text.count("Traceback (most recent call last)")
     if not isinstance(wanted, str):
         return "a traceback" if told or "c10d_custom" in text else None
