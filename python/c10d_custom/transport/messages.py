@@ -94,16 +94,20 @@ class Messages:
         self.refuse_inside(message.name)
         if self._over:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
-        ticket = MessageTicket(self, message)
+        ticket, me = MessageTicket(self, message), get_ident()
         tags = self._tags(message.tag)
         self._log.post(ticket)
         try:
             with self._lock:
-                if message.is_recv:
-                    self._wanted.append((message.peer, tags, ticket))
-                else:
-                    self._moving.append(ticket)
-                    self._send(message, tags, ticket)
+                outer, self._by, self._taking = self._by, me, ticket
+                try:
+                    if message.is_recv:
+                        self._wanted.append((message.peer, tags, ticket))
+                    else:
+                        self._moving.append(ticket)
+                        self._send(message, tags, ticket)
+                finally:
+                    self._by, self._taking = outer, None
             self.progress()
             if not ticket.done():
                 self._ensure_thread()
