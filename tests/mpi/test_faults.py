@@ -18,11 +18,14 @@ SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small and medium", "medium and large", "medium",
             "operation, medium", "ahead", "ahead, many ranks"]
 TOGETHER = {
-    "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "stopped amid", "no message", "size of a message", "left",
-            "aborted", "aborted amid", "interrupted", "interrupted amid, inside"],
-    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "aborted amid", "interrupted"],
+    "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "no message", "size of a message", "left", "aborted",
+            "interrupted"],
+    "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
+# Kinds amid large transfers, each a job of its own: with torch 2.15, MPICH 5.0.2 (UCX) has crashed in MPI_Testall of rank 3 in some
+# runs where they came after the others, whose failed groups keep unfinished requests. Not understood.
+ALONE = {"2+2": ["stopped amid", "aborted amid", "interrupted amid, inside", "interrupted amid, between"], "3+1": ["aborted amid"]}
 
 
 def usable(layout):
@@ -47,17 +50,17 @@ def read(folder, kind):
 
 @pytest.fixture(scope="session")
 def together(tmp_path_factory):
-    """What the ranks said of one of TOGETHER, by rank."""
+    """What the ranks said of one of TOGETHER or ALONE, by rank."""
     @functools.cache
-    def job(layout):
+    def job(layout, *kinds):
         folder = tmp_path_factory.mktemp("together")
         try:
-            return folder, said(layout, folder, TOGETHER[layout], deadline=150)
+            return folder, said(layout, folder, kinds, deadline=150)
         except AssertionError as error:
             return folder, error
 
     def of(layout, kind):
-        folder, result = job(layout)
+        folder, result = job(layout, *([kind] if kind in ALONE.get(layout, ()) else TOGETHER[layout]))
         ranks = read(folder, kind)
         assert sorted(ranks) == [0, 1, 2, 3], f"{kind}: {result}"
         return ranks
@@ -65,8 +68,8 @@ def together(tmp_path_factory):
 
 
 def cases(*kinds):
-    return pytest.mark.parametrize("layout, kind", [(layout, kind) for layout in TOGETHER for kind in TOGETHER[layout]
-                                                    if kind in kinds])
+    return pytest.mark.parametrize("layout, kind", [(layout, kind) for layout in TOGETHER
+                                                    for kind in [*TOGETHER[layout], *ALONE.get(layout, ())] if kind in kinds])
 
 
 @pytest.mark.parametrize("layout, kind, lost", [
@@ -159,17 +162,10 @@ def test_a_signal_handler_that_raises_amid_a_small_all_reduce_ends_it_for_all(la
         assert ranks[rank]["seconds"] < (2.5 if rank == 0 else 1.5), ranks
 
 
-# The second is a job of its own: with torch 2.15, MPICH 5.0.2 crashed in MPI_Testall of rank 3 in half of the runs where it came
-# after the others, whose failed groups keep unfinished requests for the life of the process. Not understood.
 @pytest.mark.parametrize("kind", ["interrupted amid, inside", "interrupted amid, between"])
-def test_a_signal_handler_that_raises_amid_a_large_all_reduce_ends_it_for_all(kind, together, tmp_path):
+def test_a_signal_handler_that_raises_amid_a_large_all_reduce_ends_it_for_all(kind, together):
     by = int(kind.endswith("between"))
-    if by:
-        result = said("2+2", tmp_path, [kind])
-        ranks = read(tmp_path, kind)
-        assert sorted(ranks) == [0, 1, 2, 3], str(result)
-    else:
-        ranks = together("2+2", kind)
+    ranks = together("2+2", kind)
     assert ranks[by]["error"] == "InterruptedError" and ranks[by]["seconds"] < 1.5, ranks
     for rank in {0, 1, 2, 3} - {by}:
         assert ranks[rank]["error"] == "AbortedError" and f"rank {by} on hosta" in ranks[rank]["text"], ranks

@@ -427,6 +427,9 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
+            for *_, requests, memory in [*self._drains, *self._early]:
+                if not self.link.MPI.Request.Testall(requests):
+                    self.link.give_up(requests, memory)     # MPI may still write there
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
