@@ -3,7 +3,7 @@ Call and its checks cost is many times what the core takes for a few bytes, and 
 after the other.
 
 Each function returns False, having done nothing, where the call is of another kind or makes no sense: the long way
-(process_group) takes the one and says what is wrong with the other. True once it is done; raises as the long way does.
+(issuing.py) takes the one and says what is wrong with the other. True once it is done; raises as the long way does.
 """
 from functools import partial
 
