@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda.flight import Flight
 from conformance.reference import reduce_in_order
 from conformance.values import raw
@@ -204,7 +205,31 @@ def late(p):
     return None
 
 
-CLEAN = (collectives, large_messages_both_ways)
+def handler_amid_the_first_call(p):
+    """It calls the group, whose part for this device is only being made: an error, and the first call goes on."""
+    create, refused = p.driver.create_stream, []
+
+    def interrupted():
+        p.driver.create_stream = create
+        signal.raise_signal(signal.SIGALRM)
+        return create()
+
+    def handler(*_):
+        try:
+            dist.all_reduce(p.fill(torch.zeros(3), torch.ones(3)))
+        except UsageError as error:
+            refused.append(str(error))
+
+    signal.signal(signal.SIGALRM, handler)
+    p.driver.create_stream = interrupted
+    t = p.fill(torch.zeros(3), torch.ones(3))
+    dist.all_reduce(t)
+    assert len(refused) == 1 and "amid its first call" in refused[0], refused
+    assert p.seen(t).tolist() == [float(p.size)] * 3
+    return "right"
+
+
+CLEAN = (collectives, large_messages_both_ways, handler_amid_the_first_call)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -214,6 +239,10 @@ def test_collectives(size):
 
 def test_large_messages_both_ways():
     assert run(2, large_messages_both_ways) == {0: "right", 1: "right"}
+
+
+def test_a_handler_amid_the_first_call():
+    assert run(2, handler_amid_the_first_call) == {0: "right", 1: "right"}
 
 
 def test_ddp_takes_the_same_steps_everywhere():

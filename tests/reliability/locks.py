@@ -9,8 +9,9 @@ import threading
 
 from c10d_custom import threads, work
 from c10d_custom.transport import hierarchical, messages, tickets
+from c10d_custom.transport.cuda import staged, transport
 
-_USERS_OF_START = (work, tickets, messages, hierarchical)
+_USERS_OF_START = (work, tickets, messages, hierarchical, staged, transport)
 
 
 class Seen:

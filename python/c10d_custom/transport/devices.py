@@ -6,6 +6,7 @@ the collectives of all devices, for a collective of CUDA tensors takes several s
 import logging
 import threading
 import weakref
+from threading import get_ident
 
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
@@ -26,7 +27,8 @@ class ByDevice(Transport):
         self.rank, self.size, self.members = cpu.rank, cpu.size, cpu.members
         me = weakref.ref(self)
         cpu.failed = lambda error: me() is not None and me().failed(error)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._opening = None    # the thread that makes a CudaTransport
         self._cuda = {}     # torch.device -> CudaTransport
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
         self._queue = None
@@ -59,14 +61,26 @@ class ByDevice(Transport):
         cuda.issue(call)
 
     def _open(self, device):
-        with self._lock:
-            if device not in self._cuda:
-                cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
-                if self._queue is None:
-                    self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                    self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
-                self._cuda[device] = cuda
-            return self._cuda[device]
+        """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls this, too."""
+        with self._changed:
+            if self._opening == get_ident():
+                raise UsageError(f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has been "
+                                 "interrupted by a signal handler that calls the group. Call it afterwards, or use another group there.")
+            self._changed.wait_for(lambda: self._opening is None)
+            if device in self._cuda:
+                return self._cuda[device]
+            self._opening = get_ident()
+        try:
+            cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
+            if self._queue is None:
+                self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
+                self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
+            self._cuda[device] = cuda
+            return cuda
+        finally:
+            with self._changed:
+                self._opening = None
+                self._changed.notify_all()
 
     def devices(self):
         """Those of which this rank has used tensors."""

@@ -27,7 +27,7 @@ class Fused:
         self._record = None
         self._p2p = None
         self._failure = None   # once the record is gone
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def allocate(self, stream):
         self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)

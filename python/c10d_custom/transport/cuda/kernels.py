@@ -43,7 +43,7 @@ class Kernels:
         self._capability = self._device.compute_capability
         self.processors = self._device.attributes["MultiProcessorCount"]
         self._functions = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def reduce(self, stream, dtype, redop, factor, sources, targets, count):
         """targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;

@@ -26,11 +26,11 @@ _LINGER = 0.02
 
 
 class Pinned:
-    """Pinned host memory, kept for the next one who asks."""
+    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any step."""
 
     def __init__(self, driver):
         self._driver = driver
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free = {}     # bytes -> addresses
         self._kept = 0
         self._all = {}      # address -> bytes
@@ -39,9 +39,10 @@ class Pinned:
     def take(self, nbytes):
         size = max(4096, 1 << (nbytes - 1).bit_length()) if nbytes else 4096
         with self._lock:
-            if self._free.get(size):
+            if kept := self._free.get(size):
+                address = kept.pop()
                 self._kept -= size
-                return self._free[size].pop()
+                return address
         with self._driver.activate():
             address = self._driver.allocate_pinned(size)
         with self._lock:

@@ -13,6 +13,7 @@ import time
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
+from ...threads import start
 from .flight import Captured, Events, Flight, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
@@ -35,7 +36,7 @@ class CudaTransport:
         self._opened = []
         self._used_streams = []
         self._failed = []   # calls whose tensors the GPU may still use
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         with driver.activate():
             self._events = Events(driver)
             self.stream = self._create_stream()
@@ -246,11 +247,10 @@ class _Guard:
     def __init__(self, transport):
         self._t = transport
         self._flights = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._wake = threading.Event()
         self._over = False
-        self._thread = threading.Thread(target=self._run, name="c10d_custom:guard", daemon=True)
-        self._thread.start()
+        self._thread = start(self._run, "c10d_custom:guard")
 
     def watch(self, flight, deadline):
         with self._lock:
