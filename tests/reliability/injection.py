@@ -5,7 +5,7 @@
 
 A round is a group, a program that all ranks draw alike, and one fault at random moments of it, at one rank: a signal handler that
 raises, calls the group, or destroys it; a stop of its process; a fork; a look at its own descriptors. Killed ranks are
-lost_ranks.py's and soak.py's, and over hosts mpi/test_faults.py's, which take turns with the rounds. What must hold: nothing hangs,
+lost_ranks.py's and soak.py's, and over hosts mpi/test_faults.py's; the soak runs them in turns with the rounds. What must hold: nothing hangs,
 no result is wrong, every exception is ours or the handler's, and where the fault is harmless there is none.
 """
 import argparse
@@ -79,7 +79,7 @@ class Fault:
     """One kind of it, at a random moment, or at many until the end of the `with`."""
 
     def __init__(self, kind, rng, group, here):
-        self._group, self._here, self.calls, self.destroyed = group, here, 0, False
+        self._group, self._here, self.calls, self.destroyed, self._over = group, here, 0, False, False
         self._act = getattr(self, "_" + kind)
         self._delay, self._gap = rng.uniform(1e-4, 20e-3), rng.uniform(3e-4, 5e-3)
         self._before = None
@@ -92,10 +92,13 @@ class Fault:
 
     def __exit__(self, *_):
         if self._here:
+            self._over = True   # a handler that comes now shall not set the timer again
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._before)
 
     def _handler(self, *_):
+        if self._over:
+            return
         self.calls += 1
         if self._act():
             signal.setitimer(signal.ITIMER_REAL, self._gap)     # once more; not by itself, since a handler may take longer
@@ -244,13 +247,17 @@ def _soak(given):
                   (host, ["soak.py", "--minutes", "0.5", "--life", "1"])]
         if not over_hosts:
             pieces.insert(1, (hosts, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "60"]))
+            pieces.insert(2, (host, ["../mpi/test_faults.py", "-k", "dies"]))
         for environment, (script, *arguments) in pieces:
             where = environment.get("C10D_TEST_JOB", "one host")
-            done = subprocess.run([sys.executable, HERE / script, *arguments, "--seed", str(seed)], env=environment, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            if "/test_" in script:
+                where, command = "over hosts", ["-m", "pytest", "-q", HERE / script, *arguments]
+            else:
+                command = [HERE / script, *arguments, "--seed", str(seed)]
+            done = subprocess.run([sys.executable, *command], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             said = done.stdout.strip().splitlines()[-1:] or [""]
-            print(f"{time.monotonic() - began:7.1f} s  {where}, {script} {' '.join(arguments)} --seed {seed}: {said[0]}", flush=True)
-            totals[f"{where}, {script}"] += 1
+            print(f"{time.monotonic() - began:7.1f} s  {where}, {' '.join(map(str, command))}: {said[0]}", flush=True)
+            totals[f"{where}, {Path(script).name}"] += 1
             if done.returncode:
                 print(done.stdout[-20000:], done.stderr[-20000:], sep="\n", file=sys.stderr)
                 sys.exit(1)
