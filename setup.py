@@ -1,6 +1,6 @@
-"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/_shm.so, a fast way for Python to call it
-into c10d_custom/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
-c10d_custom/cuda."""
+"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/native/_shm.so, a fast way for Python to call it
+into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
+c10d_custom/native/cuda."""
 from glob import glob
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class build_with_cuda_sources(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:  # there the package finds them in the checkout
-            target = Path(self.build_lib, "c10d_custom", "cuda")
+            target = Path(self.build_lib, "c10d_custom", "native", "cuda")
             self.mkpath(str(target))
             for source in sorted(glob("backend/cuda/*.h")):
                 self.copy_file(source, str(target))
@@ -45,7 +45,7 @@ setup(
     cmdclass={"build_ext": build_native, "build_py": build_with_cuda_sources},
     ext_modules=[
         Extension(
-            "c10d_custom._shm",
+            "c10d_custom.native._shm",
             sources=sorted(glob("backend/shm/*.cpp") + glob("backend/mpi/*.cpp")),
             depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/mpi/*.h"),
             language="c++",
@@ -55,7 +55,7 @@ setup(
             extra_link_args=["-pthread"],
         ),
         # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
-        Extension("c10d_custom._fast", sources=["backend/python/fast.c", "backend/python/ordinary.c"],
+        Extension("c10d_custom.native._fast", sources=["backend/python/fast.c", "backend/python/ordinary.c"],
                   depends=glob("backend/python/*.h"), extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
                   py_limited_api=True, optional=True),
     ],

@@ -308,7 +308,7 @@ SIZES = (8, 4096, 16 << 10, 60000, 200000, 1 << 20, 3000000)
 def _count_blocks(file):
     """Rank 0 writes how many blocks one call of each operation and size passes through the rings, of three ranks and of two."""
     from c10d_custom.bench import references
-    from c10d_custom.transport import native
+    from c10d_custom import native
 
     counted = []
     for group, size in ((dist.group.WORLD, 3), (dist.new_group([0, 1]), 2)):

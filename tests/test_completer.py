@@ -7,7 +7,7 @@ import pytest
 
 from c10d_custom.errors import AbortedError
 from c10d_custom.transport.base import Ticket
-from c10d_custom.work import Completer, Work
+from c10d_custom.c10d.work import Completer, Work
 
 
 class _Transport:

@@ -288,7 +288,7 @@ def test_a_signal_handler_may_destroy_the_group_it_interrupts(ranks):
 def elsewhere_case(change):
     from dataclasses import replace
 
-    from c10d_custom import topology
+    from c10d_custom.creation import topology
 
     here = topology.Place.here()
     kept, topology.Place.here = topology.Place.here, lambda: replace(here, **(change if dist.get_rank() == 1 else {}))

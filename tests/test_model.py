@@ -8,20 +8,7 @@ from dataclasses import replace
 import pytest
 
 from c10d_custom.bench.fit import FITTED, Point, errors, fit, read
-from c10d_custom.bench.model import (
-    FLAT,
-    Job,
-    Machine,
-    Settings,
-    Stage,
-    Training,
-    bytes_leaving,
-    efficiency,
-    flat,
-    hierarchical,
-    pipeline,
-    step,
-)
+from c10d_custom.bench.model import FLAT, Job, Machine, Settings, Stage, Training, bytes_leaving, efficiency, flat, hierarchical, pipeline, step
 
 MB = 1 << 20
 # Only the wire costs anything: what is left of a prediction is the algorithm's traffic.

@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-from c10d_custom import dtypes, ordinary
+from c10d_custom import dtypes
+from c10d_custom.lowering import raw_tensor as ordinary
 
 
 class Subclass(torch.Tensor):

@@ -2,6 +2,7 @@
 tables it publishes agree with each other."""
 import ast
 import ctypes
+import graphlib
 import json
 import os
 import re
@@ -14,48 +15,16 @@ import torch
 
 import c10d_custom
 from c10d_custom import config, dtypes
-from c10d_custom.transport.native import lib
+from c10d_custom.native import lib
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "python" / "c10d_custom"
 
-# Lower layers first; a module may import those of lower layers, and of its own only where named.
-LAYERS = [
-    {"_fast"},  # backend/python/fast.c
-    {"_version", "errors", "config", "addresses", "memory", "names", "optional", "served", "threads", "transport.native"},
-    {"trace.record", "dtypes", "profiling", "dynamo", "launcher", "blocking", "own_steps"},
-    {"call", "ordinary", "liveness", "membership", "monitored_barrier", "mpi_job", "trace.dump", "trace.merge", "transport.cuda.compiler"},
-    {"exchange", "bounded_store", "topology", "transport.cuda.kernels"},
-    {"transport.cuda.p2p"},
-    {"transport.base", "transport.cuts", "transport.stage", "transport.segment", "transport.traced", "trace.command", "transport.failure", "transport.board", "transport.hosts",
-     "transport.watch", "collectives", "sparse", "rendezvous"},
-    {"transport.native_failure", "quick"},
-    {"transport.shm", "transport.mpi", "transport.tickets", "work", "transport.cuda.driver", "transport.cuda.flight"},
-    {"transport.direct", "transport.messages", "transport.cuda.order", "transport.cuda.staged"},
-    {"transport.cuda.fused"},
-    {"transport.cuda.peers", "transport.cuda.shared"},
-    {"transport.cuda.transport"},
-    {"transport.devices"},
-    {"transport.mpi_native"},
-    {"transport.bridge", "transport.composed", "transport.small"},
-    {"transport.short_way"},
-    {"transport.hierarchical"},
-    {"issuing"},
-    {"operations", "creation"},
-    {"backend"},
-    {"process_group"},
-    {"registration"},
-    {"shrink"},
-    {"__init__", "bench.case", "bench.values", "bench.noop", "bench.busy", "bench.environment", "bench.parts", "bench.ranks",
-     "bench.cost", "bench.model", "bench.picture"},
-    {"bench.operations", "bench.raw_mpi", "bench.floor", "bench.step_time", "bench.timing", "bench.table",
-     "bench.sweep_picture", "bench.fit", "bench.bar", "bench.cost_check"},
-    {"bench.references", "bench.model_command"},
-    {"bench.sweep", "bench.ddp"},
-    {"bench.command"},
-    {"__main__"},
-]
-SAME_LAYER = {("sparse", "collectives")}
+# Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
+LEAVES = {"_version", "call", "config", "dtypes", "errors", "threads"}
+LAYERS = ["bench", "trace", "", "c10d", "lowering", "transport", "creation", "launch", "native", LEAVES]
+TOOLS = ("bench", "trace")
+PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
 
 
 def python(code, **env):
@@ -65,7 +34,7 @@ def python(code, **env):
 
 def test_importing_torch_registers_the_backend():
     out = python("import sys, torch.distributed as dist; print(dist.is_backend_available('custom'), "
-                 "'c10d_custom.process_group' in sys.modules)")
+                 "'c10d_custom.c10d.process_group' in sys.modules)")
     assert out.stdout.split() == ["True", "False"], out.stderr  # registered, and nothing heavy loaded
 
 
@@ -85,19 +54,19 @@ def test_a_broken_registration_does_not_break_import_torch():
 
 
 def test_optional_packages_are_not_imported():
-    out = python("import sys, torch, c10d_custom.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', 'numpy.f2py') if m in sys.modules])")
+    out = python("import sys, torch, c10d_custom.c10d.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', 'numpy.f2py') if m in sys.modules])")
     assert out.stdout.strip() == "[]", out.stderr
 
 
 def modules():
     for path in SOURCES.rglob("*.py"):
         name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
-        yield name, path
+        yield name.removesuffix("__init__").rstrip("."), path
 
 
 def imported(name, path):
     """Modules of ours that a module imports, anywhere in it."""
-    package = ("c10d_custom." + name).split(".")[:-1]
+    package = ["c10d_custom", *path.relative_to(SOURCES).parts[:-1]]
     names = {n for n, _ in modules()}
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or not node.level:
@@ -109,22 +78,54 @@ def imported(name, path):
             yield target if target in names else base
 
 
-def test_imports_run_down():
-    layer = {m: i for i, names in enumerate(LAYERS) for m in names}
-    wrong = []
+def layer(name):
+    package = name.split(".")[0]
+    return len(LAYERS) - 1 if name in LEAVES else LAYERS.index(package if package in LAYERS else "")
+
+
+def arrows():
     for name, path in modules():
-        if name.endswith(".__init__"):
-            continue
-        assert name in layer, f"{name} has no place in LAYERS"
-        for target in imported(name, path):
-            if layer[target] > layer[name] or (layer[target] == layer[name] and (name, target) not in SAME_LAYER):
-                wrong.append(f"{name} imports {target}")
+        if name != "__main__":   # the tools' command line
+            for target in imported(name, path):
+                yield name, target
+
+
+def test_imports_run_down():
+    wrong = [f"{a} imports {b}" for a, b in arrows() if layer(b) < layer(a)]
     assert not wrong, wrong
 
 
-def test_only_two_modules_know_c10d_options():
+def test_nothing_imports_the_tools():
+    wrong = [f"{a} imports {b}" for a, b in arrows() for tool in TOOLS if b.split(".")[0] == tool and a.split(".")[0] != tool]
+    assert not wrong, wrong
+
+
+def test_transports_do_not_import_each_other():
+    def peer(name):
+        return next((p for p in PEERS if name.startswith(p)), None)
+
+    wrong = [f"{a} imports {b}" for a, b in arrows() if peer(a) and peer(b) and peer(a) != peer(b)]
+    assert not wrong, wrong
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {}
+    for a, b in arrows():
+        if a and b:     # the package's face imports when it is called
+            graph.setdefault(a, set()).add(b)
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(error.args[1]) from None
+
+
+def test_the_root_is_small():
+    assert len(list(SOURCES.glob("*.py"))) <= 10
+
+
+def test_no_option_of_c10d_is_seen_below_its_package():
     for name, path in modules():
-        if name not in ("operations", "issuing"):
+        if not name.startswith("c10d."):
             assert "asyncOp" not in path.read_text(), name
 
 
@@ -160,13 +161,13 @@ def test_without_the_fast_calls_ctypes_takes_their_place(tmp_path):
     script = tmp_path / "one.py"
     script.write_text("""
 import sys
-sys.modules["c10d_custom._fast"] = None
+sys.modules["c10d_custom.native._fast"] = None
 import torch, torch.distributed as dist
 dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-from c10d_custom.transport import native
+from c10d_custom import native
 assert native.quick is native.lib.c10d_quick and native.settle is native.lib.c10d_settle
-from c10d_custom import ordinary
-assert ordinary.ordinary is ordinary.in_python
+from c10d_custom.lowering import raw_tensor
+assert raw_tensor.ordinary is raw_tensor.in_python
 t = torch.arange(4.0)
 dist.all_reduce(t)
 dist.broadcast(t, 0)
@@ -190,8 +191,8 @@ def test_the_fast_calls_are_there_where_python_has_its_headers():
     import sysconfig
     from functools import partial
 
-    from c10d_custom import ordinary
-    from c10d_custom.transport import native
+    from c10d_custom.lowering import raw_tensor as ordinary
+    from c10d_custom import native
 
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("this Python has no headers (python3-dev)")
@@ -207,7 +208,7 @@ def test_every_torch_dtype_with_storage_is_known():
 
 
 def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
-    from c10d_custom.transport import native
+    from c10d_custom import native
 
     pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
              "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,

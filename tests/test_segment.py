@@ -2,7 +2,7 @@
 import pytest
 
 from c10d_custom.config import Config
-from c10d_custom.transport.segment import geometry
+from c10d_custom.transport.shm.segment import geometry
 
 
 @pytest.mark.parametrize("many", [2, 64, 65, 100, 4096])

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from c10d_custom.errors import TransportError
-from c10d_custom.exchange import Exchange
+from c10d_custom.creation.exchange import Exchange
 
 
 class SlowToRead:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerLostError
 from c10d_custom.trace.merge import report
-from c10d_custom.trace.record import Dump, GroupTrace, Peer, Record, read, write
+from c10d_custom.transport.trace_file import Dump, GroupTrace, Peer, Record, read, write
 from harness import RankFailure, RankPool
 
 SECOND = timedelta(seconds=1)

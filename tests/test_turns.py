@@ -3,7 +3,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from c10d_custom.transport.native import lib
+from c10d_custom.native import lib
 from c10d_custom.transport.tickets import Queue
 
 EACH = 400

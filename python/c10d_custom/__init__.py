@@ -13,7 +13,7 @@ def autoload():
     that would break ``import torch``."""
     try:
         register()
-        from .registration import look_for_launcher
+        from .c10d.registration import look_for_launcher
 
         look_for_launcher()
     except Exception as error:
@@ -24,14 +24,14 @@ def autoload():
 
 def register():
     """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
-    from .registration import register
+    from .c10d.registration import register
 
     register()
 
 
 def shrink_group(timeout=None):
     """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See shrink.py."""
-    from .shrink import shrink_group
+    from .c10d.shrink import shrink_group
 
     return shrink_group(timeout)
 

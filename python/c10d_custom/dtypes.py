@@ -44,6 +44,7 @@ BY_DTYPE = {
     if (dtype := getattr(torch, name, None)) is not None
 }
 BY_CODE = {d.code: d for d in BY_DTYPE.values()}
+SUM, AVG, PREMUL_SUM = (int(getattr(RedOp, n)) for n in ("SUM", "AVG", "PREMUL_SUM"))
 REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if name != "UNUSED"}
 
 

@@ -22,7 +22,7 @@ from collections import deque
 import torch
 
 from c10d_custom.transport.cuda.driver import Driver
-from c10d_custom.transport.native import lib
+from c10d_custom.native import lib
 from fake_kernels import FakeKernels
 
 _BASE = 1 << 56        # where no process has memory of its own

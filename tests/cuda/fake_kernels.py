@@ -11,7 +11,7 @@ import time
 
 from c10d_custom import dtypes
 from c10d_custom.transport.cuda import p2p
-from c10d_custom.transport.native import lib
+from c10d_custom.native import lib
 
 PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
 _WORDS = 64            # bytes of a pad that this model uses

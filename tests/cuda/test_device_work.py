@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from c10d_custom import collectives
+from c10d_custom.lowering import collectives
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, TransportError, UsageError
 from c10d_custom.transport.cuda.peers import choose
 from thread_ranks import cpu_tensors, run_ranks

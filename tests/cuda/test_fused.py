@@ -9,7 +9,7 @@ from c10d_custom.errors import (AbortedError, CollectiveTimeoutError, CustomBack
                                 UsageError)
 from c10d_custom.transport.cuda import fused, p2p
 from c10d_custom.transport.cuda import transport as cuda_transport
-from c10d_custom.transport.cuda.flight import Events, Flight
+from c10d_custom.transport.cuda.stream_op import Events, Flight
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from fake_driver import FakeDriver, World

@@ -5,9 +5,9 @@ from unittest import mock
 import pytest
 import torch
 from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, transport
-from c10d_custom.transport.cuda.flight import Flight
+from c10d_custom.transport.cuda.stream_op import Flight
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
-from c10d_custom.transport.shm import ShmTransport
+from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
 from test_device_work import both_ways, in_turns

@@ -11,7 +11,7 @@ from host_kernels import PAIRS, HostKernels
 from c10d_custom import dtypes
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import kernels
-from c10d_custom.transport.native import OK, lib
+from c10d_custom.native import OK, lib
 
 GUARD, FILL = 64, 0xA5
 # In elements; the last goes round the loop over Vectors of one emulated processor more than once.

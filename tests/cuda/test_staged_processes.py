@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from c10d_custom.errors import UsageError
-from c10d_custom.transport.cuda.flight import Flight
+from c10d_custom.transport.cuda.stream_op import Flight
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from thread_ranks import cpu_tensors
@@ -20,7 +20,8 @@ SECONDS = 60
 
 
 def _rank(rank, size, port, scenario, answers):
-    from c10d_custom import config, creation
+    from c10d_custom import config
+    from c10d_custom.c10d import meeting as creation
     from fake_driver import FakeDriver, World
     from thread_ranks import standing_in
 

@@ -10,15 +10,16 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore, PrefixStore
 
-from c10d_custom import collectives, issuing
+from c10d_custom.lowering import collectives
+from c10d_custom.c10d import issuing
 from c10d_custom.config import Config
-from c10d_custom.process_group import CustomProcessGroup
-from c10d_custom.exchange import Exchange
+from c10d_custom.c10d.process_group import CustomProcessGroup
+from c10d_custom.creation.exchange import Exchange
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.flight import poll
+from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.cuda.order import EventOrder
-from c10d_custom.transport.devices import ByDevice
-from c10d_custom.transport.shm import ShmTransport
+from c10d_custom.transport.by_device import ByDevice
+from c10d_custom.transport.shm.transport import ShmTransport
 
 from fake_driver import FakeDriver, World
 

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from c10d_custom import launcher
-from c10d_custom.launcher import Launcher
-from c10d_custom.rendezvous import addresses
+from c10d_custom.launch import launcher
+from c10d_custom.launch.launcher import Launcher
+from c10d_custom.launch.rendezvous import addresses
 
 PREFIXES = ("OMPI_", "PMI", "MPI_", "PALS_", "SLURM_", "C10D_CUSTOM_LAUNCHER", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py in this environment")
@@ -114,7 +114,7 @@ def test_without_mpi4py_the_explicit_form_says_what_to_install():
      "do not belong together"),
 ])
 def test_a_job_that_cannot_begin(code, words):
-    out = python(f"{code}\nfrom c10d_custom import mpi_job\nmpi_job.job()")
+    out = python(f"{code}\nfrom c10d_custom.launch import mpi_job\nmpi_job.job()")
     assert out.returncode and "TransportError" in out.stderr and words in out.stderr, out.stderr
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_cannot_begin(code, words):
 def test_waits_end_at_their_deadline_and_check_may_raise():
     out = python("""
 import time
-from c10d_custom.mpi_job import job
+from c10d_custom.launch.mpi_job import job
 mpi = job()
 assert job() is mpi and (mpi.rank, mpi.size) == (0, 1)
 buffer = bytearray(1)

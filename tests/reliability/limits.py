@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from forked import ForkedRanks, serve_store, store_at
 
-import c10d_custom.process_group  # noqa: F401  a rank that has become another user cannot read it any more
+import c10d_custom.c10d.process_group  # noqa: F401  a rank that has become another user cannot read it any more
 
 MB = 1 << 20
 NOBODY = 65534

@@ -7,8 +7,10 @@ import contextlib
 import sys
 import threading
 
-from c10d_custom import threads, work
-from c10d_custom.transport import hierarchical, messages, tickets
+from c10d_custom import threads
+from c10d_custom.c10d import work
+from c10d_custom.transport.hosts import transport as hierarchical, messages
+from c10d_custom.transport import tickets
 from c10d_custom.transport.cuda import staged, transport
 
 _USERS_OF_START = (work, tickets, messages, hierarchical, staged, transport)

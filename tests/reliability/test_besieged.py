@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from c10d_custom.errors import TransportError
-from c10d_custom.exchange import Exchange
-from c10d_custom.transport.watch import Watch
+from c10d_custom.creation.exchange import Exchange
+from c10d_custom.transport.hosts.failure_detector import Watch
 from ecosystem.spawn import run
 from harness import Layout
 

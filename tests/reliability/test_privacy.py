@@ -17,8 +17,8 @@ from torch.distributed import HashStore
 import c10d_custom
 from c10d_custom.config import Config
 from c10d_custom.errors import TransportError
-from c10d_custom.exchange import Exchange
-from c10d_custom.transport import segment
+from c10d_custom.creation.exchange import Exchange
+from c10d_custom.transport.shm import segment
 
 SOURCES = Path(c10d_custom.__file__).parent
 NOBODY = 65534

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from ecosystem.spawn import run
 from torch._C._distributed_c10d import Backend, ProcessGroup
 
-from c10d_custom.backend import REGISTERED
-from c10d_custom.process_group import CustomProcessGroup
+from c10d_custom.c10d.backend import REGISTERED
+from c10d_custom.c10d.process_group import CustomProcessGroup
 
 from .backends import BACKEND
 from .functions import BEFORE, FUNCTIONS, SINCE
@@ -51,7 +51,7 @@ def test_a_group_s_methods_are_its_own():
 
 @pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 has no Backend for Python")
 def test_a_backend_s_methods_are_its_own():
-    from c10d_custom.backend import CustomBackend
+    from c10d_custom.c10d.backend import CustomBackend
 
     ours = {name for cls in CustomBackend.__mro__ for name in vars(cls) if cls.__module__.startswith("c10d_custom")}
     work = {name for name in names_of(Backend) if not isinstance(BACKEND.get(name), Inherited | Refused)}

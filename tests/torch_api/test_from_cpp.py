@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ecosystem.spawn import run
 
-from c10d_custom.backend import REGISTERED
+from c10d_custom.c10d.backend import REGISTERED
 
 pytestmark = pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 has no Backend for Python")
 CPU = torch.device("cpu")

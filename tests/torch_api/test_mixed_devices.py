@@ -7,7 +7,7 @@ import torch.distributed as dist
 from ecosystem.spawn import run
 from torch.nn.parallel import DistributedDataParallel
 
-from c10d_custom.backend import REGISTERED
+from c10d_custom.c10d.backend import REGISTERED
 from c10d_custom.errors import UsageError
 
 mixes = pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 keeps one backend: the error is tested below")

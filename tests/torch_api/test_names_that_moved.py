@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from c10d_custom.backend import REGISTERED
+from c10d_custom.c10d.backend import REGISTERED
 
 PROGRAM = """
 import warnings

@@ -3,7 +3,7 @@ import functools
 
 from torch.distributed import distributed_c10d as c10d
 
-from c10d_custom import profiling
+from c10d_custom.c10d import profiling
 
 
 def as_gloo(backend):

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ..launcher import detect
-from ..topology import Place
+from ..launch.launcher import detect
+from ..creation.topology import Place
 
 
 def under_mpi():

@@ -1,2 +1,4 @@
-"""The last calls of each rank, for whoever asks later what everybody was doing: a record (record.py), the file of one
-rank (dump.py writes it, record.py reads it), and what the files of all ranks say together (merge.py)."""
+"""What the ranks were doing, from files that each writes: merge.py says what the files of all ranks say together.
+
+The calls are recorded by transport/call_log.py, in files as transport/trace_file.py has them, which c10d/trace_dump.py writes.
+"""

@@ -2,7 +2,7 @@
 import sys
 
 from .merge import report
-from .record import read
+from ..transport.trace_file import read
 
 
 def add_to(commands):

@@ -8,7 +8,7 @@ others' files say that they saw it. Ranks below are global unless said otherwise
 from collections import defaultdict
 from dataclasses import dataclass
 
-from .record import UNDER_WAY
+from ..transport.trace_file import UNDER_WAY
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError,
                       PeerLostError, TransportError, UsageError)
-from . import native
+from .. import native
 
 # s: by how much stages inside a host outlast a call over hosts. A rank that waits there may wait for one that waits for another
 # host, and that one knows who is missing.
 LATER = 0.1
+
+
+def rank_name(members, rank):
+    return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
 
 
 @dataclass

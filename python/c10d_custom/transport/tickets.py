@@ -6,7 +6,7 @@ from ctypes import addressof, c_uint64
 from ..errors import AbortedError
 from ..threads import start
 from .base import Ticket
-from .native import lib
+from ..native import lib
 
 
 class PyTicket(Ticket):

@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from c10d_custom import creation
+from c10d_custom.c10d import meeting as creation
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.references import Backend
 

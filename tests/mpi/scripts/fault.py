@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from c10d_custom.transport import hierarchical
-from c10d_custom.transport.mpi import MpiLink
+from c10d_custom.transport.hosts import transport as hierarchical
+from c10d_custom.transport.hosts.link import MpiLink
 
 GROUP_SECONDS = 4.0
 MEDIUM = 4000   # float32: 16 KB, still a small all_reduce

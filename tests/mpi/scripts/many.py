@@ -11,7 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-import c10d_custom.transport.hierarchical as hierarchical
+import c10d_custom.transport.hosts.transport as hierarchical
 from c10d_custom.errors import CollectiveMismatchError
 
 if len(sys.argv) > 1:

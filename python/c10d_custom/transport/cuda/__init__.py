@@ -1,0 +1,1 @@
+"""CUDA tensors inside a host, and between hosts through pinned memory."""

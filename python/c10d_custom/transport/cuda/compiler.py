@@ -21,7 +21,7 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 def folder():
     """Where the sources lie: in the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
-    for path in (package / "cuda", package.parents[1] / "backend" / "cuda"):
+    for path in (package / "native" / "cuda", package.parents[1] / "backend" / "cuda"):
         if (path / FILES[0]).is_file():
             return path
     raise TransportError(f"the CUDA sources are missing from {package}: reinstall c10d-custom")

@@ -15,7 +15,7 @@ from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import TransportError
 from . import p2p
-from .flight import poll
+from .stream_op import poll
 from .fused import Fused
 from .order import EventOrder, ValueOrder
 

@@ -15,7 +15,7 @@ from ...call import ANY_COUNT, Memory, Op, Region
 from ...errors import AbortedError, CollectiveTimeoutError
 from ...threads import start
 from ..tickets import PyTicket
-from .flight import poll
+from .stream_op import poll
 
 _ALIGN = 256
 _MOST = 16 << 20      # bytes of a slot, but for calls whose parts are uneven: those go in one piece

@@ -14,7 +14,7 @@ import time
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import start
-from .flight import Captured, Events, Flight, poll
+from .stream_op import Captured, Events, Flight, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
 from .staged import Pinned, StagedCollectives, StagedMessages, timed_out

@@ -1,0 +1,225 @@
+"""The group as torch's C++ sees it, where a torch (2.14 and newer) lets Python make a c10d Backend: raw operators
+(`torch.ops.c10d`), hooks, and groups of which only some devices are ours. It forwards; what is done is in operations.py.
+
+Calls of `torch.distributed` do not come this way where the whole group is ours: they find the methods of
+process_group.CustomProcessGroup, which takes a tenth of the time.
+"""
+import weakref
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore
+
+from .meeting import meet
+from .dynamo import opaque_to_dynamo
+from ..errors import AbortedError, UsageError
+from .names import IMPLEMENTATION, NAME
+from .operations import Operations
+from .work import DoneWork
+
+try:
+    from torch._C._distributed_c10d import Backend as _TorchBackend
+except ImportError:
+    _TorchBackend = object
+
+
+def _made_in_python():
+    class Probe(_TorchBackend):
+        pass
+
+    try:
+        return Probe(0, 1) is not None
+    except TypeError:   # "No constructor defined": before torch 2.14
+        return False
+
+
+# Whether torch takes a Backend made in Python.
+REGISTERED = _made_in_python()
+
+# What torch's C++ passes on to a Backend made in Python; of operations, gather_single alone is not among it (torch 2.15).
+FORWARDED = (
+    "broadcast", "allreduce", "allreduce_sparse", "allreduce_coalesced", "reduce", "allgather", "all_gather_single",
+    "_allgather_base", "allgather_coalesced", "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single_coalesced", "all_to_all_single", "alltoall_base",
+    "alltoall", "send", "recv", "recv_anysource", "barrier")
+
+
+def _forwarded(name):
+    method = getattr(Operations, name)
+
+    def forward(self, *arguments, **options):
+        work = method(self.operations, *arguments, **options)
+        return DoneWork(_tensors(arguments[0]) if arguments else []) if work is None else work
+
+    return forward
+
+
+def _tensors(outputs):
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    return [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []     # options of a barrier
+
+
+class _Described:
+    """What torch asks a backend about itself."""
+    supports_splitting = True
+    supports_coalescing = False     # batches of messages are several Works, as gloo's
+    supports_time_estimate = False
+    _supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+
+    def supports_tensor_alloc(self, device):
+        return False
+
+    def getBackendName(self):
+        return NAME
+
+    def _get_backend_name(self):
+        return IMPLEMENTATION
+
+    def set_timeout(self, timeout):
+        self.operations.set_timeout(timeout)
+
+    def _set_default_timeout(self, timeout):
+        self.operations.set_timeout(timeout)
+
+    def eager_connect_single_device(self, device):
+        """There is nothing to connect: a group is connected when it is made."""
+
+    def perform_nocolor_split(self, device):
+        """Ranks that are in none of the groups that a group is split into have nothing to do."""
+
+
+class DescribedBackend(_Described):
+    """What `ProcessGroup._get_backend` answers where torch has no Backend for Python."""
+    options = None
+
+    def __init__(self, operations):
+        self._operations = weakref.ref(operations)
+
+    @property
+    def operations(self):
+        return self._operations()
+
+    def name(self):
+        return NAME
+
+    def rank(self):
+        return self.operations._group_rank
+
+    def size(self):
+        return self.operations._group_size
+
+    def __eq__(self, other):
+        return isinstance(other, DescribedBackend) and other.operations is self.operations
+
+    def __hash__(self):
+        return id(self.operations)
+
+
+# Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does not keep
+# our half of it alive.
+_in_use = set()
+
+
+def build_backend(store, rank, size, timeout, name, members=None, devices=None):
+    """A CustomBackend for some devices of a group of torch's. Collective over the group's ranks, as `meet`."""
+    operations = Operations()
+    transport, store = meet(store, rank, size, timeout, name, members, devices=devices)
+    operations._set_up(transport, store, rank, size, timeout, name)
+    backend = CustomBackend(operations, owner=True)
+    _in_use.add(backend)
+    return backend
+
+
+if REGISTERED:
+    @opaque_to_dynamo
+    class CustomBackend(_Described, _TorchBackend):
+        """Forwards to ``operations``, an Operations. ``owner``: whether that lives as long as this does. Otherwise it is the
+        group, in which torch keeps this: a reference back would be a cycle through C++, which nothing collects."""
+
+        def __init__(self, operations, owner):
+            _TorchBackend.__init__(self, operations._group_rank, operations._group_size)
+            self._own = operations if owner else None
+            self._operations = weakref.ref(operations)
+            self._splits = 0
+
+        @property
+        def operations(self):
+            found = self._operations()
+            if found is None:
+                raise AbortedError("this backend's group has been destroyed")
+            return found
+
+        @property
+        def options(self):
+            options = _TorchBackend.Options(NAME, timeout=self.operations.timeout)
+            options.global_ranks_in_group = list(self.operations._transport.members)
+            options.group_name = self.operations._name
+            return options
+
+        # --- settings
+
+        def _set_group_uid(self, uid):
+            _TorchBackend._set_group_uid(self, uid)
+            if self._own is not None:
+                self._own._name = self._own._transport.name = uid
+
+        def _add_ephemeral_timeout(self, timeout):
+            self.operations._add_ephemeral_timeout(timeout)
+
+        def _get_sequence_number_for_group(self):
+            return max(0, self.operations._get_sequence_number_for_group())
+
+        def _set_sequence_number_for_group(self):
+            """They begin at 0 on every rank."""
+
+        def _wait_for_pending_works(self):
+            self.operations._wait_for_pending_works()
+
+        # --- operations with arguments of their own
+
+        def monitored_barrier(self, opts, wait_all_ranks=False):
+            given = getattr(opts, "timeout", opts)
+            given = given if isinstance(given, timedelta) and given > timedelta(0) else None
+            self.operations.monitored_barrier(given, wait_all_ranks)
+
+        def start_coalescing(self):
+            self.operations._start_coalescing()
+
+        def end_coalescing(self):
+            return self.operations._end_coalescing()
+
+        _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
+
+        # --- life
+
+        def split(self, store, ranks, opts=None):
+            """The backend of a new group of ``ranks`` (of this group, in that order). Every rank of this group calls it, with
+            disjoint lists."""
+            operations, self._splits = self.operations, self._splits + 1
+            if operations._group_rank not in ranks:
+                # torch 2.15 crashes on None from a Backend made in Python.
+                raise UsageError(f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
+                                 f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use new_group.")
+            ours = "_".join(map(str, ranks))
+            name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
+            return build_backend(PrefixStore(f"{self._splits}/{ours}", store), ranks.index(operations._group_rank), len(ranks),
+                                 getattr(opts, "_timeout", None) or operations.timeout, name,
+                                 [operations._transport.members[r] for r in ranks], operations._transport.device_types)
+
+        def abort(self):
+            self.operations.abort()
+
+        def shutdown(self):
+            if (operations := self._operations()) is not None:
+                operations.shutdown()
+            _in_use.discard(self)
+
+    for _name in FORWARDED:
+        _method = _forwarded(_name)
+        _method.__name__ = _name
+        setattr(CustomBackend, _name, _method)
+    opaque_to_dynamo(CustomBackend)

@@ -1,0 +1,307 @@
+"""How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group ends."""
+import weakref
+
+import torch
+
+from ..lowering import sparse
+from .blocking import posted_to_be_awaited
+from ..lowering.collectives import Lowering, only
+from .dynamo import opaque_to_dynamo
+from ..errors import UsageError
+from .own_steps import on_top_of_own_step
+from .profiling import profiler_enabled, recorded
+from ..lowering.fast_path import Quick
+from . import trace_dump as trace
+from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
+
+_live = weakref.WeakSet()
+
+
+def live():
+    """The groups of this process that are still there."""
+    return list(_live)
+
+
+class _Extension:
+    """Seconds that calls get on top of their time-out until the first one issued after it is over."""
+    __slots__ = ("seconds", "taken")
+
+    def __init__(self, seconds):
+        self.seconds, self.taken = seconds, False
+
+
+@opaque_to_dynamo
+class Issuing:
+    """The state of one group on one rank, and what all its operations have in common."""
+
+    _registers_works = False    # torch's own group, or dispatcher, does
+
+    def _set_up(self, transport, store, rank, size, timeout, name):
+        self._transport = transport
+        self._store = store
+        self._group_rank, self._group_size = rank, size
+        self.set_timeout(timeout)
+        self._name, self._desc = name, ""
+        self._lower = Lowering(rank, size)
+        self._quick = Quick(transport, self._lower)
+        self._completer = Completer(transport, name)
+        self._coalescing = None
+        self._extensions = []
+        self._detour = False    # whether calls must not go the short way: while coalescing, or with an extension
+        self._monitored_barriers = 0
+        self._splits = 0
+        self._closed = False
+        _live.add(self)
+
+    # --- settings
+
+    @property
+    def timeout(self):
+        return self._timeout
+
+    @property
+    def cpu_transport(self):
+        """The transport of its CPU tensors."""
+        return self._transport.cpu
+
+    def set_timeout(self, timeout):
+        self._timeout = timeout
+        self._seconds = timeout.total_seconds()
+        self._nanoseconds = int(self._seconds * 1e9)
+
+    _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout):
+        self._extensions.append(_Extension(timeout.total_seconds()))
+        self._detour = True
+
+    def _get_sequence_number_for_group(self):
+        return self._transport.next_sequence() - 1
+
+    def _wait_for_pending_works(self):
+        self._completer.wait_all(self._seconds)
+
+    # --- coalescing: operations go out as they come; the end gives one Work for all
+
+    def _start_coalescing(self, device=None):
+        self._coalescing = []
+        self._detour = True
+
+    def _end_coalescing(self, device=None):
+        works, self._coalescing = self._coalescing or [], None
+        self._detour = bool(self._extensions)
+        return self._together(works)
+
+    # --- the end
+
+    def abort(self):
+        self._transport.abort()
+
+    def shutdown(self):
+        if self._closed:
+            return
+        if self._transport.interrupted_here() or on_top_of_own_step():
+            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what is left
+            # is closed with the group object, at the latest at exit, or when asked again.
+            self._transport.abort()
+            return
+        self._closed = True
+        trace.forget(self._transport)
+        self._transport.leave()
+        self._completer.close()
+        self._transport.close()
+        self._completer.drop_all()
+
+    # --- issuing
+
+    def _may_be_short(self, asynchronous=False):
+        """Whether a collective, or a message, may go the short way (quick.py)."""
+        return not (asynchronous or self._detour or profiler_enabled())
+
+    def _limit(self, opts):
+        """The time-out in ns of a call with these options."""
+        given = opts.timeout
+        return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
+
+    def _quick_ns(self, opts, kind):
+        """`_limit` of a collective other than all_reduce that may go the short way, else 0; ``kind``: the type of options
+        that c10d gives."""
+        if type(opts) is kind and self._transport.quick is not None and self._may_be_short(opts.asyncOp):
+            return self._limit(opts)
+        return 0
+
+    def _options(self, opts, timeout):
+        """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
+        given = opts.timeout if opts is not None else timeout
+        seconds = self._seconds if given is None else given.total_seconds()
+        return opts is None or opts.asyncOp, (seconds if seconds > 0 else self._seconds) + self._extra()
+
+    def _extra(self):
+        return sum(e.seconds for e in self._extensions) if self._extensions else 0.0
+
+    def _take_extensions(self):
+        """Those of which the operation now issued is the first; it gives them to `_drop` when it is over."""
+        taken = [e for e in self._extensions if not e.taken]
+        for e in taken:
+            e.taken = True
+        return taken
+
+    def _drop(self, extensions):
+        if extensions:
+            self._extensions = [e for e in self._extensions if e not in extensions]
+            self._detour = self._coalescing is not None or bool(self._extensions)
+
+    def _lowered(self, lower, *arguments):
+        try:
+            return lower(*arguments)
+        except UsageError:
+            # The ranks whose arguments were fine must not wait for this one.
+            self._transport.run(self._lower.rejected(self._seconds))
+            raise
+
+    def _collective(self, name, opts, timeout, tensors, lower, *arguments, inputs=None):
+        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both."""
+        asynchronous, seconds = self._options(opts, timeout)
+        with recorded(name, tensors if inputs is None else inputs) as record:
+            call = self._lowered(lower, *arguments, seconds)
+            if call.device is not None:
+                self._lowered(self._transport.issue, call)
+            if not asynchronous and self._coalescing is None:
+                self._run([call])
+                return DoneWork(tensors, call.flight)
+            return self._submit([call], tensors, record)
+
+    def _coalesced(self, name, opts, tensors, lower, argument_lists, inputs=None):
+        asynchronous, seconds = self._options(opts, None)
+        with recorded(name, tensors if inputs is None else inputs) as record:
+            # All are checked before any is issued.
+            calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            for call in calls:
+                if call.device is not None:
+                    self._lowered(self._transport.issue, call)
+            if not asynchronous and self._coalescing is None:
+                self._run(calls)
+                return DoneWork(tensors, calls[-1].flight if calls else None)
+            return self._submit(calls, tensors, record)
+
+    def _submit(self, calls, tensors, record, then=None):
+        tickets = []
+        try:
+            for call in calls:
+                tickets.append(self._transport.submit(call))
+            return self._adopt(tickets, tensors, calls, record, then)
+        except BaseException:
+            for ticket in tickets:  # the caller never sees the Work
+                ticket.withdraw()
+            raise
+
+    def _run(self, calls):
+        extensions = self._take_extensions() if self._extensions else None
+        try:
+            for call in calls:
+                self._transport.run(call)
+                _copy_back(call)
+        finally:
+            self._drop(extensions)
+
+    def _sparse_all_reduce(self, tensor, op, opts, timeout):
+        asynchronous, seconds = self._options(opts, timeout)
+        with recorded("all_reduce", []) as record:
+            sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)
+            self._transport.run(sizes)
+            calls, finish = sparse.exchange(self._lower, tensor, sizes, seconds)
+            if calls[0].device is not None:
+                # What comes of them is added up on the current stream.
+                for call in calls:
+                    self._lowered(self._transport.issue, call)
+                    self._transport.run(call)
+                finish()
+                return DoneWork([tensor], calls[-1].flight)
+            work = self._submit(calls, [tensor], record, finish)
+        if not asynchronous:
+            work.wait()
+        return work
+
+    def _message(self, name, tensors, peer, tag, seconds, is_recv):
+        ticket = None
+        try:
+            if self._transport.quick_message is not None and len(tensors) == 1 and self._may_be_short():
+                ticket = self._quick.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
+                if ticket is None:
+                    return DoneMessage(list(tensors), peer if is_recv else -1)
+                if ticket:
+                    work = Work(self._completer, [ticket], list(tensors), None, None)   # its tensors are all it needs
+                    self._completer.keep(work)
+                    return self._awaited(work)
+            tensor = self._lowered(only, tensors, name)
+            with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
+                message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)
+                if message.device is not None:
+                    self._transport.issue(message)
+                ticket = self._transport.post(message)
+                return self._awaited(self._adopt([ticket], [tensor], [message], record))
+        except BaseException:
+            if ticket:      # a signal handler has raised: the caller never sees the Work
+                ticket.withdraw()
+            raise
+
+    @staticmethod
+    def _awaited(work):
+        if posted_to_be_awaited():
+            work.end()
+        return work
+
+    def _adopt(self, tickets, tensors, calls, record=None, then=None):
+        """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
+        flights = [c.flight for c in calls if c.flight is not None]
+        copies = [c for c in calls if c.copy_back and c.device is None]
+        extensions = self._take_extensions() if self._extensions else None
+
+        def finish():
+            for call in copies:
+                _copy_back(call)
+            if then is not None:
+                then()
+            if record is not None:
+                record.end()
+            self._drop(extensions)
+
+        ends = bool(copies) or record is not None or then is not None or bool(extensions)
+        if record is not None:
+            record.goes_on()
+        finish = finish if ends else None
+        if flights:
+            work = DeviceWork(self._completer, tickets, tensors, finish, calls, flights)
+        else:
+            work = Work(self._completer, tickets, tensors, finish, calls)
+        self._completer.adopt(work, eager=ends)
+        if works_are_graph_inputs():
+            work.become_graph_inputs(self._registers_works)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _together(self, works):
+        tickets = [t for w in works for t in w._tickets]
+        tensors = [t for w in works for t in w._tensors]
+
+        def finish():
+            for w in works:
+                w.settle()
+
+        flights = [f for w in works if isinstance(w, DeviceWork) for f in w._flights]
+        if flights:
+            work = DeviceWork(self._completer, tickets, tensors, finish, works, flights)
+        else:
+            work = Work(self._completer, tickets, tensors, finish, works)
+        self._completer.adopt(work, eager=False)
+        return work
+
+
+def _copy_back(call):
+    if call.device is not None:
+        return  # done on the stream of the call
+    # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.
+    with torch.no_grad():
+        for destination, plain in call.copy_back:
+            destination.copy_(plain.view(destination.shape))

@@ -1,0 +1,156 @@
+"""Makes the backend known to torch.distributed, and makes its groups when torch asks for them.
+
+What is done at `import torch` is here and costs next to nothing; what a group needs is imported when one is made."""
+import contextlib
+import os
+import sys
+
+from .names import NAME
+from .optional import optional
+from .served import Served
+
+_FIRST_TO_MIX = "2.14"   # the first torch in which a Backend made in Python serves some of a group's devices
+
+# What an MPI launcher leaves in the environment of the processes that it starts; launcher.py knows the details.
+_SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"
+
+_ready = None   # see ready_made
+
+
+def register():
+    """Registers "custom" with torch.distributed; again does nothing."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+    with optional("groups for CUDA tensors where no device is named"):
+        dist.Backend.backend_capability[NAME] = Served()
+    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
+        _warn_of_torchcomms()
+
+
+def _warn_of_torchcomms():
+    """torch before 2.14 then asks torchcomms for every group, whatever its backend, and torchcomms does not know ours."""
+    import warnings
+
+    from torch.distributed import distributed_c10d as c10d
+
+    if getattr(c10d, "_TORCHCOMM_AVAILABLE", False) and not hasattr(c10d, "_torchcomms_handles_backend"):
+        warnings.warn(f"init_process_group(\"{NAME}\") will fail: TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, and this torch then asks "
+                      "torchcomms for every group. Unset it, or use torch 2.14 or newer.", RuntimeWarning, stacklevel=2)
+
+
+def look_for_launcher():
+    """Under an MPI launcher scripts find RANK and the like in their environment, and ``env://`` finds the ranks; ``mpi://``
+    always does."""
+    import importlib
+
+    if _may_be_launched():
+        from ..launch import launcher
+
+        launcher.fill_environment()
+    with optional("finding the ranks of an MPI job"):
+        handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+        if "mpi" not in handlers:
+            handlers["mpi"], handlers["env"] = _mpi, _env(handlers["env"])
+
+
+def _may_be_launched():
+    return any(sign in os.environ for sign in _SIGNS_OF_A_LAUNCHER)
+
+
+def _mpi(url, *args, **kwargs):
+    from ..launch.rendezvous import mpi_rendezvous
+
+    return mpi_rendezvous(url, *args, **kwargs)
+
+
+def _env(original):
+    def handler(url, *args, **kwargs):
+        if not _may_be_launched():
+            return original(url, *args, **kwargs)
+        from ..launch.rendezvous import env_rendezvous
+
+        return env_rendezvous(original, url, *args, **kwargs)
+
+    return handler
+
+
+@contextlib.contextmanager
+def ready_made(group):
+    """Inside, the next `create` takes this group, which has been made already."""
+    global _ready
+    _ready = group
+    try:
+        yield
+    finally:
+        _ready = None
+
+
+def create(options, _backend_options):
+    """Builds the group, or its part, for torch's _DistributedBackendOptions. Collective over the group's ranks;
+    TransportError on all of them if any cannot take part. UsageError where torch would drop another backend."""
+    global _ready
+    from .process_group import build
+
+    asked = _device_map(options)
+    others = {device: name for device, name in asked.items() if name != NAME}
+    ours = [device for device, name in asked.items() if name == NAME] or None   # None: all
+    if others:
+        return _for_some_devices(options, ours, others)
+    if _ready is not None:
+        group, _ready = _ready, None
+        group.setGroupName(options.group_id)
+    else:
+        group = build(options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
+                      list(options.global_ranks_in_group), devices=ours)
+    plain = getattr(options, "process_group", None)
+    if plain is not None and plain.bound_device_id is not None:
+        group.bound_device_id = plain.bound_device_id
+    return group
+
+
+def _for_some_devices(options, ours, others):
+    """A Backend, that torch puts beside those of the other devices."""
+    import torch
+    from torch.distributed import Backend, ProcessGroup
+
+    from .backend import REGISTERED, build_backend
+    from ..errors import UsageError
+
+    string = ",".join(f"{device}:{name}" for device, name in {**dict.fromkeys(ours, NAME), **others}.items())
+    if not REGISTERED:
+        raise UsageError(
+            f"backend \"{string}\": torch {torch.__version__} drops the other backend of a group as soon as one of them is "
+            f"\"{NAME}\"; it takes torch {_FIRST_TO_MIX} or newer to have both. Write init_process_group(\"{NAME}\") for all "
+            f"devices, or make two groups: init_process_group(\"{next(iter(others.values()))}\") and new_group(backend=\"{NAME}\").")
+    alike = [name for name in others.values() if Backend.backend_type_map.get(name) in (None, ProcessGroup.BackendType.CUSTOM)]
+    if alike:
+        raise UsageError(
+            f"backend \"{string}\": of \"{NAME}\" and \"{alike[0]}\" torch keeps one in a group, because both are of the type that "
+            f"it calls custom. Make two groups: init_process_group(\"{alike[0]}\") and new_group(backend=\"{NAME}\").")
+    plain = options.process_group
+    for device in ours:     # one serves all of ours; torch asks once for each
+        if any(known.type == device for known in plain._device_types):
+            return plain._get_backend(torch.device(device))
+    return build_backend(options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
+                         list(options.global_ranks_in_group), ours)
+
+
+def _device_map(options):
+    """{type of device: name of backend} of the group that torch is making; {} where no device was named, or where that cannot
+    be told and nothing speaks for a second backend. torch does not say it to the maker of a backend: the caller's variables do."""
+    from ..errors import UsageError
+
+    with optional("telling apart which devices of a group are for this backend"):
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "_new_process_group_helper":
+            frame = frame.f_back
+        named = ":" in str(frame.f_locals["backend"])
+        return dict(frame.f_locals["backend_config"].get_device_backend_map()) if named else {}
+    plain = getattr(options, "process_group", None)
+    if plain is not None and (plain._device_types or plain.name() != NAME):
+        raise UsageError(f"this torch does not let \"{NAME}\" be one backend of several in a group: write "
+                         f"init_process_group(\"{NAME}\") for all devices, or make two groups")
+    return {}

@@ -1,0 +1,105 @@
+"""A c10d Store, each call of which ends by a deadline.
+
+A TCPStore whose server is stopped, or behind a network that is cut, does not answer, and its time-out holds for few of its calls.
+So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread that got none stays
+behind until the server answers or its connection ends.
+"""
+import queue
+import threading
+import time
+
+from torch.distributed import PrefixStore
+
+from ..errors import TransportError
+from ..threads import start
+
+
+class BoundedStore:
+    """Of ``store``. Its calls raise TransportError at ``deadline`` (time.monotonic), and at once after one that did. ``close`` ends
+    its thread; after that there is ``plain``, the Store itself."""
+
+    def __init__(self, store, deadline, what):
+        self.plain, self.deadline = store, deadline
+        self._what = what   # is being done, for errors
+        self._asker = _Asker()
+
+    def under(self, prefix):
+        """The part of it whose keys begin so."""
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__, plain=PrefixStore(prefix, self.plain))
+        return part
+
+    def set(self, key, value):
+        return self._ask(self.plain.set, key, value)
+
+    def get(self, key):
+        return self._ask(self.plain.get, key)
+
+    def add(self, key, amount):
+        return self._ask(self.plain.add, key, amount)
+
+    def check(self, keys):
+        return self._ask(self.plain.check, keys)
+
+    def close(self):
+        self._asker.end()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _ask(self, call, *arguments):
+        if not self._asker.ask(answer := _Answer(call, arguments), self.deadline):
+            raise TransportError(
+                f"{self._what}: the store has not answered for {self._asker.silent:.1f} s. It is "
+                f"{_whereabouts(self.plain)}. Is the process that serves it (rank 0, or the launcher's agent) stopped, or the network "
+                "to it cut?")
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+
+class _Answer:
+    def __init__(self, call, arguments):
+        self.call, self.arguments = call, arguments
+        self.there = threading.Event()
+        self.value = self.error = None
+
+
+class _Asker:
+    """The thread, and what it is asked."""
+
+    def __init__(self):
+        self._asked = queue.SimpleQueue()
+        self.silent = 0.0       # s: that a call was waited for in vain
+        start(self._run, "c10d_custom:store")
+
+    def ask(self, answer, deadline):
+        """False: there was none in time."""
+        if not self.silent:
+            began = time.monotonic()
+            self._asked.put(answer)
+            if answer.there.wait(max(deadline - began, 0.001)):
+                return True
+            self.silent = time.monotonic() - began
+        return False
+
+    def end(self):
+        self._asked.put(None)
+
+    def _run(self):
+        while (answer := self._asked.get()) is not None:
+            try:
+                answer.value = answer.call(*answer.arguments)
+            except Exception as error:
+                answer.error = error
+            answer.there.set()
+
+
+def _whereabouts(store):
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    return f"a {type(store).__name__} at {host}, port {port}" if host else f"a {type(store).__name__}"

@@ -1,0 +1,64 @@
+"""Whether the ranks of a group that is being made mean the same group.
+
+Ranks that were given different members wait for each other in vain. So each says under its global rank which members it
+was given, and looks at what the others say while it waits.
+"""
+import hashlib
+import json
+import time
+
+from ..errors import CollectiveMismatchError
+
+_AT_ONCE = 16   # ranks looked at in one look: a store serves all of them
+_TOLD_SECONDS = 0.5
+
+
+class Membership:
+    """``members``: the global ranks in the group's order; ``rank``: this one's place among them."""
+
+    def __init__(self, store, rank, members, name):
+        self.store, self.me, self.members, self.name = store, members[rank], members, name
+        self._next = 0
+        self._said = ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
+        # Of the store's keys, those of ranks that mean this group.
+        self.digest = hashlib.sha256(self._said.encode()).hexdigest()[:16]
+
+    def __enter__(self):
+        self.store.set(self._key(self.me), json.dumps(self._said))
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None or not issubclass(kind, CollectiveMismatchError):
+            try:
+                # Not deleted: who has just seen that it is there would wait for it.
+                self.store.set(self._key(self.me), "")
+            except RuntimeError:
+                pass  # the store is gone
+
+    def look(self):
+        """Raises CollectiveMismatchError if one of these members was given others."""
+        others = [m for m in self.members if m != self.me]
+        some = [others[(self._next + i) % len(others)] for i in range(min(_AT_ONCE, len(others)))]
+        self._next += len(some)
+        said = {m: self.store.get(self._key(m)) for m in some if self.store.check([self._key(m)])}
+        said = {m: json.loads(text) for m, text in said.items() if text}
+        differing = [m for m, text in said.items() if text != self._said]
+        if not differing:
+            return
+        self._tell(differing)
+        said[self.me] = self._said
+        table = "\n".join(f"  rank {m}: ranks {said[m]}" for m in sorted(said))
+        raise CollectiveMismatchError(
+            f"creation of group {self.name or '(unnamed)'}, rank {self.me}: the ranks were given different members:\n"
+            f"{table}\nGive the same ranks, in the same order, on every rank.")
+
+    def _tell(self, others):
+        # The process that serves the store may end with this error: let the others hear first.
+        self.store.set(f"{self._key(self.me)}/told", "1")
+        until = time.monotonic() + _TOLD_SECONDS
+        while time.monotonic() < until and not self.store.check([f"{self._key(m)}/told" for m in others]):
+            time.sleep(5e-3)
+
+    @staticmethod
+    def _key(member):
+        return f"members/{member}"

@@ -1,0 +1,170 @@
+"""How the ranks of an MPI job find each other: ``env://`` where it would otherwise fail, and ``mpi://``.
+
+We act, whatever the backend's name, if and only if either
+- init_method is "mpi://", or
+- init_method is "env://" (the default), MASTER_ADDR is unset, C10D_CUSTOM_LAUNCHER is not 0, mpi4py is
+  installed, and an MPI launcher started this process: RANK is unset, or is what `launcher.fill_environment`
+  gave to this process.
+In the second case torch's own handler would raise, because it needs MASTER_ADDR. All else goes to it.
+
+Rank 0 serves a TCPStore on a port the kernel chooses and offers its addresses over MPI; all use the first
+that all can reach. Host names play no part: a host's own name may resolve to 127.0.1.1. MASTER_ADDR and
+MASTER_PORT are then set for scripts that read them; as long as they stay as set here they count as unset,
+so that init_process_group after destroy_process_group makes another store."""
+import hashlib
+import json
+import os
+import socket
+import struct
+import time
+import uuid
+from datetime import timedelta
+from importlib.util import find_spec
+from urllib.parse import parse_qsl, urlparse
+
+from . import launcher
+from .addresses import addresses
+from ..config import launcher_wanted
+from ..errors import TransportError, UsageError
+from .mpi_job import INSTALL, job
+
+CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
+
+_master = {}  # MASTER_ADDR and MASTER_PORT as we set them
+
+
+def env_rendezvous(original, url, *args, **kwargs):
+    """The handler of ``env://``; ``original``: torch's own."""
+    if not _applies():
+        return original(url, *args, **kwargs)
+    if find_spec("mpi4py") is None:
+        return _noted(original(url, *args, **kwargs))
+    return mpi_rendezvous(url, *args, **kwargs)
+
+
+def _noted(steps):
+    try:
+        yield from steps
+    except ValueError as error:
+        error.add_note(f"An MPI launcher started this process, but mpi4py is not installed: {INSTALL}")
+        raise
+
+
+def _applies():
+    addressed = "MASTER_ADDR" in os.environ and not _is_ours()
+    if addressed or not launcher_wanted():
+        return False
+    return launcher.filled() or ("RANK" not in os.environ and launcher.detect() is not None)
+
+
+def _is_ours():
+    return bool(_master) and all(os.environ.get(name) == value for name, value in _master.items())
+
+
+def mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
+    deadline = time.monotonic() + timeout.total_seconds()
+    mpi = job(timeout.total_seconds())
+    _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
+    store = _Meeting(mpi, timeout, deadline).store()
+    yield store, mpi.rank, mpi.size
+    raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
+
+
+def _refuse_contradictions(mpi, query):
+    for what, name, real in (("rank", "RANK", mpi.rank), ("world_size", "WORLD_SIZE", mpi.size)):
+        for source, text in ((f"the argument {what}", query.get(what)), (name, os.environ.get(name))):
+            if text is not None and text != str(real):
+                raise UsageError(f"{source} says {text}, but MPI says {real}. Leave it out, or set RANK, WORLD_SIZE, "
+                                 "MASTER_ADDR and MASTER_PORT, all four, to go without MPI.")
+
+
+class _Meeting:
+    """One rendezvous: collective over the job, each step before the one deadline."""
+
+    def __init__(self, mpi, timeout, deadline):
+        self.mpi, self.timeout, self.deadline = mpi, timeout, deadline
+
+    def store(self):
+        local = self._ranks_here()
+        served, offer = None, None
+        if self.mpi.rank == 0:
+            served, offer = self._serve(one_host=len(local) == self.mpi.size)
+        offer = self._broadcast(offer)
+        if "error" in offer:
+            raise TransportError(f"rendezvous: rank 0 cannot serve a store: {offer['error']}")
+        for address in offer["addresses"]:
+            store = served or self._connect(address, offer)
+            if self._all(store is not None):
+                self._tell_scripts(local, address, offer["port"])
+                store.set_timeout(self.timeout)
+                return store
+        raise TransportError(
+            f"rendezvous: no address of rank 0's host is reachable from all ranks; tried {offer['addresses']}, port "
+            f"{offer['port']}. Is there a firewall, or a network that only some hosts have?")
+
+    def _wait(self, request, what):
+        if not self.mpi.wait_all([request], self.deadline):
+            raise TransportError(
+                f"rendezvous: rank {self.mpi.rank} waited {self.timeout.total_seconds():.0f} s for {what}; do all "
+                f"{self.mpi.size} ranks of the MPI job call init_process_group?")
+
+    def _ranks_here(self):
+        """The ranks on this host, in order. Hosts differ in their kernel's boot id; names repeat."""
+        with open("/proc/sys/kernel/random/boot_id", "rb") as f:
+            mine = hashlib.sha256(f.read()).digest()
+        every = bytearray(len(mine) * self.mpi.size)
+        self._wait(self.mpi.world.Iallgather(mine, every), "the other ranks")
+        width = len(mine)
+        return [r for r in range(self.mpi.size) if every[r * width:(r + 1) * width] == mine]
+
+    def _broadcast(self, value):
+        text = bytearray(json.dumps(value).encode())
+        length = bytearray(struct.pack("q", len(text)))
+        self._wait(self.mpi.world.Ibcast(length, 0), "rank 0")
+        if self.mpi.rank:
+            text = bytearray(struct.unpack("q", length)[0])
+        self._wait(self.mpi.world.Ibcast(text, 0), "rank 0")
+        return json.loads(text)
+
+    def _all(self, good):
+        mine, every = bytearray([good]), bytearray(1)
+        self._wait(self.mpi.world.Iallreduce([mine, self.mpi.MPI.BYTE], [every, self.mpi.MPI.BYTE],
+                                             self.mpi.MPI.BAND), "the other ranks to connect")
+        return bool(every[0])
+
+    def _serve(self, one_host):
+        """Rank 0's store, and what the others need to reach it. Its own connection is to loopback."""
+        token = uuid.uuid4().hex
+        try:
+            store = self._tcp_store("127.0.0.1", 0, True, self._left())
+            store.set("mpi/token", token)
+        except Exception as error:
+            return None, {"error": str(error)}
+        found = addresses()
+        return store, {"addresses": ["127.0.0.1", *found] if one_host else found, "port": store.port, "token": token}
+
+    def _connect(self, address, offer):
+        """A connection to rank 0's store, or None: nobody listens there, or somebody else does. (Private
+        addresses repeat: that of a container bridge is every host's.)"""
+        seconds = min(CONNECT_SECONDS, self._left())
+        try:
+            socket.create_connection((address, offer["port"]), seconds).close()
+            store = self._tcp_store(address, offer["port"], False, seconds)
+            return store if store.get("mpi/token").decode() == offer["token"] else None
+        except (OSError, RuntimeError, UnicodeDecodeError):
+            return None
+
+    def _tcp_store(self, address, port, serve, seconds):
+        from torch.distributed import TCPStore
+
+        return TCPStore(address, port, self.mpi.size, serve, timedelta(seconds=seconds), wait_for_workers=False)
+
+    def _left(self):
+        return max(0.1, self.deadline - time.monotonic())
+
+    def _tell_scripts(self, local, address, port):
+        if "MASTER_ADDR" not in os.environ or _is_ours():
+            _master.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+            os.environ.update(_master)
+        for name, value in (("LOCAL_RANK", local.index(self.mpi.rank)), ("LOCAL_WORLD_SIZE", len(local))):
+            os.environ.setdefault(name, str(value))

@@ -1,0 +1,303 @@
+"""c10d's operations lowered to the primitives of a transport: tensors checked, made contiguous, and
+named in a Call. Every function returns a Call; UsageError where the arguments make no sense."""
+import torch
+
+from .. import dtypes
+from ..call import ANY_COUNT, Call, Message, Op
+from ..errors import UsageError
+
+
+def device_of(t):
+    """The torch.device of a tensor, None for the CPU."""
+    return None if t.is_cpu else t.device
+
+
+def is_plain(t):
+    """True if the tensor's bytes, in order, are its elements."""
+    return t.is_contiguous() and not t.is_neg() and not t.is_conj()
+
+
+def source(t):
+    """``t``, or a plain copy of it."""
+    return t if is_plain(t) else t.resolve_conj().resolve_neg().contiguous()
+
+
+def target(t, copy_back):
+    """``t``, or a plain tensor whose contents go to ``t`` at the end."""
+    if is_plain(t):
+        return t
+    plain = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    copy_back.append((t, plain))
+    return plain
+
+
+def only(tensors, name):
+    """The one tensor of a list of one, as c10d passes most arguments."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise UsageError(f"{name}: expected one tensor for this rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def own_list(lists):
+    """This rank's list of tensors, given plain or as the only list of a list."""
+    return lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists
+
+
+def check_tensor(name, t, what="tensor"):
+    if not isinstance(t, torch.Tensor):
+        raise UsageError(f"{name}: {what} is {type(t).__name__}, not a torch.Tensor")
+    if t.layout is not torch.strided:
+        raise UsageError(f"{name}: {what} has layout {t.layout}; only dense tensors can be communicated"
+                         + (" (all_reduce with SUM takes sparse COO tensors)" if t.is_sparse else ""))
+    if not (t.is_cpu or t.is_cuda):
+        raise UsageError(f"{name}: {what} is on {t.device}; only CPU and CUDA tensors can be communicated")
+    return dtypes.lookup(t.dtype)
+
+
+def check_device(name, t, like, what):
+    if device_of(t) != device_of(like):
+        raise UsageError(f"{name}: {what} is on {t.device}, the other tensors on {like.device}")
+
+
+def check_list(name, tensors, size, like, what, equal=True):
+    """``size`` tensors of the dtype of ``like``, each (if ``equal``) with as many elements."""
+    if len(tensors) != size:
+        raise UsageError(f"{name}: {what} has {len(tensors)} tensors for a group of {size} ranks")
+    for i, t in enumerate(tensors):
+        check_tensor(name, t, f"{what}[{i}]")
+        check_device(name, t, like, f"{what}[{i}]")
+        if t.dtype is not like.dtype:
+            raise UsageError(f"{name}: {what}[{i}] is {t.dtype}, the other tensors are {like.dtype}")
+        if equal and t.numel() != like.numel():
+            raise UsageError(f"{name}: {what}[{i}] has {t.numel()} elements, expected {like.numel()}")
+
+
+def check_root(name, root, size):
+    if not 0 <= root < size:
+        raise UsageError(f"{name}: root rank {root} is not in a group of {size} ranks")
+
+
+def split_flat(name, flat, size, what):
+    if flat.numel() % size:
+        raise UsageError(f"{name}: {what} has {flat.numel()} elements, not a multiple of the {size} ranks")
+    return flat.view(-1).split(flat.numel() // size) if flat.numel() else [flat.view(-1)] * size
+
+
+class Lowering:
+    """For one group: ``rank`` of ``size``."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def _reducing(self, call, op):
+        code, factor = dtypes.split_op(op)
+        dtypes.check_reduce(call.dtype, code)
+        call.redop = code
+        if factor is not None:
+            call.factor = float(factor)
+        return call
+
+    def barrier(self, device, timeout):
+        return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
+
+    def broadcast(self, t, root, timeout):
+        call = Call(Op.broadcast, "broadcast", check_tensor("broadcast", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
+        check_root("broadcast", root, self.size)
+        if root == self.rank:
+            call.inputs = [source(t)]
+        else:
+            call.outputs = [target(t, call.copy_back)]
+        return call
+
+    def all_reduce(self, t, op, timeout):
+        call = Call(Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(),
+                    device=device_of(t))
+        self._reducing(call, op)
+        call.outputs = [target(t, call.copy_back)]
+        call.inputs = call.outputs if not call.copy_back else [source(t)]
+        return call
+
+    def reduce(self, t, root, op, timeout):
+        call = Call(Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
+        check_root("reduce", root, self.size)
+        self._reducing(call, op)
+        call.inputs = [source(t)]
+        if root == self.rank:
+            call.outputs = [target(t, call.copy_back)]
+        return call
+
+    def all_gather(self, outputs, t, timeout):
+        call = Call(Op.all_gather, "all_gather", check_tensor("all_gather", t), timeout, device=device_of(t))
+        check_list("all_gather", outputs, self.size, t, "output list", equal=False)
+        mine = outputs[self.rank].numel()
+        if mine != t.numel():
+            raise UsageError(f"all_gather: output[{self.rank}] has {mine} elements, this rank's input {t.numel()}")
+        even = all(o.numel() == t.numel() for o in outputs)
+        call.count = t.numel() if even else ANY_COUNT
+        call.inputs = [source(t)]
+        call.outputs = [self._apart(o, call.inputs, call, own=r == self.rank) for r, o in enumerate(outputs)]
+        return call
+
+    def all_gather_single(self, output, t, timeout):
+        name = "all_gather_into_tensor"
+        check_tensor(name, output, "output")
+        dtype = check_tensor(name, t, "input")
+        if output.dtype is not t.dtype:
+            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
+        if output.numel() != t.numel() * self.size:
+            raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
+        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)],
+                    device=device_of(t))
+        in_place = is_plain(output) and t.data_ptr() == output.data_ptr() + self.rank * t.nbytes
+        whole = output if in_place else self._apart(output, call.inputs, call)
+        call.outputs = split_flat(name, whole, self.size, "output")
+        return call
+
+    def reduce_scatter(self, output, inputs, op, timeout):
+        name = "reduce_scatter"
+        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, device=device_of(output))
+        check_list(name, inputs, self.size, output, "input list", equal=False)
+        if inputs[self.rank].numel() != output.numel():
+            raise UsageError(f"{name}: input[{self.rank}] has {inputs[self.rank].numel()} elements, the output {output.numel()}")
+        even = all(i.numel() == output.numel() for i in inputs)
+        call.count = output.numel() if even else ANY_COUNT
+        self._reducing(call, op)
+        call.inputs = [source(i) for i in inputs]
+        call.outputs = [self._scattered(output, call)]
+        return call
+
+    def reduce_scatter_single(self, output, t, op, timeout):
+        name = "reduce_scatter_tensor"
+        check_tensor(name, t, "input")
+        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, count=output.numel(),
+                    device=device_of(output))
+        if output.dtype is not t.dtype:
+            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
+        if t.numel() != output.numel() * self.size:
+            raise UsageError(f"{name}: input has {t.numel()} elements, expected {output.numel()} x {self.size} ranks")
+        self._reducing(call, op)
+        call.inputs = split_flat(name, source(t), self.size, "input")
+        call.outputs = [self._scattered(output, call)]
+        return call
+
+    def all_to_all(self, outputs, inputs, timeout):
+        name = "all_to_all"
+        if not inputs or not outputs:
+            raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
+        call = Call(Op.all_to_all, name, check_tensor(name, inputs[0], "input[0]"), timeout, count=ANY_COUNT,
+                    device=device_of(inputs[0]))
+        check_list(name, inputs, self.size, inputs[0], "input list", equal=False)
+        check_list(name, outputs, self.size, inputs[0], "output list", equal=False)
+        self._own_part(name, inputs, outputs)
+        call.inputs = [source(i) for i in inputs]
+        call.outputs = [self._apart(o, call.inputs, call) for o in outputs]
+        return call
+
+    def all_to_all_single(self, output, t, output_splits, input_splits, timeout):
+        name = "all_to_all_single"
+        check_tensor(name, output, "output")
+        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT,
+                    device=device_of(t))
+        if output.dtype is not t.dtype:
+            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+        check_device(name, output, t, "output")
+        call.inputs = self._split_rows(name, source(t), input_splits, "input")
+        whole = self._apart(output, call.inputs, call)
+        call.outputs = self._split_rows(name, whole, output_splits, "output")
+        self._own_part(name, call.inputs, call.outputs)
+        return call
+
+    def gather(self, outputs, t, root, timeout):
+        call = Call(Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(),
+                    device=device_of(t))
+        check_root("gather", root, self.size)
+        call.inputs = [source(t)]
+        if root == self.rank:
+            check_list("gather", outputs, self.size, t, "gather list")
+            call.outputs = [self._apart(o, call.inputs, call, own=r == root) for r, o in enumerate(outputs)]
+        elif outputs:
+            raise UsageError(f"gather: rank {self.rank} is not the root and gives a gather list")
+        return call
+
+    def gather_single(self, output, t, root, timeout):
+        name = "gather_single"
+        call = Call(Op.gather, name, check_tensor(name, t), timeout, root=root, count=t.numel(), device=device_of(t))
+        check_root(name, root, self.size)
+        call.inputs = [source(t)]
+        if root == self.rank:
+            check_tensor(name, output, "output")
+            if output.dtype is not t.dtype:
+                raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+            check_device(name, output, t, "output")
+            if output.numel() != t.numel() * self.size:
+                raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
+            call.outputs = split_flat(name, self._apart(output, call.inputs, call), self.size, "output")
+        return call
+
+    def scatter(self, output, inputs, root, timeout):
+        call = Call(Op.scatter, "scatter", check_tensor("scatter", output), timeout, root=root, count=output.numel(),
+                    device=device_of(output))
+        check_root("scatter", root, self.size)
+        if root == self.rank:
+            check_list("scatter", inputs, self.size, output, "scatter list")
+            call.inputs = [source(i) for i in inputs]
+        elif inputs:
+            raise UsageError(f"scatter: rank {self.rank} is not the root and gives a scatter list")
+        call.outputs = [self._scattered(output, call)]
+        return call
+
+    def rejected(self, timeout):
+        """Tells the other ranks that this rank's call was refused, so that none waits for it."""
+        return Call(Op.rejected, "rejected", dtypes.BY_DTYPE[torch.uint8], timeout)
+
+    def message(self, name, t, peer, tag, timeout, is_recv):
+        dtype = check_tensor(name, t)
+        if peer >= self.size or peer < -1:
+            raise UsageError(f"{name}: rank {peer} is not in a group of {self.size} ranks")
+        message = Message(name, t, dtype, peer, tag, timeout, is_recv, device_of(t))
+        message.tensor = target(t, message.copy_back) if is_recv else source(t)
+        return message
+
+    # --- parts
+
+    def _apart(self, output, inputs, call, own=False):
+        """``output``, or a stand-in where it shares memory with an input and would be written while
+        that is still read. ``own``: what it gets comes from the very place it may share."""
+        plain = target(output, call.copy_back)
+        low, high = plain.data_ptr(), plain.data_ptr() + plain.nbytes
+        for t in inputs:
+            at = t.data_ptr()
+            if at < high and low < at + t.nbytes and not (own and at == low):
+                stand_in = torch.empty_like(plain)
+                call.copy_back.append((output, stand_in))
+                return stand_in
+        return plain
+
+    def _scattered(self, output, call):
+        """The one output of a call with an input for each rank: it may be this rank's own input."""
+        others = [t for r, t in enumerate(call.inputs) if r != self.rank]
+        plain = self._apart(output, others, call)
+        return self._apart(plain, call.inputs[self.rank:self.rank + 1], call, own=True) if plain is output else plain
+
+    def _own_part(self, name, inputs, outputs):
+        here, there = inputs[self.rank].numel(), outputs[self.rank].numel()
+        if here != there:
+            raise UsageError(f"{name}: this rank sends {here} elements to itself and expects {there}")
+
+    def _split_rows(self, name, t, splits, what):
+        if not splits:
+            if t.dim() and t.size(0) % self.size:
+                raise UsageError(f"{name}: {what}'s first dimension, {t.size(0)}, is not a multiple of the {self.size} ranks")
+            return split_flat(name, t, self.size, what)
+        if len(splits) != self.size or min(splits) < 0 or (t.size(0) if t.dim() else 1) != sum(splits):
+            raise UsageError(f"{name}: {what} splits {list(splits)} do not cover a first dimension of "
+                             f"{t.size(0) if t.dim() else 'none'} over {self.size} ranks")
+        rows = t.size(0) if t.dim() else 1
+        per_row = t.numel() // rows if rows else 0
+        return t.view(-1).split([s * per_row for s in splits]) if t.numel() else [t.view(-1)] * self.size

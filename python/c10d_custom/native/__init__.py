@@ -1,0 +1,215 @@
+"""ctypes binding of backend/shm/api.h. Names, layouts and order are those of that header."""
+import ctypes as c
+from functools import partial
+from pathlib import Path
+
+ABI_VERSION = 12
+RECEIVED = 1 << 32      # of c10d_message
+NEVER = 2**64 - 1   # kNever
+OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
+JOINED, LEFT = 1, 2
+LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
+LONG_WAY, DONE_WAKE = 32, 33    # of direct_quick
+LENGTHS, REDUCE_OPS = 5, 16    # of DirectQuick
+
+
+class Geometry(c.Structure):
+    _fields_ = [(n, c.c_uint32) for n in
+                ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells", "board_bytes")]
+
+
+class Span(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("bytes", c.c_uint64)]
+
+
+Interrupted = c.CFUNCTYPE(c.c_int)
+
+
+class CallArgs(c.Structure):
+    _fields_ = [("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32), ("root", c.c_int32),
+                ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
+                ("factor", c.c_double), ("number", c.c_uint64), ("outer", c.c_uint64),
+                ("timeout_ns", c.c_int64), ("nin", c.c_uint32), ("nout", c.c_uint32),
+                ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span)), ("bridge", c.c_void_p)]
+
+
+class Phase(c.Structure):
+    _fields_ = [("requests", c.c_void_p), ("n", c.c_uint64)]
+
+
+class BridgeSlot(c.Structure):
+    _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
+
+
+Look = c.CFUNCTYPE(c.c_int)
+LOOKED, LATE, TRANSFER = 1, 2, 3    # BridgeEnd
+
+
+class Bridge(c.Structure):
+    """See backend/shm/bridge.h."""
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("look", Look),
+                ("later_ns", c.c_int64), ("chunk", c.c_uint64), ("factor", c.POINTER(c.c_double)), ("slots", c.POINTER(BridgeSlot)),
+                ("nslots", c.c_uint32), ("lanes", c.c_uint32), ("hosts", c.c_uint32), ("own", c.c_uint32), ("op", c.c_uint32),
+                ("keeps", c.c_uint32), ("end", c.c_uint32), ("slot", c.c_uint32)]
+
+
+class MessageArgs(c.Structure):
+    _fields_ = [("is_recv", c.c_uint32), ("dtype", c.c_uint32), ("peer", c.c_int32),
+                ("reserved", c.c_uint32), ("tag", c.c_int64), ("data", Span), ("timeout_ns", c.c_int64)]
+
+
+class Failure(c.Structure):
+    _fields_ = [("status", c.c_int32), ("peer", c.c_int32), ("by", c.c_int32), ("cause", c.c_int32),
+                ("call", c.c_uint64), ("seq", c.c_uint64), ("elapsed_ns", c.c_int64), ("expected", c.c_uint64),
+                ("actual", c.c_uint64), ("expected_dtype", c.c_uint32), ("actual_dtype", c.c_uint32)]
+
+
+class Head(c.Structure):
+    """What a rank says of its call over hosts: see backend/mpi/head.h."""
+    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("root", c.c_int32), ("count", c.c_uint64), ("payload", c.c_uint64), ("factor", c.c_double),
+                ("reserved", c.c_uint64 * 2)]
+
+
+class Direct(c.Structure):
+    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("idle", c.c_void_p),
+                ("board", c.c_void_p), ("stride", c.c_uint64), ("ranks", c.c_uint32), ("local", c.c_uint32),
+                ("between", c.POINTER(c.c_void_p)), ("nbetween", c.c_uint32), ("own_between", c.c_uint32)]
+
+
+class DirectReduce(c.Structure):
+    _fields_ = [("head", Head), ("data", c.c_void_p), ("inside_factor", c.POINTER(c.c_double)),
+                ("between_factor", c.POINTER(c.c_double)), ("requests", c.c_void_p), ("nrequests", c.c_uint32),
+                ("inside_op", c.c_uint32), ("between_op", c.c_uint32), ("stage", c.c_uint32), ("peer", c.c_int32)]
+
+
+class DirectQuick(c.Structure):
+    """See backend/mpi/quick.h."""
+    _fields_ = [("turn", c.c_uint64), ("runner", c.c_uint64), ("stopped", c.c_uint32), ("limit", c.c_uint32),
+                ("lengths", c.c_uint64 * LENGTHS), ("way", c.c_void_p), ("calls", c.c_void_p),
+                ("now", c.c_void_p), ("began", c.c_int64), ("log", c.c_void_p), ("logged", c.c_uint64), ("room", c.c_uint64)]
+
+
+class Idle(c.Structure):
+    _fields_ = [("testall", c.c_void_p), ("request", c.c_void_p), ("status", c.c_void_p)]
+
+
+class PublishedFingerprint(c.Structure):
+    _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
+                ("reserved", c.c_uint32), ("factor", c.c_double), ("outer", c.c_uint64), ("pad", c.c_uint64)]
+
+
+class PeerState(c.Structure):
+    _fields_ = [("arrived", c.c_uint64), ("blocks_in", c.c_uint64), ("blocks_reduced", c.c_uint64),
+                ("blocks_out", c.c_uint64), ("state", c.c_uint32), ("pid", c.c_uint32),
+                ("alive", c.c_int32), ("mark", c.c_uint32), ("fingerprint", PublishedFingerprint)]
+
+
+TRACE_SEND, TRACE_RECV = 64, 65
+
+
+class TraceRecord(c.Structure):
+    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
+                ("peer", c.c_int32), ("count", c.c_uint64), ("in_bytes", c.c_uint64), ("out_bytes", c.c_uint64),
+                ("tag", c.c_int64), ("issued", c.c_int64), ("began", c.c_int64), ("ended", c.c_int64),
+                ("status", c.c_int32), ("reserved", c.c_uint32)]
+
+
+def _load():
+    path = Path(__file__).with_name("_shm.so")
+    library = c.CDLL(str(path))
+    handle, ticket, failure = c.c_void_p, c.c_void_p, c.POINTER(Failure)
+    signatures = {
+        "abi_version": (c.c_int,),
+        "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
+        "open": (handle, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(c.c_int)),
+        "inside": (c.c_int, handle),
+        "leave": (None, handle),
+        "close": (None, handle),
+        "free": (None, handle),
+        "abort": (None, handle),
+        "next_seq": (c.c_uint64, handle),
+        "run": (c.c_int, handle, c.POINTER(CallArgs)),
+        "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
+        "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "quick": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "last_failure": (None, failure),
+        "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
+        "message": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.POINTER(ticket)),
+        "ticket_source": (c.c_int, ticket),
+        "ticket_number": (c.c_uint64, ticket),
+        "test": (c.c_int, ticket),
+        "watch": (c.c_int, ticket, c.c_uint64),
+        "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
+        "settle": (c.c_int, handle, ticket, c.c_int64, c.c_int),
+        "withdraw": (c.c_int, handle, ticket),
+        "release": (None, ticket),
+        "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
+        "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
+        "peer_stopped": (c.c_int, handle, c.c_uint32),
+        "peer_sizes": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
+        "set_mark": (None, handle, c.c_uint32),
+        "enlist": (c.c_int, handle, c.c_uint32, c.c_uint32),
+        "roll": (c.c_int, handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
+        "keep_trace": (None, handle, c.c_uint32),
+        "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
+        "poison": (None, handle, c.c_int32, c.c_int32, c.c_int32, c.c_uint64),
+        "health": (c.c_int, handle, c.c_uint64, failure),
+        "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
+        "complete": (None, handle, c.c_uint64),
+        "probe": (c.c_int, handle, c.c_int64),
+        "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
+                   c.POINTER(c.c_double)),
+        "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64),
+        "board": (c.c_void_p, handle),
+        "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
+        "direct_quick": (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "direct_over": (c.c_int, c.c_void_p, c.c_int),
+        "direct_log": (c.c_uint64, c.c_void_p, c.c_void_p),
+        "turn_last": (c.c_uint64, c.c_void_p),
+        "turn_take": (c.c_uint64, c.c_void_p),
+        "turn_wait": (c.c_uint64, c.c_void_p),
+        "turn_next": (c.c_int, c.c_void_p),
+        "turn_taken": (c.c_int, c.c_void_p),
+        "turn_free": (c.c_int, c.c_void_p),
+        "turn_close": (None, c.c_void_p),
+        "mpi_progress": (None, c.c_void_p),
+        "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
+    }
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, f"c10d_{name}")
+        function.restype, function.argtypes = result, arguments
+    if (found := library.c10d_abi_version()) != ABI_VERSION:
+        raise ImportError(f"{path} has ABI version {found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
+    return library
+
+
+def _quickly(lib):
+    """(c10d_all_reduce, c10d_quick, c10d_direct_quick), which carry out a collective in one call, c10d_settle, and
+    c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address is in the list ``ticket``. What
+    a function returns may be lost to a signal handler that raises; what is in the caller's list is not."""
+    try:
+        from ._fast import all_reduce, message, quick, settle  # see setup.py for when it is not there
+    except ImportError:
+        def with_ticket(*arguments):
+            *arguments, out = arguments
+            ticket = c.c_void_p()
+            try:
+                return lib.c10d_message(*arguments, c.byref(ticket)) == OK
+            finally:
+                if ticket.value:
+                    out.append(ticket.value)
+
+        return lib.c10d_all_reduce, lib.c10d_quick, lib.c10d_direct_quick, lib.c10d_settle, with_ticket
+
+    def at(function):
+        return c.cast(function, c.c_void_p).value
+
+    return (partial(all_reduce, at(lib.c10d_all_reduce)), partial(quick, at(lib.c10d_quick)),
+            partial(all_reduce, at(lib.c10d_direct_quick)), partial(settle, at(lib.c10d_settle)),
+            partial(message, at(lib.c10d_message)))
+
+
+lib = _load()
+all_reduce, quick, direct_quick, settle, message = _quickly(lib)

@@ -1,0 +1,207 @@
+"""Small collectives among the ranks of a few hosts: each rank sends each other rank one message, which
+carries its fingerprint and, where it is short, all that the other needs.
+
+One latency, whatever the operation; no rank waits for a local stage, which matters most where ranks
+outnumber cores. Larger groups and messages take the way of hierarchical.py; in groups of up to
+`MOST_RANKS` these messages still go first, without payload, so that ranks that disagree find out.
+"""
+import functools
+import struct
+from ctypes import c_double, c_void_p, memmove
+
+from ...call import ANY_COUNT, Op
+from ... import native
+from ..failure import Trouble
+from ...dtypes import PREMUL_SUM
+from .layout import Reduction
+from .link import HEAD, Buffer
+from ...native import lib
+
+MOST_RANKS = 16
+_HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
+_COMPARED = 32
+_TINY = 64
+_DEVICE = 1 << 16
+HEAD_BYTES = _HEAD.size
+
+
+def announced(call):
+    """The operation, and whether its tensors are a device's."""
+    return call.op | _DEVICE if call.memory else call.op
+
+
+def fingerprint(number, call):
+    """What must be equal on all ranks, as bytes."""
+    return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)[:_COMPARED]
+
+
+def parse(head):
+    """(number, op, redop, dtype, root, count, device) of a head."""
+    number, op, *others = _HEAD.unpack(bytes(head[:_COMPARED]) + bytes(HEAD_BYTES - _COMPARED))[:6]
+    return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
+
+
+class Direct:
+    """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the host that
+    call a small all_reduce (small.py) and wait for no message."""
+
+    def __init__(self, link, hosts, board, limit):
+        self._link, self.board = link, board
+        n, self.limit = link.size, max(limit, _TINY)
+        self.peers = [r for r in range(n) if r != link.rank]
+        self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
+        self._out = {}  # what is for one peer only
+        self.partials = [Buffer(self.limit) for _ in hosts.ranks]
+        self._heads = [(p, self.slots[p].memory[:_COMPARED]) for p in self.peers]
+        # What every call does again: receive from all, and send all the same few bytes.
+        self._start = link.MPI.Prequest.Startall
+        self.receives = [link.comm.Recv_init([self.slots[p].memory, link.MPI.BYTE], p, HEAD) for p in self.peers]
+        tiny = [self.slots[link.rank].memory[:HEAD_BYTES + _TINY], link.MPI.BYTE]
+        self._tiny = [link.comm.Send_init(tiny, p, HEAD) for p in self.peers]
+        # The payloads of each host's ranks, where the reduce kernel finds them.
+        self._by_host = [(members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial,
+                          partial.address) for members, partial in zip(hosts.ranks, self.partials)]
+        self._between = self._addresses([b.address for b in self.partials])
+
+    @staticmethod
+    def _addresses(values):
+        return (c_void_p * len(values))(*values)
+
+    def fits(self, call):
+        """Whether the call can be done here: a function of its fingerprint alone, hence alike on all ranks."""
+        if call.op is Op.barrier:
+            return True
+        if call.count == ANY_COUNT:
+            return False
+        each = call.count * call.dtype.item_bytes
+        return each <= self.limit
+
+    def run(self, number, call, deadline):
+        """Does it all."""
+        self._exchange(number, call, deadline, payload=True)
+        _FINISH[call.op](self, call)
+
+    def announce(self, number, call, deadline):
+        """Only finds out whether all ranks ask for the same."""
+        self._exchange(number, call, deadline, payload=False)
+
+    def tell(self, number, call):
+        """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
+        buffer = Buffer(HEAD_BYTES)
+        head = _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
+        self.board.put(head)
+        buffer.memory[:HEAD_BYTES] = head
+        return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
+
+    # --- the exchange
+
+    def _exchange(self, number, call, deadline, payload):
+        me, mine = self._link.rank, self.slots[self._link.rank]
+        head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
+        self.board.put(_HEAD.pack(*head, 0, 0.0))
+        self._start(self.receives)
+        sends = None
+        if payload and call.inputs:
+            if call.op in (Op.reduce_scatter, Op.scatter):
+                sends = self._send_parts(head, call)
+                mine.fill(HEAD_BYTES, call.inputs[me].data_ptr(), call.inputs[me].nbytes)
+            else:
+                nbytes = call.inputs[0].nbytes
+                mine.fill(HEAD_BYTES, call.inputs[0].data_ptr(), nbytes)
+                if call.op in (Op.gather, Op.reduce):
+                    _HEAD.pack_into(mine.memory, 0, *head, nbytes, call.factor)
+                    sends = [self._send(mine, nbytes if p == call.root else 0, p) for p in self.peers]
+                else:
+                    sends = self._send_same(head, nbytes, call.factor)
+        if sends is None:
+            sends = self._send_same(head, 0, call.factor)
+        elif call.op in (Op.reduce_scatter, Op.scatter):
+            _HEAD.pack_into(mine.memory, 0, *head, 0, call.factor)
+        self._agree(number, sends, deadline)
+
+    def _send_same(self, head, nbytes, factor):
+        mine = self.slots[self._link.rank]
+        _HEAD.pack_into(mine.memory, 0, *head, nbytes, factor)
+        if nbytes <= _TINY:
+            self._start(self._tiny)
+            return self._tiny
+        message = [mine.memory[:HEAD_BYTES + nbytes], self._link.MPI.BYTE]
+        return [self._link.comm.Isend(message, p, HEAD) for p in self.peers]
+
+    def _send_parts(self, head, call):
+        sends = []
+        for p in self.peers:
+            out = self._out.get(p)
+            if out is None:
+                out = self._out[p] = Buffer(HEAD_BYTES + self.limit)
+            nbytes = call.inputs[p].nbytes
+            out.fill(HEAD_BYTES, call.inputs[p].data_ptr(), nbytes)
+            _HEAD.pack_into(out.memory, 0, *head, nbytes, call.factor)
+            sends.append(self._send(out, nbytes, p))
+        return sends
+
+    def _send(self, buffer, nbytes, peer):
+        return self._link.comm.Isend([buffer.memory[:HEAD_BYTES + nbytes], self._link.MPI.BYTE], peer, HEAD)
+
+    def _agree(self, number, sends, deadline):
+        """Waits for everyone's message, and compares."""
+        self._link.wait(self.receives + sends, deadline, self.peers)
+        wanted = self.slots[self._link.rank].memory[:_COMPARED]
+        for p, theirs in self._heads:
+            while theirs != wanted:
+                self.again(number, p, self.slots[p], deadline)
+
+    def again(self, number, peer, slot, deadline):
+        """The message of ``peer`` is another than wanted: that of a call that was refused there and here
+        is over, and the next one counts; anything else is a disagreement."""
+        if parse(slot.memory)[0] >= number:
+            raise Trouble(native.MISMATCH, peer)
+        self._link.wait([self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)], deadline, [peer])
+
+    @functools.cache
+    def steps(self, dtype, redop):
+        return Reduction.of(dtype, redop, self._link.size)
+
+    # --- what becomes of the payloads
+
+    def _payload(self, rank):
+        return self.slots[rank].address + HEAD_BYTES
+
+    def _copy(self, call, output, rank):
+        nbytes = output.nbytes
+        if nbytes:
+            memmove(output.data_ptr(), self._payload(rank), nbytes)
+
+    def _reduce(self, dtype, redop, target, count, steps):
+        if not count:
+            return
+        reduce, inside, between = lib.c10d_reduce, steps.inside, steps.between
+        factors = inside.factors
+        for members, sources, partial, address in self._by_host:
+            if redop == PREMUL_SUM:
+                factors = (c_double * len(members))(*[_HEAD.unpack_from(self.slots[r].memory)[7] for r in members])
+            reduce(dtype, inside.redop, address, sources, len(members), count, factors)
+        reduce(dtype, between.redop, target, self._between, len(self._by_host), count, between.factors)
+
+    def _finish_reduction(self, call):
+        if call.outputs:
+            output = call.outputs[0]
+            self._reduce(call.dtype.code, call.redop, output.data_ptr(), output.numel(),
+                         self.steps(call.dtype, call.redop))
+
+    def _finish_broadcast(self, call):
+        for output in call.outputs:
+            self._copy(call, output, call.root)
+
+    def _finish_gather(self, call):
+        for rank, output in enumerate(call.outputs):
+            self._copy(call, output, rank)
+
+    def _finish_scatter(self, call):
+        self._copy(call, call.outputs[0], call.root)
+
+
+_FINISH = {Op.barrier: lambda self, call: None, Op.reduce: Direct._finish_reduction, Op.reduce_scatter: Direct._finish_reduction,
+           Op.broadcast: Direct._finish_broadcast, Op.all_gather: Direct._finish_gather,
+           Op.gather: Direct._finish_gather, Op.all_to_all: Direct._finish_gather,
+           Op.scatter: Direct._finish_scatter}

@@ -1,0 +1,88 @@
+"""How the ranks of a group lie on hosts, and the order that reductions follow from it.
+
+Order of a reduction over several hosts: inside each host, its ranks in the order of their group ranks,
+the host's result rounded to the dtype; then between hosts, in the order of their first ranks. It does
+not depend on sizes or algorithms. AVG of floating-point numbers is divided inside the hosts (so that no
+intermediate sum overflows), of integers at the end.
+"""
+import functools
+from ctypes import c_double
+from dataclasses import dataclass
+
+from ... import dtypes
+from ...dtypes import AVG, PREMUL_SUM, SUM
+
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Seen from one rank. ``ranks``: the group ranks of each host, both in rising order; ``mine``: the
+    index of this rank's host; ``local``: this rank's index in it; ``lanes``: how many ranks of every
+    host carry its traffic, the first ones."""
+    rank: int
+    ranks: list
+    mine: int
+    local: int
+    lanes: int
+
+    @classmethod
+    def of(cls, places, rank):
+        by_host = {}
+        for r, place in enumerate(places):
+            by_host.setdefault(place.host, []).append(r)
+        ranks = sorted(by_host.values())
+        mine = next(h for h, members in enumerate(ranks) if rank in members)
+        return cls(rank, ranks, mine, ranks[mine].index(rank), min(map(len, ranks)))
+
+    @property
+    def here(self):
+        """The ranks of this host."""
+        return self.ranks[self.mine]
+
+    @property
+    def others(self):
+        """The indices of the other hosts."""
+        return [h for h in range(len(self.ranks)) if h != self.mine]
+
+    def of_rank(self, rank):
+        """(host, index in it) of a rank."""
+        for h, members in enumerate(self.ranks):
+            if rank in members:
+                return h, members.index(rank)
+        raise ValueError(rank)
+
+    def partner(self, host, index):
+        """The rank of ``host`` that deals with the rank of index ``index`` on another host."""
+        return self.ranks[host][index % len(self.ranks[host])]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reduce op, and what its kernel divides by (None: nothing). PREMUL_SUM takes the ranks' own factors."""
+    redop: int
+    divisor: float | None = None
+
+    @property
+    def factors(self):
+        return None if self.divisor is None else _double(self.divisor)
+
+
+@functools.cache
+def _double(value):
+    return (c_double * 1)(value)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The two steps of a reduction over ``size`` ranks."""
+    inside: Step
+    between: Step
+
+    @classmethod
+    def of(cls, dtype, redop, size):
+        if redop == AVG:
+            whole = dtype.name.startswith(("int", "uint"))
+            return cls(Step(SUM), Step(AVG, float(size))) if whole else cls(Step(AVG, float(size)), Step(SUM))
+        if redop == PREMUL_SUM:
+            return cls(Step(PREMUL_SUM), Step(SUM))
+        return cls(Step(redop), Step(redop))

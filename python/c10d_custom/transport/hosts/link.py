@@ -1,0 +1,171 @@
+"""Bytes between the ranks of one group over MPI: non-blocking underneath, so that every wait has a
+deadline and looks at who is gone."""
+import os
+import threading
+import time
+import zlib
+from ctypes import addressof, c_char, memmove
+from itertools import repeat
+
+from ...errors import TransportError
+from ...launch.mpi_job import PIECE
+from ... import native
+from ..failure import Trouble
+
+# Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 5, 16
+
+_YIELD = 300e-6          # s: how long a wait yields its core between looks before it sleeps
+_SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come for
+_PATIENCE = 0.1
+_MOMENT = 5e-3           # s: for what is on its way already
+_CHECK = 2e-3            # s between two looks at the group's health
+
+# What MPI may still write to or read from, of groups that have failed.
+_ORPHANS = []
+
+
+class MpiLink:
+    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank.
+    Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or
+    a rank of those it is given is gone."""
+
+    def __init__(self, job, exchange, ranks, name, check):
+        self.rank, self.size = exchange.rank, exchange.size
+        self.MPI = job.MPI
+        self.check = check
+        self._gave_up = False
+        self.comm = self._create(job, exchange, ranks, name)
+        self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
+        self.tag_limit = self.comm.Get_attr(self.MPI.TAG_UB)
+        self._view = self.MPI.buffer.fromaddress
+        self._byte = self.MPI.BYTE
+
+    def _create(self, job, exchange, ranks, name):
+        # Create_group has no deadline of its own.
+        made = []
+
+        def create():
+            try:
+                members = job.world.Get_group().Incl(ranks)
+                made.append(job.world.Create_group(members, zlib.crc32(name.encode()) % 32000))
+            except Exception as error:
+                made.append(error)
+
+        thread = threading.Thread(target=create, name="c10d_custom:create", daemon=True)
+        thread.start()
+        thread.join(exchange.left())
+        if not made:
+            raise TransportError(f"group creation: MPI made no communicator of ranks {ranks} in time")
+        if isinstance(made[0], Exception):
+            raise TransportError(f"group creation: MPI made no communicator: {made[0]}") from made[0]
+        return made[0]
+
+    # --- bytes
+
+    def send(self, address, nbytes, peer, tag=DATA, requests=None):
+        """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each is made, so
+        that none is lost to a signal handler that raises."""
+        return self.pieces(self.comm.Isend, address, nbytes, peer, tag, requests)
+
+    def receive(self, address, nbytes, peer, tag=DATA, requests=None):
+        return self.pieces(self.comm.Irecv, address, nbytes, peer, tag, requests)
+
+    def pieces(self, make, address, nbytes, peer, tag=DATA, requests=None):
+        """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and again."""
+        made = [] if requests is None else requests
+        pieces = [[self._view(address + at, min(PIECE, nbytes - at)), self._byte] for at in range(0, nbytes, PIECE)]
+        made.extend(map(make, pieces, repeat(peer), repeat(tag)))
+        return made
+
+    def wait(self, requests, deadline, peers, keep=None):
+        """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
+        broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it."""
+        try:
+            self._wait(requests, deadline, peers)
+        except BaseException:
+            self.give_up(requests, keep)
+            raise
+
+    def _wait(self, requests, deadline, peers):
+        test = self.MPI.Request.Testall
+        try:
+            for _ in range(20):
+                if test(requests):
+                    return
+                os.sched_yield()
+            begun = checked = time.monotonic()
+            while not test(requests):
+                now = time.monotonic()
+                if now - checked > _CHECK:
+                    checked = now
+                    if self.look(requests, deadline, peers):
+                        return
+                self.pause(now - begun)
+        except self.MPI.Exception as error:
+            if error.Get_error_class() == self.MPI.ERR_TRUNCATE:
+                raise Trouble(native.MISMATCH) from error
+            raise TransportError(f"MPI: {error}") from error
+
+    def look(self, requests, deadline, peers):
+        """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
+        try:
+            self.check(peers)
+        except Trouble:
+            # It may have done its part and then gone.
+            if self.settle(requests):
+                return True
+            raise
+        if time.monotonic() >= deadline:
+            raise self.late(requests, peers)
+        return False
+
+    def settle(self, requests):
+        """True if all become complete within a moment."""
+        until = time.monotonic() + _MOMENT
+        while not (done := self.MPI.Request.Testall(requests)) and time.monotonic() < until:
+            os.sched_yield()
+        return done
+
+    @staticmethod
+    def pause(waited):
+        """Between two looks of a wait that has lasted ``waited`` seconds."""
+        if waited < _YIELD:
+            os.sched_yield()
+        else:
+            time.sleep(_SHORT if waited < _PATIENCE else _LONG)
+
+    def late(self, requests, peers):
+        """The Trouble of a time-out. ``requests`` begin with one of each of ``peers``, or are of all of them."""
+        late = list(peers)
+        if len(requests) >= len(peers) > 1:
+            done = self.MPI.Request.Testsome(requests) or []
+            late = [p for i, p in enumerate(peers) if i not in done] or late
+        trouble = Trouble(native.TIMEOUT, late[0] if late else -1)
+        trouble.missing = late
+        return trouble
+
+    def give_up(self, requests, keep):
+        """MPI may go on with these for as long as the process lives."""
+        self._gave_up = True
+        _ORPHANS.append((requests, keep))
+
+    def close(self, healthy):
+        """Frees the communicator, if nothing is under way on it."""
+        if healthy and not self._gave_up:
+            self.comm.Free()
+
+
+class Buffer:
+    """Bytes of our own at a fixed address, a multiple of 64."""
+
+    def __init__(self, nbytes):
+        self._owner = (c_char * (nbytes + 64))()
+        self.address = (addressof(self._owner) + 63) // 64 * 64
+        self.nbytes = nbytes
+        start = self.address - addressof(self._owner)
+        self.memory = memoryview(self._owner).cast("B")[start:start + nbytes]
+
+    def fill(self, at, address, nbytes):
+        if nbytes:
+            memmove(self.address + at, address, nbytes)

@@ -1,0 +1,439 @@
+"""Sends and receives between hosts, over MPI.
+
+A message is a head (size, dtype, and the bytes themselves if they are few) and, if they are not, its
+data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
+out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
+anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
+anything to do.
+
+Tags beyond those of MPI (MPICH's end at 2^29) share one, and their messages are told apart by their
+heads; what comes before its receive is taken in and kept.
+
+Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be taken
+twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and who finds its own
+thread amid that gets an error; and an exception that leaves then ends the group. What MPI returns goes straight into a list that
+the ticket holds (extend of a map: no step of Python between), so that no request is lost.
+
+A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
+"""
+import itertools
+import struct
+import threading
+import time
+from ctypes import memmove
+from threading import get_ident
+
+from ...errors import TransportError
+from ...threads import start
+from ... import native
+from ..failure import Trouble
+from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
+from ..tickets import PyTicket
+
+_HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
+_SHARED = LARGE_TAGS, LARGE_TAGS + 1
+_EAGER = 16 << 10
+_CHECK = 5e-3
+_LINGER = 0.05
+_GRACE = 1.0
+_KEPT = 1.0     # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
+
+
+class MessageTicket(PyTicket):
+    def __init__(self, engine, message):
+        super().__init__(engine.complete)
+        self.engine, self.message = engine, message
+        self.began = time.monotonic()
+        self.deadline = self.began + message.timeout
+        self.number = next(engine.numbers)
+        self.requests, self.keep = [], None
+        self.posted = False     # a send: MPI has all of it
+        self.kept_until = 0.0   # of one that was left: until then it may complete in a group that has ended
+        self.matched = False
+        self.inner = None   # the local ticket that a receive from any source has become
+
+    def withdraw(self):
+        self.engine.withdraw(self)
+
+    def wait(self, seconds, may_run=False):
+        begun = time.monotonic()
+        while not self._done:
+            self.engine.refuse_inside(self.message.name)
+            self.engine.progress()
+            waited = time.monotonic() - begun
+            if self._done or waited >= seconds:
+                break
+            self.engine.link.pause(waited)
+        return self._done
+
+
+class Messages:
+    """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
+    the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket; ``log``: the
+    CallLog to tell of messages; ``abort()`` ends the group; ``inside(name)``: the UsageError of a call amid another."""
+
+    def __init__(self, link, complete, fail, check, local, post_local, log, abort, inside):
+        self.link, self.complete = link, complete
+        self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
+        self._log, self.numbers, self._abort, self._inside = log, itertools.count(1), abort, inside
+        self._lock = threading.RLock()
+        self._by = 0           # the thread that makes progress
+        self._taking = None    # the ticket that it is changing
+        self._wanted = []      # receives that have found no message, in order of posting
+        self._moving = []      # tickets with requests under way, or a local ticket
+        self._drains = []
+        self._early = []       # (source, tag, head, requests of its data, buffer) of tags that share one
+        self._checked = 0.0
+        self._failed = None    # (when, error) of MPI; who is lost may be known a moment later
+        self._work = threading.Condition()   # of an RLock, as above
+        self._thread = None
+        self._starts = False
+        self._over = False
+
+    def post(self, message):
+        self.refuse_inside(message.name)
+        if self._over:
+            raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
+        ticket, me = MessageTicket(self, message), get_ident()
+        tags = self._tags(message.tag)
+        self._log.post(ticket)
+        try:
+            with self._lock:
+                outer, self._by, self._taking = self._by, me, ticket
+                try:
+                    if message.is_recv:
+                        self._wanted.append((message.peer, tags, ticket))
+                    else:
+                        self._moving.append(ticket)
+                        self._send(message, tags, ticket)
+                finally:
+                    self._by, self._taking = outer, None
+            self.progress()
+            if not ticket.done():
+                self._ensure_thread()
+            return ticket
+        except BaseException:
+            self.withdraw(ticket)
+            raise
+
+    def refuse_inside(self, name):
+        if self._taking is not None and self._by == get_ident():
+            raise self._inside()(name)
+
+    def _tags(self, tag):
+        at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
+        return (at, at + 1) if at + 1 <= self.link.tag_limit else _SHARED
+
+    def _send(self, message, tags, ticket):
+        t, link = message.tensor, self.link
+        eager = t.nbytes <= _EAGER
+        head = Buffer(_HEAD.size + (t.nbytes if eager else 0))
+        _HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
+        ticket.keep = head
+        if eager:
+            head.fill(_HEAD.size, t.data_ptr(), t.nbytes)
+        ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
+        if not eager:
+            link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
+        ticket.posted = True
+
+    def withdraw(self, ticket):
+        """See Ticket.withdraw."""
+        with self._lock:
+            if ticket.done():
+                return
+            if not ticket.requests and ticket.inner is None:    # nobody knows of it
+                self._drop(ticket)
+                return self._end(ticket, Trouble(native.ABORTED))
+        if ticket.inner is not None:
+            ticket.inner.withdraw()
+        elif ticket.message.is_recv:
+            # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
+            ticket.kept_until = time.monotonic() + _KEPT
+            ticket.wait(ticket.deadline - time.monotonic())
+        elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:     # else MPI has the bytes, and delivers them
+            # The other may be reading the tensor: until it has, or knows.
+            ticket.kept_until = time.monotonic() + _KEPT
+            self._end_group()
+            while not ticket.done() and time.monotonic() < ticket.kept_until:
+                self.progress()
+                time.sleep(1e-3)
+        with self._lock:
+            if not ticket.done() and ticket in self._moving:
+                self._drop(ticket)
+                self._end(ticket, Trouble(native.ABORTED))
+
+    def _end_group(self):
+        if (abort := self._abort()) is not None:
+            abort()
+
+    # --- the engine
+
+    def progress(self):
+        """Does what can be done now, unless another thread is at it. True if something moved."""
+        me = get_ident()
+        if self._by not in (0, me) or self._taking is not None and self._by == me:
+            return False
+        broken = None
+        with self._lock:
+            outer, self._by = self._by, me
+            try:
+                moved = self._pass()
+            except BaseException:
+                broken, self._taking = self._taking, None
+                if broken is None:
+                    raise
+                self._broken(broken)
+                raise
+            finally:
+                self._by = outer
+                if self._over:
+                    self._fail_all()
+        return moved
+
+    def _pass(self):
+        moved = False
+        try:
+            if self._failed is None:
+                moved = self._match() | self._advance()
+        except self.link.MPI.Exception as error:
+            self._failed = time.monotonic(), error
+            if (amid := self._taking) is not None and not amid.done() and amid not in self._moving:
+                self._moving.append(amid)   # fails with the rest
+            self._taking = None
+        now = time.monotonic()
+        if now - self._checked >= _CHECK:
+            self._checked = now
+            self._look(now)
+        return moved
+
+    def _broken(self, ticket):
+        """A signal handler raised while ``ticket`` was being changed."""
+        self._end_group()
+        if ticket.matched and ticket.requests:
+            ticket.kept_until = time.monotonic() + _KEPT     # its bytes are coming into the caller's tensor
+            if ticket not in self._moving:
+                self._moving.append(ticket)
+        else:
+            self._drop(ticket)
+            self.link.give_up(ticket.requests, ticket)
+            self._end(ticket, Trouble(native.ABORTED))
+
+    def _match(self):
+        moved, seen = False, set()
+        probe, MPI = self.link.comm.Iprobe, self.link.MPI
+        for entry in list(self._wanted):
+            peer, tags, ticket = entry
+            if tags != _SHARED and ((peer, tags) in seen or (-1, tags) in seen) or entry not in self._wanted:
+                continue
+            seen.add((peer, tags))
+            if peer < 0 and (source := self._local(ticket.message.tag)) >= 0:
+                self._taking = ticket
+                self._wanted.remove(entry)
+                ticket.inner = self._post_local(ticket.message, source)
+                self._log.hand_over(ticket)
+                self._moving.append(ticket)
+                self._taking, moved = None, True
+                continue
+            if tags == _SHARED:
+                moved |= self._match_shared(entry)
+                continue
+            if not probe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0]) or entry not in self._wanted:
+                continue
+            self._taking, status = ticket, MPI.Status()
+            found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
+            if found is not None:
+                self._wanted.remove(entry)
+                self._deliver(ticket, found, status, tags)
+                moved = True
+            self._taking = None
+        return moved
+
+    def _match_shared(self, entry):
+        peer, tags, ticket = entry
+        MPI = self.link.MPI
+        while self.link.comm.Iprobe(MPI.ANY_SOURCE, tags[0]):
+            self._taking, status = ticket, MPI.Status()
+            if (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
+                source, head = status.Get_source(), self._head(found, status)
+                nbytes, _, eager, tag = _HEAD.unpack_from(head.memory)
+                data, requests = head if eager else Buffer(nbytes), []
+                self._early.append((source, tag, head, requests, data))
+                if not eager:
+                    self.link.receive(data.address, nbytes, source, tags[1], requests)
+            self._taking = None
+        for early in list(self._early):
+            source, tag, head, requests, data = early
+            if tag != ticket.message.tag or peer not in (-1, source):
+                continue
+            if not MPI.Request.Testall(requests):
+                return False
+            if early not in self._early or entry not in self._wanted:
+                continue
+            self._taking = ticket
+            self._early.remove(early)
+            self._wanted.remove(entry)
+            self._take(ticket, source, head, data)
+            self._taking = None
+            return True
+        return False
+
+    def _take(self, ticket, source, head, data):
+        """All of the message is here."""
+        t, at = ticket.message.tensor, _HEAD.size if data is head else 0
+        nbytes, dtype, _, _ = _HEAD.unpack_from(head.memory)
+        ticket.matched, ticket._source = True, source
+        trouble = self._unlike(ticket, nbytes, dtype)
+        if trouble is None and nbytes:
+            memmove(t.data_ptr(), data.address + at, nbytes)
+        self._end(ticket, trouble)
+
+    def _head(self, found, status):
+        head = Buffer(max(_HEAD.size, status.Get_count(self.link.MPI.BYTE)))
+        found.Recv([head.memory, self.link.MPI.BYTE])
+        return head
+
+    @staticmethod
+    def _unlike(ticket, nbytes, dtype):
+        message = ticket.message
+        if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
+            return None
+        return Trouble(native.MISMATCH, ticket._source, expected=message.tensor.nbytes, actual=nbytes,
+                       expected_dtype=message.dtype.code, actual_dtype=dtype)
+
+    def _deliver(self, ticket, found, status, tags):
+        source, t = status.Get_source(), ticket.message.tensor
+        head = self._head(found, status)
+        nbytes, dtype, eager, _ = _HEAD.unpack_from(head.memory)
+        if eager:
+            return self._take(ticket, source, head, head)
+        ticket.matched, ticket._source = True, source
+        if (trouble := self._unlike(ticket, nbytes, dtype)) is not None:
+            scratch, requests = Buffer(nbytes), []  # what follows must not be taken for another message
+            self._drains.append((requests, scratch))
+            self.link.receive(scratch.address, nbytes, source, tags[1], requests)
+            self._end(ticket, trouble)
+        else:
+            self.link.receive(t.data_ptr(), nbytes, source, tags[1], ticket.requests)
+            self._moving.append(ticket)
+
+    def _advance(self):
+        moved = False
+        test = self.link.MPI.Request.Testall
+        for ticket in list(self._moving):
+            inner = ticket.inner
+            if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
+                continue
+            self._taking = ticket
+            self._moving.remove(ticket)
+            if inner is not None:
+                ticket._source = inner.source
+                ticket.finish(inner.error(), ticket._source)
+            else:
+                self._end(ticket, self._late_news(ticket))
+            self._taking, moved = None, True
+        for drain in list(self._drains):
+            if test(drain[0]) and drain in self._drains:
+                self._drains.remove(drain)
+        return moved
+
+    def _late_news(self, ticket):
+        """Who was interrupted while it sent has its tensor back, and has said before that the group is of no more use: the bytes may
+        not be those that were sent."""
+        if ticket.message.is_recv:
+            try:
+                self._check([])
+            except Trouble as trouble:
+                if trouble.status == native.BROKEN and trouble.cause == native.ABORTED and trouble.by == ticket._source:
+                    return trouble
+        return None
+
+    def _end(self, ticket, trouble=None):
+        self._log.finish(ticket, native.OK if trouble is None else trouble.status)
+        error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began)
+        ticket.finish(error, ticket._source)
+
+    def _look(self, now):
+        for ticket in [e[2] for e in self._wanted] + list(self._moving):
+            if ticket.inner is not None:
+                continue
+            peer = ticket._source if ticket.matched else ticket.message.peer
+            trouble = Trouble(native.TIMEOUT, peer) if now >= ticket.deadline else None
+            if trouble is None:
+                try:
+                    self._check([peer] if peer >= 0 else [])
+                except Trouble as found:
+                    trouble = found
+                    if now < ticket.kept_until and not (found.status == native.PEER_LOST and found.peer == peer):
+                        continue
+            if ticket.done():
+                continue
+            self._taking = ticket
+            if trouble is not None:
+                self._drop(ticket)
+                self._end(ticket, trouble)
+            elif self._failed is not None and now - self._failed[0] > _GRACE:
+                self._drop(ticket)
+                self._log.finish(ticket, native.ABORTED)
+                ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
+            self._taking = None
+
+    def _drop(self, ticket):
+        for entry in list(self._wanted):
+            if entry[2] is ticket:
+                self._wanted.remove(entry)
+        if ticket in self._moving:
+            self._moving.remove(ticket)
+            if ticket.message.is_recv:
+                for request in ticket.requests:
+                    request.Cancel()    # what has not begun to come shall not come into the caller's tensor
+            self.link.give_up(ticket.requests, ticket)
+
+    # --- the thread
+
+    def _ensure_thread(self):
+        with self._work:
+            if (starts := self._starts):
+                self._work.notify_all()
+            self._starts = True
+        if not starts:
+            try:
+                self._thread = start(self._run, "c10d_custom:messages")     # without the lock
+            except RuntimeError:
+                self._starts = False
+                raise
+
+    def _run(self):
+        last = time.monotonic()
+        while True:
+            moved = self.progress()
+            now = time.monotonic()
+            live = self._wanted or self._moving or self._drains
+            if moved or live:
+                last = now if moved else last
+                time.sleep(100e-6 if now - last < _LINGER else 1e-3)
+                continue
+            with self._work:
+                if self._over:
+                    return
+                self._work.wait_for(lambda: self._over or self._wanted or self._moving)
+                last = time.monotonic()
+
+    def close(self):
+        """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it returns."""
+        with self._work:
+            self._over = True
+            self._work.notify_all()
+        with self._lock:
+            if self._taking is None:
+                self._fail_all()
+            for *_, requests, memory in [*self._drains, *self._early]:
+                if not self.link.MPI.Request.Testall(requests):
+                    self.link.give_up(requests, memory)     # MPI may still write there
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _fail_all(self):
+        for ticket in [e[2] for e in self._wanted] + list(self._moving):
+            self._drop(ticket)
+            self._end(ticket, Trouble(native.ABORTED))

@@ -1,0 +1,1 @@
+"""CPU tensors inside a host: shared memory and the native core."""

@@ -1,0 +1,90 @@
+"""Failures of a native group made into sentences: who is gone, who is late, and what each rank does, as the
+segment shows it."""
+from ctypes import c_uint64
+
+from ... import dtypes
+from ...call import ANY_COUNT, Op, mismatch_table
+from ... import native
+from ..failure import ErrorText
+from ...native import lib
+from ..call_log import published
+
+_TOLD = 16  # ranks of which an error tells what they do
+
+
+class NativeErrorText(ErrorText):
+    """``states``: see ShmTransport.states; None once the group is closed."""
+
+    def __init__(self, transport, failure, call, states):
+        self.states = states
+        super().__init__(transport, failure, call)
+
+    def who(self, rank):
+        return self.t.who(rank)
+
+    def fate(self, rank):
+        who = self.who(rank)
+        if self.states is None or rank >= len(self.states):
+            return f"{who} is gone"
+        state = self.states[rank]
+        if state.state == native.LEFT:
+            return f"{who} has left the group (destroy_process_group, or its process ended)"
+        return f"{who} (pid {state.pid}) has died"
+
+    def missing(self):
+        if self.states is None:
+            return ""
+        seq, mine = self.f.seq, self.states[self.t.rank].arrived
+        before = ""
+        if mine < seq:
+            before, seq = f"It waits for earlier calls of this rank: {self.doing([self.t.rank])} ", mine
+        late = [r for r, s in enumerate(self.states) if s.arrived < seq]
+        if late:
+            return f"{before}Missing: {', '.join(self.who(r) for r in late)}. {self.doing(range(self.t.size))}"
+        return f"{before}All ranks have entered it; behind: {', '.join(self.who(r) for r in self._behind())}. " \
+               f"{self.doing(range(self.t.size))}"
+
+    def _behind(self):
+        # As in laggard of the core's collective.h.
+        done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states]
+        least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
+        return [r for r, n in enumerate(done) if r != self.t.rank and n == least]
+
+    def late(self):
+        if self.f.peer == self.t.rank:
+            return True
+        here, there = (self.states[r].arrived if self.states else 0 for r in (self.t.rank, self.f.by))
+        return here < self.f.seq <= there
+
+    def doing(self, ranks):
+        if self.states is None:
+            return ""
+        peers = self.t.peers()
+        known = [self._doing(peers[r]) for r in list(ranks)[:_TOLD]]
+        more = len(ranks) - len(known)
+        return "; ".join(known) + (f"; and {more} more ranks." if more else ".")
+
+    def _doing(self, peer):
+        process = {"stopped": "; its process is stopped", "gone": "; its process has died", "left": "; it has left"}
+        who = f"{self.who(peer.rank)} (pid {peer.pid}{process.get(peer.state, '')})"
+        if peer.rank == self.t.rank:
+            who = "this rank"
+        if peer.calling == "-":
+            return f"{who} has entered {peer.entered} collectives"
+        return f"{who} last entered {peer.calling}"
+
+    def table(self):
+        prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
+        parts = {r: self._parts(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
+        return mismatch_table(prints, self.t.members, parts)
+
+    def _parts(self, rank, fingerprint):
+        n = self.t.size
+        sizes = (c_uint64 * (2 * n))()
+        if lib.c10d_peer_sizes(self.t._handle, rank, fingerprint.seq, sizes):
+            return ""
+        dtype = dtypes.BY_CODE.get(fingerprint.dtype)
+        counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
+        given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
+        return {Op.all_gather: f": gives {counts[0]}, gets {got}", Op.reduce_scatter: f": gives {given}"}.get(
+            fingerprint.op, f": gives {given}, gets {got}")

@@ -1,0 +1,231 @@
+"""How the ranks of one host come to hold one segment.
+
+Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder, and
+hands it to each rank over an abstract Unix socket. The kernel says who is at the other end
+(SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and
+what another user serves is not taken.
+"""
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from ctypes import byref, c_int, c_uint64
+
+from . import free_memory as memory
+from ...errors import CustomBackendError, TransportError
+from ...native import Geometry, lib
+
+_TOKEN = 16
+_SLICE = 10e-3  # s: between two looks at who is alive
+_LOOK = 0.1     # s: between two at who has said that it cannot come
+_HELLO = struct.Struct(f"<{_TOKEN}sI")
+_HANDED, _REFUSED = b"s", b"n"
+_STRANGERS = 64     # connections that have said nothing yet, besides one for each rank
+_QUEUE = 4096       # connections not accepted yet; the kernel's own limit is mostly lower
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def geometry(config, ranks, board_bytes):
+    # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
+    cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
+    # Operations cut a block among the ranks, at cache lines.
+    block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
+    return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells,
+                    board_bytes)
+
+
+def open_segment(exchange, config, interrupted, board_bytes):
+    """Returns the native group handle of this rank. Any rank's failure is raised by all.
+    ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its board."""
+    rank, size = exchange.rank, exchange.size
+    fd = -1
+    with contextlib.ExitStack() as cleanup:
+        failure = offer = server = None
+        if rank == 0:
+            try:
+                fd = _create(config, size, board_bytes)
+                cleanup.callback(lambda: fd >= 0 and os.close(fd))
+                server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                token = secrets.token_bytes(_TOKEN)
+                name = f"c10d_custom-{secrets.token_hex(16)}"
+                server.bind("\0" + name)
+                server.listen(_QUEUE)
+                offer = {"socket": name, "token": token.hex()}
+            except (OSError, TransportError) as error:
+                failure = f"rank 0 cannot create shared memory: {error}"
+            exchange.say("segment", {"error": failure} if failure else offer)
+        else:
+            offer = exchange.hear("segment", "rank 0")
+            failure = offer.get("error")
+        handle = None
+        if failure is None:
+            try:
+                if rank == 0:
+                    with server:    # closed for those who still wait, whatever happens
+                        _serve(server, fd, token, size, exchange)
+                    mine, fd = fd, -1
+                else:
+                    mine = _fetch(offer, rank, exchange)
+                handle = _open(mine, rank, config, interrupted)
+            except (OSError, TransportError) as error:
+                failure = f"rank {rank} cannot map the group's shared memory: {error}"
+        try:
+            exchange.gather_and_decide("mapped", failure, _all_well)
+        except CustomBackendError:
+            if handle is not None:
+                lib.c10d_close(handle)
+            raise
+        return handle
+
+
+def _all_well(failures):
+    said = list(dict.fromkeys(f for f in failures if f))
+    if said:
+        raise TransportError("; ".join(said))
+
+
+def _create(config, size, board_bytes=0):
+    wanted = geometry(config, size, board_bytes)
+    at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes) + (size + 1) * board_bytes
+    free, whose = memory.left()
+    if at_once > free:
+        # Beyond a cgroup's limit the kernel would kill instead of saying no.
+        raise TransportError(f"it takes {at_once >> 10} KiB, and {whose} has {max(free, 0) >> 10} KiB left. C10D_CUSTOM_WINDOW "
+                             "and C10D_CUSTOM_BLOCK_BYTES make it smaller.")
+    total = c_uint64()
+    fd = lib.c10d_segment_create(byref(wanted), byref(total))
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd))
+    return fd
+
+
+def _serve(server, fd, token, size, exchange):
+    """Hands ``fd`` to ranks 1 to ``size`` - 1. Anybody on the host can connect: those of other users are turned away unheard,
+    and none is waited for; those that say nothing are closed when there are too many."""
+    waiting = set(range(1, size))
+    silent = {}     # connection -> what it has said so far; the oldest first
+    look = time.monotonic() + _LOOK
+    server.setblocking(False)
+    with contextlib.ExitStack() as closing, selectors.DefaultSelector() as selector:
+        closing.callback(lambda: [peer.close() for peer in silent])
+        selector.register(server, selectors.EVENT_READ)
+
+        def drop(peer):
+            del silent[peer]
+            selector.unregister(peer)
+            peer.close()
+
+        while waiting:
+            for key, _ in selector.select(_SLICE):
+                peer = key.fileobj
+                if peer is server:
+                    if len(silent) >= size + _STRANGERS:
+                        drop(next(iter(silent)))
+                    try:
+                        peer = _accept(server)
+                    except OSError as error:
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            if not silent:
+                                raise
+                            drop(next(iter(silent)))
+                        continue
+                    if peer is None:
+                        continue
+                    silent[peer] = b""
+                    selector.register(peer, selectors.EVENT_READ)
+                elif peer not in silent:
+                    continue    # just closed
+                try:
+                    said = peer.recv(_HELLO.size - len(silent[peer]))
+                    silent[peer] += said
+                    if len(silent[peer]) == _HELLO.size:
+                        waiting.discard(_answer(peer, silent[peer], fd, token, waiting))
+                        drop(peer)
+                    elif not said:
+                        drop(peer)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    drop(peer)  # that process is gone; the deadline speaks for it
+            exchange.require_all_coming()
+            if time.monotonic() >= look:
+                look = time.monotonic() + _LOOK
+                if any(exchange.said(f"mapped/{rank}") for rank in waiting):
+                    return      # it will not come, and says why when all have gathered
+            if time.monotonic() >= exchange.deadline - _SLICE:
+                raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
+
+
+def _accept(server):
+    """A connection of a process of this user, or None."""
+    peer, _ = server.accept()
+    if _user(peer) != os.geteuid():
+        peer.close()
+        return None
+    peer.setblocking(False)
+    return peer
+
+
+def _user(connection):
+    """Who is at its other end, says the kernel."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+
+
+def _answer(peer, hello, fd, token, waiting):
+    """The rank that has got ``fd`` now, or None."""
+    said, rank = _HELLO.unpack(hello)
+    if not secrets.compare_digest(said, token) or rank not in waiting:
+        peer.send(_REFUSED)
+        return None
+    socket.send_fds(peer, [_HANDED], [fd])
+    return rank
+
+
+def _fetch(offer, rank, exchange):
+    while True:
+        answer, fds, flags = _ask(offer, rank, exchange)
+        if answer == _REFUSED:
+            raise TransportError("rank 0 refused to hand over the segment")
+        if answer == _HANDED:
+            break
+        # Closed unheard, or too many are in the queue: others have got in between.
+        exchange.require_all_coming()
+        if time.monotonic() >= exchange.deadline - _SLICE:
+            raise TransportError("rank 0 did not hand over the segment in time")
+        time.sleep(_SLICE)
+    if len(fds) != 1 or flags & socket.MSG_CTRUNC:
+        raise TransportError("this process could not take the segment: has it too many files open (ulimit -n)?")
+    fd, = fds
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        os.close(fd)
+        raise TransportError("what came as the segment can shrink")
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _ask(offer, rank, exchange):
+    """(answer or b"", descriptors, flags)"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(exchange.left())
+        try:
+            peer.connect("\0" + offer["socket"])
+            if (user := _user(peer)) != os.geteuid():
+                raise TransportError(f"the segment is offered by another user (uid {user})")
+            peer.sendall(_HELLO.pack(bytes.fromhex(offer["token"]), rank))
+            answer, fds, flags, _ = socket.recv_fds(peer, 1, 1)
+        except (BlockingIOError, ConnectionResetError, BrokenPipeError):
+            return b"", [], 0
+    return answer, fds, flags
+
+
+def _open(fd, rank, config, interrupted):
+    error = c_int()
+    handle = lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, byref(error))
+    if not handle:
+        raise OSError(error.value, os.strerror(error.value))
+    return handle

@@ -1,0 +1,342 @@
+"""CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
+import functools
+import threading
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+
+from ...call import ANY_COUNT, Agreement, Call, Memory, Op
+from ...errors import AbortedError
+from ... import native
+from ..base import Ticket, Transport
+from ...dtypes import PREMUL_SUM
+from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
+from ..failure import rank_name
+from .native_failure import NativeErrorText
+from .segment import open_segment
+from ..call_log import native_peers, native_records
+
+_FOREVER = 2**63 - 1
+_ENDS = 0.1     # s: how long to wait at a time for what an abort ends
+
+
+def _nanoseconds(seconds):
+    return min(int(seconds * 1e9), _FOREVER)
+
+
+class ShmTransport(Transport):
+    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
+    group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
+
+    _handle = None
+
+    def __init__(self, exchange, config, group_name, members, who=None, board_bytes=0):
+        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+        self.who = who or functools.partial(rank_name, members)
+        self._raised = None  # by a signal handler, in the main thread
+        signals = self._signals()
+        next(signals)
+        self._poll = native.Interrupted(signals.__next__)
+        self._handle = open_segment(exchange, config, self._poll, board_bytes)
+        lib.c10d_keep_trace(self._handle, config.trace)
+
+    # --- collectives
+
+    def run(self, call):
+        if lib.c10d_run(self._handle, byref(self._args(call))):
+            raise self.last_error(call)
+
+    def under_way(self):
+        own = native_peers(self._handle, self.size)[self.rank].calling
+        return own if own != "-" else "a collective"
+
+    def quick_all_reduce(self, address, count, kind, limit, opts):
+        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
+        its time-out in nanoseconds."""
+        nanoseconds = limit(opts)
+        if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
+            raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
+
+    def quick(self, kind, root, source, target, count, nanoseconds):
+        """The short way to the core for other collectives: see c10d_quick in api.h. Returns a native status; with one
+        that is not OK or PENDING, `last_error` knows more."""
+        return native.quick(self._handle, kind, root, source, target, count, nanoseconds)
+
+    def last_error(self, call):
+        """The exception for the failure of this thread's last collective, which was ``call``."""
+        failure = Failure()
+        lib.c10d_last_failure(byref(failure))
+        return self.error(failure, call)
+
+    def attempt(self, args):
+        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a signal
+        handler has raised meanwhile."""
+        if lib.c10d_run(self._handle, args):
+            failure = Failure()
+            lib.c10d_last_failure(byref(failure))
+            if failure.status == native.INTERRUPTED:
+                raise self._interruption()
+            return failure
+        return None
+
+    def agree(self, call, seconds):
+        """All ranks see that they call alike, and wait for each other; no bytes move."""
+        args = self._args(call)
+        args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
+        if lib.c10d_run(self._handle, byref(args)):
+            raise self.last_error(call)
+        number = self.next_sequence() - 1
+        if call.redop == PREMUL_SUM and call.inputs:
+            factors = [s.fingerprint.factor for s in self.states(number)]
+        else:
+            factors = None
+        return Agreement(number, factors, self._sizes(number) if call.count == ANY_COUNT else None)
+
+    def _sizes(self, number):
+        n, out = self.size, []
+        for rank in range(n):
+            sizes = (c_uint64 * (2 * n))()
+            if lib.c10d_peer_sizes(self._handle, rank, number, sizes):
+                raise AbortedError(f"group {self.name or '(unnamed)'}: closed during a call")
+            out.append((sizes[:n], sizes[n:]))
+        return out
+
+    def meet(self, call, number, seconds):
+        """All ranks wait for each other, amid the collective ``number``."""
+        args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
+        if failure := self.attempt(byref(args)):
+            raise self.error(failure, call)
+
+    def submit(self, call):
+        at = (c_void_p * 1)()
+        try:
+            lib.c10d_submit_to(self._handle, byref(self._args(call)), at)
+            return self._ticket(at, call)
+        except BaseException:
+            self._end_unseen(at, call)
+            raise
+
+    def _end_unseen(self, at, call):
+        """A signal handler has raised before anybody got to see the ticket at ``at``."""
+        if at and at[0]:
+            ShmTicket(self, at, call).withdraw()
+
+    def _args(self, call):
+        def spans(tensors):
+            return (Span * len(tensors))(*[(t.data_ptr(), t.nbytes) for t in tensors])
+
+        return CallArgs(call.op, call.redop, call.dtype.code, call.root, call.count, call.dtype.item_bytes,
+                        call.memory, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
+                        spans(call.inputs), spans(call.outputs))
+
+    def _ticket(self, at, call):
+        if not at[0]:
+            raise self.last_error(call)
+        return ShmTicket(self, at, call)
+
+    # --- messages
+
+    def quick_message(self, kind, peer, tag, address, count, nanoseconds, call):
+        """The short way to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
+        with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
+        posted = []
+        try:
+            if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
+                return None
+            return bool(posted) and MessageTicket(self, posted, call)
+        except BaseException:
+            self._end_unseen(posted, call)
+            raise
+
+    def post(self, message):
+        t = message.tensor
+        args = MessageArgs(message.is_recv, message.dtype.code, message.peer, 0, message.tag,
+                           Span(t.data_ptr(), t.nbytes), _nanoseconds(message.timeout))
+        at = (c_void_p * 1)()
+        try:
+            lib.c10d_post_to(self._handle, byref(args), at)
+            return self._ticket(at, message)
+        except BaseException:
+            self._end_unseen(at, message)
+            raise
+
+    # --- life
+
+    def next_completed(self, seconds):
+        token = c_uint64()
+        status = lib.c10d_next_completed(self._handle, _nanoseconds(seconds), byref(token))
+        if status not in (native.OK, native.PENDING):
+            raise AbortedError("the group is closed")
+        return token.value if status == native.OK else None
+
+    def complete(self, token):
+        """Lets ``token`` come out of next_completed."""
+        lib.c10d_complete(self._handle, token)
+
+    def broken(self):
+        """True if the next call of this group fails: a rank is gone, or a call has failed."""
+        failure = Failure()
+        if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
+            lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
+        return failure.status != native.OK
+
+    def set_mark(self, mark):
+        lib.c10d_set_mark(self._handle, mark)
+
+    def unmarked(self, mark):
+        """The other ranks that are there and have not set their mark to ``mark``."""
+        states = self.states(0)
+        return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
+
+    def enlist(self, round, note=0):
+        """This rank is one of those left, in that round of the roll call, and says ``note``."""
+        if lib.c10d_enlist(self._handle, round, note):
+            raise AbortedError(f"group {self.name or '(unnamed)'}: closed, or taken for dead by the other ranks")
+
+    def roll(self, round):
+        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
+        empty, all ranks see the same ranks."""
+        note, present, awaited = c_uint32(), {}, []
+        for rank in range(self.size):
+            state = lib.c10d_roll(self._handle, rank, round, byref(note))
+            if state == 1:
+                present[rank] = note.value
+            elif state == 0:
+                awaited.append(rank)
+        return present, awaited
+
+    def next_sequence(self):
+        return lib.c10d_next_seq(self._handle)
+
+    def abort(self):
+        lib.c10d_abort(self._handle)
+
+    def leave(self):
+        lib.c10d_leave(self._handle)
+
+    def close(self):
+        lib.c10d_close(self._handle)
+
+    def __del__(self):
+        if self._handle is not None:
+            lib.c10d_free(self._handle)
+
+    def _signals(self):
+        # The core asks this generator's next value every so often while the main thread sleeps in it:
+        # running Python code is what lets Python's signal handlers run, Ctrl-C's among them. A
+        # generator, because they run wherever a frame is entered: here, that is inside the try.
+        answer = 0
+        while True:
+            try:
+                yield answer
+                answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._raised, answer = error, 1
+
+    def _interruption(self):
+        raised, self._raised = self._raised, None
+        return raised or KeyboardInterrupt()
+
+    def has_raised(self):
+        """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one it was
+        to wait for: what it raised is to leave the wait."""
+        return self._raised is not None and threading.current_thread() is threading.main_thread()
+
+    def interrupted_here(self):
+        """True in a signal handler that interrupted a call of this transport, in the same thread."""
+        return bool(lib.c10d_inside(self._handle))
+
+    # --- errors
+
+    def states(self, sequence):
+        """PeerState of every rank, with the fingerprint it published for that sequence number; None
+        once the group is closed."""
+        out = [PeerState() for _ in range(self.size)]
+        for rank, state in enumerate(out):
+            if lib.c10d_peer_state(self._handle, rank, sequence, byref(state)):
+                return None
+        return out
+
+    def trace(self):
+        return native_records(self._handle)
+
+    def peers(self):
+        return native_peers(self._handle, self.size)
+
+    def error(self, failure, call):
+        """The exception for a native Failure of ``call`` (a Call or a Message)."""
+        if failure.status == native.INTERRUPTED or self.has_raised():
+            return self._interruption()
+        if failure.status == native.REENTERED:
+            return self.inside(call.name)
+        return NativeErrorText(self, failure, call, self.states(failure.seq)).exception()
+
+
+class ShmTicket(Ticket):
+    """Takes over the native ticket whose address is ``at[0]``."""
+
+    def __init__(self, transport, at, call):
+        self._transport, self._call = transport, call
+        self._status, self._failure = native.PENDING, None
+        self._ticket = at[0]
+        at[0] = None    # no signal handler runs between these two lines
+
+    def done(self):
+        return lib.c10d_test(self._ticket) != native.PENDING
+
+    def wait(self, seconds, may_run=False):
+        self._status = native.settle(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run)
+        if may_run and self._transport.has_raised():
+            raise self._transport._interruption()
+        return self._status != native.PENDING
+
+    def error(self):
+        if self._status == native.PENDING:
+            self.wait(0)
+        if self._status in (native.OK, native.PENDING):
+            return None
+        if self._failure is None:
+            self._failure = Failure()
+            lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
+        return self._transport.error(self._failure, self._said())
+
+    def withdraw(self):
+        transport = self._transport
+        if isinstance(self._call, Call):
+            transport.abort()   # then the thread that runs it, or was to, ends it
+            while not self.wait(_ENDS, may_run=True):
+                pass
+        else:
+            lib.c10d_withdraw(transport._handle, self._ticket)
+
+    @property
+    def collective(self):
+        return isinstance(self._call, Call)
+
+    def standing(self):
+        number = lib.c10d_ticket_number(self._ticket)
+        failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
+        return NativeErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+
+    def _said(self):
+        return self._call
+
+    def watch(self, token):
+        return lib.c10d_watch(self._ticket, token) == native.PENDING
+
+    @property
+    def source(self):
+        return lib.c10d_ticket_source(self._ticket)
+
+    _ticket = None
+
+    def __del__(self):
+        if self._ticket:
+            lib.c10d_release(self._ticket)
+
+
+class MessageTicket(ShmTicket):
+    """Of a message that went the short way: what errors say of it is made when there is one."""
+
+    def _said(self):
+        return self._call()
