@@ -46,8 +46,8 @@ setup(
     ext_modules=[
         Extension(
             "c10d_custom.native._shm",
-            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/mpi/*.cpp")),
-            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/mpi/*.h"),
+            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/hosts/*.cpp")),
+            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/hosts/*.h"),
             language="c++",
             # No contraction to fused multiply-add: the bits must not depend on the machine.
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden",
@@ -55,7 +55,7 @@ setup(
             extra_link_args=["-pthread"],
         ),
         # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
-        Extension("c10d_custom.native._fast", sources=["backend/python/fast.c", "backend/python/ordinary.c"],
+        Extension("c10d_custom.native._fast", sources=["backend/python/fast.c", "backend/python/raw_tensor.c"],
                   depends=glob("backend/python/*.h"), extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
                   py_limited_api=True, optional=True),
     ],

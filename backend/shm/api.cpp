@@ -134,7 +134,7 @@ int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, i
   return c10d_run(h, &a);
 }
 
-int c10d_quick(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns) {
+int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns) {
   Use g(h);
   if (g.status || g.again) return refuse(g.status ? g.status : kReentered, &t_failure);
   const uint32_t op = kind >> 24 & 0xff, item_bytes = kind >> 16 & 0xff, n = g->n;

@@ -40,7 +40,7 @@ enum Memory : uint32_t {
   kDevice,   // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
 };
 
-struct Bridge;
+struct PipelinedReduce;
 
 struct Span {
   void* data;
@@ -63,7 +63,7 @@ struct CallArgs {
   uint32_t nin, nout;
   const Span* in;
   const Span* out;
-  Bridge* bridge;       // not null: the reduction goes on to other hosts (bridge.h); a reduce has out[1] at the root,
+  PipelinedReduce* pipelined;       // not null: the reduction goes on to other hosts (pipelined_reduce.h); a reduce has out[1] at the root,
                         // if it is on this host
 };
 
@@ -154,8 +154,8 @@ C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t 
 // after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kPending, and nothing
 // done, where parts overlap such that one would be written before it is read.
 constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
-C10D_API int c10d_quick(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns);
-// Why the last c10d_run, c10d_all_reduce or c10d_quick of this thread failed, or c10d_submit or c10d_post gave no ticket.
+C10D_API int c10d_fast_collective(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns);
+// Why the last c10d_run, c10d_all_reduce or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);

@@ -34,7 +34,7 @@ bool Collective::wait(Wait& w, bool yields, uint32_t peer) {
 }
 
 bool Collective::waited(Status st, uint32_t peer) {
-  return st == kOk || fails(st, int32_t(st == kTimeout ? laggard(peer) : peer));
+  return st == kOk || fails(st, int32_t(st == kTimeout ? straggler(peer) : peer));
 }
 
 bool Collective::waited_to_agree(Status st, uint32_t peer) {
@@ -51,7 +51,7 @@ bool Collective::exhausted(int error) {
   return false;
 }
 
-uint32_t Collective::laggard(uint32_t peer) const {
+uint32_t Collective::straggler(uint32_t peer) const {
   uint64_t least = kNever;
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
@@ -68,7 +68,7 @@ bool Collective::may_go_on(uint32_t peer) {
   if (g.aborted()) return fail(kAborted, -1), false;
   if (now_ns() < deadline) return true;
   const Status st = g.health(number);  // see Group::wait
-  return fail(st != kOk ? st : kTimeout, int32_t(laggard(peer))), false;
+  return fail(st != kOk ? st : kTimeout, int32_t(straggler(peer))), false;
 }
 
 const double* Collective::factors() {
@@ -194,9 +194,9 @@ Status Collective::run() {
       if (r != me && !wait(g.ctl(r).arrive, seq - 1, seq - 1, r)) return status_;
   g.last_call_waited = args.op != kRejected;
   if (args.op == kRejected) return announce(), kOk;
-  if (args.bridge) {
-    if (!bridge_ok(*this)) return fail(kUsage, -1);
-    return ring_bridge(*this) ? kOk : status_;
+  if (args.pipelined) {
+    if (!pipelined_ok(*this)) return fail(kUsage, -1);
+    return ring_pipelined_reduce(*this) ? kOk : status_;
   }
   if (!shape_ok()) return fail(kUsage, -1);
   if (args.device == kDevice) {
@@ -209,7 +209,7 @@ Status Collective::run() {
   switch (args.op) {
     case kAllReduce: case kReduce: ok = ring_all_reduce(*this); break;
     case kBroadcast: case kAllGather: ok = ring_multicast(*this); break;
-    case kAllToAll: ok = lanes_all_to_all(*this); break;
+    case kAllToAll: ok = pair_rings_all_to_all(*this); break;
     default: ok = ring_personal(*this); break;
   }
   return ok ? kOk : status_;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "past_caches.h"
+#include "nontemporal.h"
 
 namespace c10d_custom {
 
@@ -45,7 +45,7 @@ class CopyIn {
     }
     const bool past = ways_.past();
     const uint64_t began = ticks();
-    if (past) copy_past_caches(to, from, size);
+    if (past) copy_nontemporal(to, from, size);
     else memcpy(to, from, size);
     ways_.took(past, double(ticks() - began) / double(size));
   }

@@ -7,17 +7,17 @@
 #include <cstdio>
 #include <cstring>
 
-#include "past_caches.h"
+#include "nontemporal.h"
 
 namespace c10d_custom {
 
 class CopyOut {
  public:
   // touched: bytes of input and output of all ranks on the host.
-  explicit CopyOut(uint64_t touched) : past_caches_(touched >= limit()) {}
+  explicit CopyOut(uint64_t touched) : nontemporal_(touched >= limit()) {}
 
   void operator()(void* to, const void* from, uint64_t size) const {
-    if (past_caches_) copy_past_caches(to, from, size);
+    if (nontemporal_) copy_nontemporal(to, from, size);
     else memcpy(to, from, size);
   }
 
@@ -35,7 +35,7 @@ class CopyOut {
     return half;
   }
 
-  bool past_caches_;
+  bool nontemporal_;
 };
 
 }  // namespace c10d_custom

@@ -96,7 +96,7 @@ int create_segment(const Geometry& g, uint64_t* total) {
   auto fail = [&] { int e = errno; ::close(fd); return -e; };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
   // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
-  while (fallocate(fd, 0, 0, off_t(layout.lanes)))
+  while (fallocate(fd, 0, 0, off_t(layout.pair_rings)))
     if (errno != EINTR) return fail();
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
@@ -163,10 +163,10 @@ void Group::advance(Signal& mine, uint64_t value) {
   }
 }
 
-void Group::wake(Bell& bell) {
-  if (!bell.sleeping.load(std::memory_order_seq_cst) || !bell.sleeping.exchange(0, std::memory_order_seq_cst)) return;
-  bell.rings.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&bell.rings);
+void Group::wake(Doorbell& doorbell) {
+  if (!doorbell.sleeping.load(std::memory_order_seq_cst) || !doorbell.sleeping.exchange(0, std::memory_order_seq_cst)) return;
+  doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&doorbell.rings);
 }
 
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent) {
@@ -251,10 +251,10 @@ int Group::reserve_cells(uint32_t peer) const {
   return 0;
 }
 
-int Group::reserve_lanes() {
-  if (has_lanes_) return 0;
-  const int error = reserve(layout.lanes + rank * layout.lanes_bytes, layout.lanes_bytes);
-  has_lanes_ = !error;
+int Group::reserve_pair_rings() {
+  if (has_pair_rings_) return 0;
+  const int error = reserve(layout.pair_rings + rank * layout.pair_rings_bytes, layout.pair_rings_bytes);
+  has_pair_rings_ = !error;
   return error;
 }
 

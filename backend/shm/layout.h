@@ -1,8 +1,8 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | lanes[n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] | pairs[n][n]
 //
-// All but the last two parts have their memory from the start. A rank's lanes get theirs with its first large all_to_all, a
+// All but the last two parts have their memory from the start. A rank's pair rings get theirs with its first large all_to_all, a
 // pair's cells with the first send between its ranks: most groups never need them.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
@@ -26,7 +26,7 @@ struct Geometry {
   uint32_t small_bytes;   // one small slot: whole messages up to this size need one synchronisation
   uint32_t cell_bytes;    // payload of one point-to-point cell
   uint32_t cells;         // cells in one ordered pair's ring
-  uint32_t board_bytes;   // one slot of the board that backend/mpi keeps in the segment; 0: there is none
+  uint32_t board_bytes;   // one slot of the board that backend/hosts keeps in the segment; 0: there is none
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
@@ -40,7 +40,7 @@ struct alignas(kLine) Signal {
 };
 
 // Rung by anyone who changed something its owner may be asleep for.
-struct alignas(kLine) Bell {
+struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;     // written by all
   std::atomic<uint32_t> sleeping;  // set by the owner, cleared by whoever wakes it: one wake-up is enough
 };
@@ -71,13 +71,13 @@ struct alignas(kLine) RankCtl {
   Signal red;     // blocks of which this rank has reduced its part
   Signal out;     // blocks this rank no longer reads, in any ring
   Signal took;    // blocks of which this rank has summed its part, over all reductions that went on to other hosts
-  Bell bell;   // of point-to-point messages
-  Bell lanes;  // of all_to_all
+  Doorbell doorbell;   // of point-to-point messages
+  Doorbell pair_rings;  // of all_to_all
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
   uint64_t pid_namespace;  // pids compare only within one
   std::atomic<uint32_t> mark;  // written by its owner, for the layers above
-  std::atomic<uint32_t> progress;  // of the last all_to_all by lanes, in thousandths
+  std::atomic<uint32_t> progress;  // of the last all_to_all by pair rings, in thousandths
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
@@ -124,8 +124,8 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, board, pair_ctl, lanes, pairs, total;
-  size_t table_bytes, small_bytes, ring_bytes, lanes_bytes, pair_bytes, cell_stride;
+  size_t ctl, tables, small, rings, board, pair_ctl, pair_rings, pairs, total;
+  size_t table_bytes, small_bytes, ring_bytes, pair_rings_bytes, pair_bytes, cell_stride;
 };
 
 }  // namespace c10d_custom

@@ -136,7 +136,7 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
     if (now >= until) break;
     if (driving_) {
       // The driver may be the helper, asleep: it gives up its seat once it sees a waiter.
-      Group::wake(g_.ctl(g_.rank).bell);
+      Group::wake(g_.ctl(g_.rank).doorbell);
       changed_.wait_for(hold, std::chrono::nanoseconds(std::min(until - now, kSlice)));
       continue;
     }
@@ -179,17 +179,17 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   }, [] {});
   hold.lock();
   if (moved) return;
-  Bell& bell = g_.ctl(g_.rank).bell;
+  Doorbell& doorbell = g_.ctl(g_.rank).doorbell;
   // In this order: who clears `sleeping` has not rung yet.
-  const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
-  bell.sleeping.store(1, std::memory_order_seq_cst);
+  const uint32_t rings = doorbell.rings.load(std::memory_order_seq_cst);
+  doorbell.sleeping.store(1, std::memory_order_seq_cst);
   if (!progress() && !live_.empty()) {
     const int64_t ns = std::min(until - now_ns(), kSlice);
     hold.unlock();
-    if (ns > 0) futex_wait(&bell.rings, rings, ns);
+    if (ns > 0) futex_wait(&doorbell.rings, rings, ns);
     hold.lock();
   }
-  bell.sleeping.store(0, std::memory_order_relaxed);
+  doorbell.sleeping.store(0, std::memory_order_relaxed);
   if (now_ns() - last_check_ >= kSlice) check_faults();
 }
 
@@ -214,7 +214,7 @@ bool Messenger::drain(uint32_t src) {
       handle(src, h, reinterpret_cast<const char*>(shared + 1));
     p.head.store(head + 1, std::memory_order_seq_cst);
   }
-  Group::wake(g_.ctl(src).bell);
+  Group::wake(g_.ctl(src).doorbell);
   return true;
 }
 
@@ -242,7 +242,7 @@ bool Messenger::flush(uint32_t dst) {
     link.outbox.pop_front();
     if (done) finish(done, kOk, int32_t(dst));
   }
-  // A few cells, then the bell, so that the peer copies out while we copy in.
+  // A few cells, then the doorbell, so that the peer copies out while we copy in.
   for (unsigned burst = 0; !link.streams.empty(); ++burst) {
     Request* r = link.streams.front();
     const uint64_t size = std::min<uint64_t>(r->args.data.bytes - r->moved, g_.geometry.cell_bytes);
@@ -254,9 +254,9 @@ bool Messenger::flush(uint32_t dst) {
       link.streams.pop_front();
       finish(r, kOk, int32_t(dst));
     }
-    if (burst % 4 == 3) Group::wake(g_.ctl(dst).bell);
+    if (burst % 4 == 3) Group::wake(g_.ctl(dst).doorbell);
   }
-  if (moved) Group::wake(g_.ctl(dst).bell);
+  if (moved) Group::wake(g_.ctl(dst).doorbell);
   return moved;
 }
 

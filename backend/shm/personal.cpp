@@ -1,7 +1,7 @@
 // Operations in which a rank has different bytes for each rank: scatter, gather, reduce_scatter (also uneven).
 // all_to_all goes its own way (all_to_all.cpp).
 //
-// A block of a ring is cut into lanes, one for each rank it may carry bytes for; block k holds the
+// A block of a ring is cut into parts, one for each rank it may carry bytes for; block k holds the
 // k-th chunk of each of the writer's messages. In scatter only the root writes, so all rings are the
 // root's: block k of a rank's ring holds the k-th chunk for that rank. (A slot is free once every rank
 // has drained it, whoever wrote it: pipeline.h.)
@@ -15,11 +15,11 @@ bool ring_personal(Collective& c) {
   const uint32_t n = c.n, me = c.me, op = c.args.op;
   const bool reduces = op == kReduceScatter, to_root = op == kGather, from_root = op == kScatter;
   const bool fills = !from_root || c.is_root(), drains = !to_root || c.is_root();
-  const uint32_t lanes = to_root || from_root ? 1 : n - 1;
-  const uint64_t chunk = g.geometry.block_bytes / lanes / 64 * 64;
+  const uint32_t parts = to_root || from_root ? 1 : n - 1;
+  const uint64_t chunk = g.geometry.block_bytes / parts / 64 * 64;
   auto place = [&](uint32_t writer, uint32_t reader, uint64_t k) {
     char* block = g.block(from_root ? reader : writer, g.blocks_done + k);
-    return lanes == 1 ? block : block + (reader - (reader > writer)) * chunk;  // nobody writes to itself
+    return parts == 1 ? block : block + (reader - (reader > writer)) * chunk;  // nobody writes to itself
   };
   // Bytes that rank `to` gets from this rank, and this rank from `from`.
   auto sent = [&](uint32_t to) {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../shm/api.h"
-#include "../shm/bridge.h"
+#include "../shm/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 
@@ -187,8 +187,8 @@ void join_call(World& w, Random& random) {
   }
   PairCtl &to_victim = w.pair(w.other, w.me), &from_victim = w.pair(w.me, w.other);
   const uint64_t taken = to_victim.taken.load(), sent = from_victim.sent.load();
-  to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.lanes_bytes, w.layout.lanes_bytes + 1, random()}));
-  from_victim.taken.store(sent - pick<uint64_t>(random, {0, 0, 8, 800, w.layout.lanes_bytes, w.layout.lanes_bytes + 1, random()}));
+  to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.pair_rings_bytes, w.layout.pair_rings_bytes + 1, random()}));
+  from_victim.taken.store(sent - pick<uint64_t>(random, {0, 0, 8, 800, w.layout.pair_rings_bytes, w.layout.pair_rings_bytes + 1, random()}));
   if (random() % 64 == 0) from_victim.sent.store(random());
   if (random() % 64 == 0) to_victim.taken.store(random());
 }
@@ -229,13 +229,13 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i != w.me ? count + random() % 6000 : count));
     a.in = in, a.out = out;
     // A reduction over hosts of which there is one only: nothing to transfer.
-    Bridge bridge{};
-    BridgeSlot slots[2]{};
+    PipelinedReduce pipelined{};
+    PipelinedSlot slots[2]{};
     if ((a.op == kAllReduce || a.op == kReduce) && random() % 2) {
-      bridge.chunk = 64 * (1 + random() % 100), bridge.lanes = 1 + uint32_t(random() % 2), bridge.op = kSum;
-      bridge.hosts = 1, bridge.keeps = 1, bridge.nslots = 2, bridge.slots = w.me < bridge.lanes ? slots : nullptr;
-      for (BridgeSlot& s : slots) s.mine = static_cast<char*>(span(bridge.chunk).data);
-      a.bridge = &bridge;
+      pipelined.chunk = 64 * (1 + random() % 100), pipelined.carriers = 1 + uint32_t(random() % 2), pipelined.op = kSum;
+      pipelined.hosts = 1, pipelined.keeps = 1, pipelined.nslots = 2, pipelined.slots = w.me < pipelined.carriers ? slots : nullptr;
+      for (PipelinedSlot& s : slots) s.mine = static_cast<char*>(span(pipelined.chunk).data);
+      a.pipelined = &pipelined;
     }
     const int status = c10d_run(w.victim, &a);
     require(status >= kOk && status != kPending && status <= kForked, "a status that there is not", trial);

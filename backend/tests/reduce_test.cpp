@@ -321,7 +321,7 @@ bool agree(const Type& type, const std::string& what, const unsigned char* got,
 std::mt19937_64 rng(20240607);
 
 // Ordinary values, so that results are mostly finite; in small floats random bits are that already.
-void fill_ordinary(const Type& type, Bytes& bytes) {
+void fill_raw_tensor(const Type& type, Bytes& bytes) {
   std::normal_distribution<double> normal;
   for (size_t i = 0; i < bytes.size() / 4; ++i) {
     if (type.dtype == kFloat32 || type.dtype == kComplex64) put(bytes, i, (float)normal(rng));
@@ -342,7 +342,7 @@ Inputs make_inputs(const Type& type, unsigned nsrc, size_t count, bool ordinary)
   for (unsigned j = 0; j < nsrc; ++j) {
     Bytes bytes(count * type.size);
     for (unsigned char& b : bytes) b = (unsigned char)rng();
-    if (ordinary) fill_ordinary(type, bytes);
+    if (ordinary) fill_raw_tensor(type, bytes);
     if (type.kind == Kind::kBool) {  // false must be as common as true
       for (unsigned char& b : bytes) b = rng() % 2 ? b : 0;
     }

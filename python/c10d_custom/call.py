@@ -58,7 +58,7 @@ class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``copy_back`` holds
     (destination, source) pairs to be copied when the call is done. ``device``: the torch.device of the
-    tensors, None for the CPU; ``flight``: what a transport knows of a call on a device."""
+    tensors, None for the CPU; ``stream_op``: what a transport knows of a call on a device."""
     op: Op
     name: str
     dtype: dtypes.DType
@@ -71,11 +71,11 @@ class Call:
     factor: float = 0.0
     device: object = None
     memory: Memory = Memory.host
-    flight: object = None
+    stream_op: object = None
     copy_back: list = field(default_factory=list)
 
     @classmethod
-    def quick_all_reduce(cls, address, count, kind, nanoseconds):
+    def fast_all_reduce(cls, address, count, kind, nanoseconds):
         """In place, of ``count`` items of the dtypes.Kind at ``address``."""
         region = [Region(address, count * kind.dtype.item_bytes, count)]
         return cls(Op.all_reduce, "all_reduce", kind.dtype, nanoseconds / 1e9, region, region, count=count,
@@ -93,7 +93,7 @@ class Message:
     timeout: float
     is_recv: bool
     device: object = None
-    flight: object = None
+    stream_op: object = None
     copy_back: list = field(default_factory=list)
 
 

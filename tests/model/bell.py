@@ -1,4 +1,4 @@
-"""Bell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's lanes and the messages of p2p.cpp. One step per
+"""Doorbell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's lanes and the messages of p2p.cpp. One step per
 access to shared memory.
 
 Each waker publishes what it has, one piece after the other, and wakes the owner after each. The owner takes all it finds,
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class BellModel:
+class DoorbellModel:
     pieces: tuple            # of each waker
     dies: bool = True
     # Mutations:

@@ -1,6 +1,6 @@
 import pytest
 
-from .bell import BellModel
+from .doorbell import DoorbellModel
 from .checker import Found, check
 
 WAKERS = [(1,), (3,), (1, 1), (2, 1), (2, 2)]
@@ -8,7 +8,7 @@ WAKERS = [(1,), (3,), (1, 1), (2, 1), (2, 2)]
 
 @pytest.mark.parametrize("pieces", WAKERS, ids=str)
 def test_every_sleep_ends(pieces):
-    assert check(BellModel(pieces)) > 15
+    assert check(DoorbellModel(pieces)) > 15
 
 
 @pytest.mark.parametrize("mutation", [{"rings_first": False}, {"recheck": False}, {"counts": False}, {"publish_first": False}],
@@ -16,4 +16,4 @@ def test_every_sleep_ends(pieces):
 def test_a_broken_protocol_loses_a_wake_up(mutation):
     with pytest.raises(Found, match="nobody can go on"):
         for pieces in WAKERS:
-            check(BellModel(pieces, **mutation))
+            check(DoorbellModel(pieces, **mutation))

@@ -79,7 +79,7 @@ def stages(job, machine, size):
         return moved / machine.memory * cores
 
     def exchange(sent, combined):
-        # The lanes' ranks each send to the same lane's rank on every other host, at once; the chunk streams, so
+        # The carriers' ranks each send to the same carrier's rank on every other host, at once; the chunk streams, so
         # what arrives leaves the wire alpha after it was sent.
         messages = (hosts - 1) * machine.message_cpu
         return [Stage("cores", (messages + sent / machine.copy) * cores),

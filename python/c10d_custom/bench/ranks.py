@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ..launch.launcher import detect
-from ..creation.topology import Place
+from ..creation.topology import Location
 
 
 def under_mpi():
@@ -92,7 +92,7 @@ def sum_through_store(number):
 
 def hosts():
     """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
-    mine = (Place.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
+    mine = (Location.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     ranks = Counter(host for host, *_ in every)

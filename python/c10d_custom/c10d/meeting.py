@@ -13,7 +13,7 @@ from .issuing import Issuing
 from ..creation.liveness import Members
 from ..creation.membership import Membership
 from ..launch.mpi_job import abandon, job
-from ..creation.topology import by_host, places, require_mpi, require_one_user
+from ..creation.topology import by_host, locations, require_mpi, require_one_user
 from . import trace_dump as trace
 from ..transport.by_device import ByDevice
 from ..transport.hosts.transport import HierarchicalTransport
@@ -70,7 +70,7 @@ def _members_of_world(members):
 
 
 def _transport(exchange, name, members, devices):
-    everywhere = places(exchange)
+    everywhere = locations(exchange)
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:
         return ByDevice(ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices)

@@ -25,7 +25,7 @@ from ..lowering.collectives import only, own_list
 from .dynamo import opaque_to_dynamo
 from .issuing import Issuing
 from .monitored_barrier import monitored_barrier
-from ..lowering.raw_tensor import ordinary
+from ..lowering.raw_tensor import raw_tensor
 
 
 @opaque_to_dynamo
@@ -33,8 +33,8 @@ class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
     def broadcast(self, tensors, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, BroadcastOptions)) and len(tensors) == 1 and (
-                self._quick.broadcast(tensors[0], opts.rootRank, ns)):
+        if (ns := self._fast_path_ns(opts, BroadcastOptions)) and len(tensors) == 1 and (
+                self._fast_path.broadcast(tensors[0], opts.rootRank, ns)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -45,9 +45,9 @@ class Operations(Issuing):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if self._may_be_short(opts.asyncOp) and len(tensors) == 1 and (found := ordinary(tensors[0])) and (
+            if self._may_be_fast(opts.asyncOp) and len(tensors) == 1 and (found := raw_tensor(tensors[0])) and (
                     kind := dtypes.kind_of(found[2], op)):
-                self._transport.quick_all_reduce(found[0], found[1], kind, self._limit, opts)
+                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -63,8 +63,8 @@ class Operations(Issuing):
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
 
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceOptions)) and len(tensors) == 1 and (
-                self._quick.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns)):
+        if (ns := self._fast_path_ns(opts, ReduceOptions)) and len(tensors) == 1 and (
+                self._fast_path.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns)):
             return None
         if isinstance(opts, int):
             if root is not None:
@@ -76,8 +76,8 @@ class Operations(Issuing):
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllgatherOptions)) and len(inputs) == 1 and (
-                self._quick.all_gather(own_list(output_lists), inputs[0], ns)):
+        if (ns := self._fast_path_ns(opts, AllgatherOptions)) and len(inputs) == 1 and (
+                self._fast_path.all_gather(own_list(output_lists), inputs[0], ns)):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -93,7 +93,7 @@ class Operations(Issuing):
                                self._lower.all_gather, list(zip(per_input, inputs)), inputs=inputs)
 
     def all_gather_single(self, output, input, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllgatherOptions)) and self._quick.all_gather_single(output, input, ns):
+        if (ns := self._fast_path_ns(opts, AllgatherOptions)) and self._fast_path.all_gather_single(output, input, ns):
             return None
         return self._collective("_all_gather_base", opts, timeout, [output], self._lower.all_gather_single,
                                 output, input, inputs=[input])
@@ -103,8 +103,8 @@ class Operations(Issuing):
                                self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)), inputs=inputs)
 
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and len(outputs) == 1 and (
-                self._quick.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns)):
+        if (ns := self._fast_path_ns(opts, ReduceScatterOptions)) and len(outputs) == 1 and (
+                self._fast_path.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns)):
             return None
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -115,8 +115,8 @@ class Operations(Issuing):
                                 output, inputs, op, inputs=inputs)
 
     def reduce_scatter_single(self, output, input, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and (
-                self._quick.reduce_scatter_single(output, input, opts.reduceOp, ns)):
+        if (ns := self._fast_path_ns(opts, ReduceScatterOptions)) and (
+                self._fast_path.reduce_scatter_single(output, input, opts.reduceOp, ns)):
             return None
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective("_reduce_scatter_base", opts, timeout, [output],
@@ -129,14 +129,14 @@ class Operations(Issuing):
                                [(o, i, op) for o, i in zip(outputs, inputs, strict=True)], inputs=inputs)
 
     def alltoall(self, outputs, inputs, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllToAllOptions)) and self._quick.all_to_all(outputs, inputs, ns):
+        if (ns := self._fast_path_ns(opts, AllToAllOptions)) and self._fast_path.all_to_all(outputs, inputs, ns):
             return None
         return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs,
                                 inputs=inputs)
 
     def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllToAllOptions)) and not output_splits and not input_splits and (
-                self._quick.all_to_all_single(output, input, ns)):
+        if (ns := self._fast_path_ns(opts, AllToAllOptions)) and not output_splits and not input_splits and (
+                self._fast_path.all_to_all_single(output, input, ns)):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -144,8 +144,8 @@ class Operations(Issuing):
                                 output, input, list(output_splits), list(input_splits), inputs=[input])
 
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, GatherOptions)) and len(inputs) == 1 and (
-                self._quick.gather(own_list(output_lists), inputs[0], opts.rootRank, ns)):
+        if (ns := self._fast_path_ns(opts, GatherOptions)) and len(inputs) == 1 and (
+                self._fast_path.gather(own_list(output_lists), inputs[0], opts.rootRank, ns)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -161,8 +161,8 @@ class Operations(Issuing):
                                 inputs=[input])
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, ScatterOptions)) and len(outputs) == 1 and (
-                self._quick.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns)):
+        if (ns := self._fast_path_ns(opts, ScatterOptions)) and len(outputs) == 1 and (
+                self._fast_path.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -173,7 +173,7 @@ class Operations(Issuing):
                                 inputs=inputs)
 
     def barrier(self, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, BarrierOptions)) and self._quick.barrier(ns):
+        if (ns := self._fast_path_ns(opts, BarrierOptions)) and self._fast_path.barrier(ns):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts

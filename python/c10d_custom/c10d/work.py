@@ -70,10 +70,10 @@ def _can_fail(inner):
 class DoneWork(_TorchWork):
     """A synchronous operation, over when the caller gets to see it."""
 
-    def __init__(self, tensors, flight=None):
+    def __init__(self, tensors, stream_op=None):
         super().__init__()
         self._tensors = tensors
-        self._flight = flight   # of tensors on a device: the current stream waits for it already
+        self._stream_op = stream_op   # of tensors on a device: the current stream waits for it already
 
     def wait(self, timeout=None):
         return True
@@ -94,9 +94,9 @@ class DoneWork(_TorchWork):
         return self._tensors
 
     def get_future(self):
-        if self._flight is not None:
-            future = self._flight.future()
-            self._flight.resolve(future, self._tensors, [self._flight])
+        if self._stream_op is not None:
+            future = self._stream_op.future()
+            self._stream_op.resolve(future, self._tensors, [self._stream_op])
             return future
         future = torch.futures.Future()
         future.set_result(self._tensors)
@@ -285,19 +285,19 @@ class Work(_TorchWork):
 
 class DeviceWork(Work):
     """Work on tensors of a device. It is settled when the GPU has been told of all of it: then futures resolve,
-    and `wait` lets the current stream wait for the rest. ``flights``: what tells of the GPU's side, one for
+    and `wait` lets the current stream wait for the rest. ``stream_ops``: what tells of the GPU's side, one for
     each operation. What was kept is so until a stream waits, or the GPU is done."""
 
-    def __init__(self, completer, tickets, tensors, finish, keep, flights):
+    def __init__(self, completer, tickets, tensors, finish, keep, stream_ops):
         super().__init__(completer, tickets, tensors, finish, keep)
-        self._flights = flights
+        self._stream_ops = stream_ops
 
     def wait(self, timeout=None):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         began = time.monotonic()
         super().wait(timeout)
-        for flight in self._flights:
-            flight.join()
+        for stream_op in self._stream_ops:
+            stream_op.join()
         if seconds and seconds > 0:
             self._await_gpu(began + seconds, seconds)
         super()._let_go()
@@ -306,13 +306,13 @@ class DeviceWork(Work):
     def is_completed(self):
         if not super().is_completed():
             return False
-        if self._error is None and not all(f.completed() for f in self._flights):
+        if self._error is None and not all(f.completed() for f in self._stream_ops):
             return False
         super()._let_go()
         return True
 
     def _await_gpu(self, deadline, seconds):
-        while not all(f.completed() for f in self._flights):
+        while not all(f.completed() for f in self._stream_ops):
             if time.monotonic() >= deadline:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
             time.sleep(_GPU_STEP)
@@ -322,13 +322,13 @@ class DeviceWork(Work):
             super()._let_go()
 
     def _new_future(self):
-        return self._flights[0].future()
+        return self._stream_ops[0].future()
 
     def _resolve(self, future):
         if self._error is not None:
             future.set_result(_Failure(self._error))
         else:
-            self._flights[0].resolve(future, self._tensors, self._flights)
+            self._stream_ops[0].resolve(future, self._tensors, self._stream_ops)
 
 
 class Completer:

@@ -9,7 +9,7 @@ from .liveness import started
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace, in which
     the segment is handed over (transport/segment.py): two pods of one machine are two hosts. Host names repeat and containers make
     them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
@@ -41,23 +41,23 @@ def _network():
         return 0    # a kernel without network namespaces
 
 
-def places(exchange):
-    """The Place of every rank of the group, in rank order, on every rank."""
-    here = Place.here()
+def locations(exchange):
+    """The Location of every rank of the group, in rank order, on every rank."""
+    here = Location.here()
 
     def meet(rank, value):
-        place = Place(**value)
+        place = Location(**value)
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
 
     table = exchange.gather_and_decide("place", asdict(here), lambda values: values, meet)
     for rank, value in enumerate(table):
         meet(rank, value)
-    return [Place(**p) for p in table]
+    return [Location(**p) for p in table]
 
 
 def by_host(all_places):
-    """{Place.host: its ranks}"""
+    """{Location.host: its ranks}"""
     hosts = {}
     for rank, place in enumerate(all_places):
         hosts.setdefault(place.host, []).append(rank)

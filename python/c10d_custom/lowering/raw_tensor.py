@@ -1,9 +1,9 @@
 """Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of the CPU,
 whose bytes are their values, and of no class of somebody's own.
 
-`ordinary(t)` is (address, elements, dtype's code) of such a tensor, else None. `parts(tensors, n, code, elements)`
+`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None. `parts(tensors, n, code, elements)`
 is the addresses of ``n`` such, of that dtype and number of elements each, as bytes; None where they are not. Both in C where
-that can be had: backend/python/ordinary.h.
+that can be had: backend/python/raw_tensor.h.
 """
 from array import array
 
@@ -39,14 +39,14 @@ def parts_in_python(tensors, n, code, count):
 
 
 def _in_c():
-    from ..native._fast import ordinary, parts, set_up  # see setup.py for when it is not there
+    from ..native._fast import raw_tensor, raw_parts, set_up  # see setup.py for when it is not there
 
     known = bytes(n for dtype in BY_DTYPE.values() if dtype.name in _DLPACK for n in (*_DLPACK[dtype.name], dtype.code))
     set_up(torch.Tensor.__dlpack_c_exchange_api__, _TYPES, torch.Tensor.is_neg, torch.Tensor.is_conj, known)
-    return ordinary, parts
+    return raw_tensor, raw_parts
 
 
 try:
-    ordinary, parts = _in_c()
+    raw_tensor, raw_parts = _in_c()
 except (ImportError, AttributeError, ValueError):   # not built, or a torch that has no such exchange
-    ordinary, parts = in_python, parts_in_python
+    raw_tensor, raw_parts = in_python, parts_in_python

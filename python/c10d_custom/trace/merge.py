@@ -125,7 +125,7 @@ def _ago(then, now):
 
 def _describe_group(group, newest):
     """Lines: which ranks stand where, ranks at the same place together."""
-    places = defaultdict(list)
+    locations = defaultdict(list)
     for r, member in enumerate(group.members):
         last = group.last(r)
         if r not in group.views:
@@ -142,9 +142,9 @@ def _describe_group(group, newest):
             place = f"inside #{last.number}: {last.asked()}"
         else:
             place = f"past #{last.number}: {last.asked()}"
-        places[place].append(member)
+        locations[place].append(member)
     lines = [f"group {group.name or '(unnamed)'}, {_ranks(group.members)}"]
-    lines += [f"  {_ranks(members)}: {place}" for place, members in places.items()]
+    lines += [f"  {_ranks(members)}: {place}" for place, members in locations.items()]
     for r, member in enumerate(group.members):
         for m in group.messages(r):
             lines.append(f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "

@@ -57,8 +57,8 @@ class Transport(ABC):
 
     Being called on top of itself: a thread that is amid a collective of this transport, in a signal handler or a callback, and
     runs or awaits another gets UsageError at once, and the outer one goes on."""
-    quick = None            # the core's short ways, where there are any: see ShmTransport
-    quick_message = None
+    fast_collective = None            # the core's fast paths, where there are any: see ShmTransport
+    fast_message = None
 
     @abstractmethod
     def run(self, call):

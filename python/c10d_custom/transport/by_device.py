@@ -33,7 +33,7 @@ class ByDevice(Transport):
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
         self._queue = None
         self._here = threading.local()
-        self.quick_all_reduce, self.quick, self.quick_message = cpu.quick_all_reduce, cpu.quick, cpu.quick_message
+        self.fast_all_reduce, self.fast_collective, self.fast_message = cpu.fast_all_reduce, cpu.fast_collective, cpu.fast_message
 
     @property
     def name(self):
@@ -74,7 +74,7 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
+                self.fast_all_reduce, self.fast_collective = self._ordered_all_reduce, None
             self._cuda[device] = cuda
             return cuda
         finally:
@@ -107,32 +107,32 @@ class ByDevice(Transport):
             self._here.depth -= 1
 
     def _ordered_all_reduce(self, address, count, kind, limit, opts):
-        self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
+        self.run(Call.fast_all_reduce(address, count, kind, limit(opts)))
 
     # --- the Transport's face
 
     def run(self, call):
         if self._queue is None:
             return self.cpu.run(call)
-        if call.flight is not None and call.flight.captured:
+        if call.stream_op is not None and call.stream_op.captured:
             return  # `issue` has launched it
         error = self._queue.run(call)
         if error is not None:
             raise error
-        if call.flight is not None and call.op is not Op.barrier:
-            call.flight.join()
+        if call.stream_op is not None and call.op is not Op.barrier:
+            call.stream_op.join()
 
     def submit(self, call):
         if self._queue is None:
             return self.cpu.submit(call)
-        if call.flight is not None and call.flight.captured:
+        if call.stream_op is not None and call.stream_op.captured:
             ticket = PyTicket(self.cpu.complete)
             ticket.finish()
             return ticket
         return self._queue.submit(call)
 
     def post(self, message):
-        return self.cpu.post(message) if message.flight is None else self._cuda[message.device].post(message)
+        return self.cpu.post(message) if message.stream_op is None else self._cuda[message.device].post(message)
 
     def next_completed(self, seconds):
         return self.cpu.next_completed(seconds)

@@ -143,7 +143,7 @@ class StagedCollectives:
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
         self.cpu.run(replace(call, inputs=inputs, outputs=outputs, count=count, timeout=left(), memory=Memory.staged,
-                             device=None, flight=None, copy_back=[]))
+                             device=None, stream_op=None, copy_back=[]))
         for address, region in targets:
             if region.nbytes:
                 self.driver.copy(self.stream, address, region.address, region.nbytes)
@@ -175,7 +175,7 @@ class StagedTicket(PyTicket):
     def __init__(self, messages, message, address):
         super().__init__(messages.complete)
         self.messages, self.message, self.address = messages, message, address
-        self.deadline = message.flight.began + message.timeout
+        self.deadline = message.stream_op.began + message.timeout
         self.fetched = None     # a send: the event behind its copy to the host
         self.inner = None       # the CPU transport's ticket
 
@@ -213,14 +213,14 @@ class StagedMessages:
         self._by = 0                # the thread that makes progress
         self._fetching = deque()    # sends whose bytes are coming from the GPU
         self._moving = []           # with the CPU transport
-        self._leaving = deque()     # (event, address, flight): receives whose bytes go to the GPU
+        self._leaving = deque()     # (event, address, stream_op): receives whose bytes go to the GPU
         self._changed = threading.Condition()
         self._thread = None
         self._starts = self._over = False
         self._looked = 0.0
 
     def post(self, message):
-        flight, t = message.flight, message.tensor
+        stream_op, t = message.stream_op, message.tensor
         address = self.pinned.take(t.nbytes)
         ticket = StagedTicket(self, message, address)
         with self._lock, self.driver.activate():
@@ -234,10 +234,10 @@ class StagedMessages:
                     self.pinned.give(address)
                     raise
             else:
-                flight.begin(self._out)
+                stream_op.begin(self._out)
                 if t.nbytes:
                     self.driver.copy(self._out, address, t.data_ptr(), t.nbytes)
-                flight.finish(self._out)
+                stream_op.finish(self._out)
                 self._fetching.append(ticket)
         self._ensure_thread()
         return ticket
@@ -246,7 +246,7 @@ class StagedMessages:
         m = ticket.message
         left = max(0.0, ticket.deadline - time.monotonic())
         region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
-        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, flight=None, copy_back=[]))
+        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[]))
         self._moving.append(ticket)
 
     # --- the engine
@@ -268,7 +268,7 @@ class StagedMessages:
         while self._fetching:
             ticket, error = self._fetching[0], None
             try:
-                if not self.driver.done(ticket.message.flight.end):
+                if not self.driver.done(ticket.message.stream_op.end):
                     if time.monotonic() < ticket.deadline and not self._broken():
                         break
                     error = self._late(ticket.message, "what was queued on its stream before")
@@ -283,7 +283,7 @@ class StagedMessages:
                     error = refused
             if error is not None:
                 # A copy into the memory may still be under way: it is kept until it is over.
-                self._leaving.append((ticket.message.flight, ticket.address))
+                self._leaving.append((ticket.message.stream_op, ticket.address))
                 ticket.finish(error)
         return moved
 
@@ -306,24 +306,24 @@ class StagedMessages:
                 self.pinned.give(ticket.address)
             else:
                 try:
-                    m.flight.begin(self._in)
+                    m.stream_op.begin(self._in)
                     if m.tensor.nbytes:
                         self.driver.copy(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
                     if m.copy_back:
                         self.driver.copy_tensors(self._in, m.copy_back)
-                    m.flight.finish(self._in)
+                    m.stream_op.finish(self._in)
                 except Exception as failed:
                     error = failed
-                self._leaving.append((m.flight, ticket.address))
+                self._leaving.append((m.stream_op, ticket.address))
             ticket.finish(error, ticket.inner.source)
         return moved
 
     def _let_go(self):
         moved = False
         while self._leaving:
-            flight, address = self._leaving[0]
+            stream_op, address = self._leaving[0]
             try:
-                if flight.end is not None and not self.driver.done(flight.end):
+                if stream_op.end is not None and not self.driver.done(stream_op.end):
                     break
             except Exception:
                 break  # the GPU has failed: nothing is known of its copies
@@ -369,7 +369,7 @@ class StagedMessages:
             self._over = True
             while self._fetching:
                 ticket = self._fetching.popleft()
-                self._leaving.append((ticket.message.flight, ticket.address))
+                self._leaving.append((ticket.message.stream_op, ticket.address))
                 ticket.finish(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
             with self.driver.activate():
                 self._take_in()
@@ -386,6 +386,6 @@ class StagedMessages:
 
 def timed_out(where, call, device, what):
     """A CollectiveTimeoutError: the GPU, not a rank, is late."""
-    seconds = time.monotonic() - call.flight.began
+    seconds = time.monotonic() - call.stream_op.began
     return CollectiveTimeoutError(f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
                                   "a kernel wait for something that does not come?")

@@ -34,7 +34,7 @@ class Events:
     def __init__(self, driver):
         self._driver = driver
         self._free = deque()
-        self._lock = threading.RLock()  # a Flight may be collected anywhere, here too
+        self._lock = threading.RLock()  # a StreamOp may be collected anywhere, here too
         self._closed = False
 
     def take(self):
@@ -63,7 +63,7 @@ class Events:
             self._driver.destroy_event(event)
 
 
-class Flight:
+class StreamOp:
     """``ready``: recorded on the issuer's stream at the issue; ``end``: on the stream that does the work,
     after it. None until enqueued."""
 
@@ -119,9 +119,9 @@ class Flight:
     def future(self):
         return self.driver.future()
 
-    def resolve(self, future, value, flights):
+    def resolve(self, future, value, stream_ops):
         with self.driver.activate():
-            self.driver.resolve(future, value, [f.end for f in flights])
+            self.driver.resolve(future, value, [f.end for f in stream_ops])
 
     def __del__(self):
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
@@ -146,5 +146,5 @@ class Captured:
     def future(self):
         return self.driver.future()
 
-    def resolve(self, future, value, flights):
+    def resolve(self, future, value, stream_ops):
         future.set_result(value)

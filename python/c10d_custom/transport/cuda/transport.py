@@ -14,7 +14,7 @@ import time
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import start
-from .stream_op import Captured, Events, Flight, poll
+from .stream_op import Captured, Events, StreamOp, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
 from .staged import Pinned, StagedCollectives, StagedMessages, timed_out
@@ -57,7 +57,7 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.flight = Flight(self.driver, self._events)
+                call.stream_op = StreamOp(self.driver, self._events)
 
     def _capture(self, call):
         """Launches it into the graph that the current stream is captured into."""
@@ -81,14 +81,14 @@ class CudaTransport:
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
-        call.flight = Captured(self.driver)
+        call.stream_op = Captured(self.driver)
 
     # --- collectives
 
     def execute(self, call):
         """Enqueues the collective. Raises its error."""
-        flight = call.flight
-        deadline = flight.began + call.timeout
+        stream_op = call.stream_op
+        deadline = stream_op.began + call.timeout
 
         def left():
             return max(0.0, deadline - time.monotonic())
@@ -101,17 +101,17 @@ class CudaTransport:
                 if self._collectives is None:
                     self._set_up(call, left)
                 self._check_kernels(call)
-                flight.begin(self.stream)
+                stream_op.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
                 if self._fused is not None:
-                    flight.verdict = functools.partial(self._fused.error, self._where(call))
-                flight.finish(self.stream)
+                    stream_op.verdict = functools.partial(self._fused.error, self._where(call))
+                stream_op.finish(self.stream)
                 if self._fused is not None and call.op is Op.all_reduce:
-                    self._guard.watch(flight, math.inf)  # its kernels have the time-out
+                    self._guard.watch(stream_op, math.inf)  # its kernels have the time-out
                 elif self._guard is not None and not self._collectives.peers.order.meets:
-                    self._guard.watch(flight, deadline)
+                    self._guard.watch(stream_op, deadline)
                 self._failed.pop()
             except CustomBackendError:
                 self._let_go()
@@ -126,10 +126,10 @@ class CudaTransport:
 
     def _barrier(self, call, deadline, left):
         """What the ranks had queued before it, they have done."""
-        flight = call.flight
-        flight.begin(self.stream)
-        flight.finish(self.stream)
-        if not poll(lambda: self.driver.done(flight.end), deadline, self.cpu.broken) and not self.cpu.broken():
+        stream_op = call.stream_op
+        stream_op.begin(self.stream)
+        stream_op.finish(self.stream)
+        if not poll(lambda: self.driver.done(stream_op.end), deadline, self.cpu.broken) and not self.cpu.broken():
             raise self._late(call, "what was queued before the barrier")
         self._check_kernels(call)
         self.cpu.run(call)
@@ -246,15 +246,15 @@ class _Guard:
 
     def __init__(self, transport):
         self._t = transport
-        self._flights = []
+        self._stream_ops = []
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._over = False
         self._thread = start(self._run, "c10d_custom:guard")
 
-    def watch(self, flight, deadline):
+    def watch(self, stream_op, deadline):
         with self._lock:
-            self._flights.append((flight, deadline))
+            self._stream_ops.append((stream_op, deadline))
         self._wake.set()
 
     def wake(self):
@@ -266,14 +266,14 @@ class _Guard:
             if t._fused is not None:
                 t.driver.allow_captures()
         while not self._over:
-            if not self._flights:
+            if not self._stream_ops:
                 self._wake.wait(_GRAPHS if t.captured else 1.0)
                 self._wake.clear()
-                if not self._flights and not t.captured:
+                if not self._stream_ops and not t.captured:
                     continue
             if self._look():
                 return
-            if self._flights:
+            if self._stream_ops:
                 time.sleep(_GUARD)
 
     def _look(self):
@@ -281,12 +281,12 @@ class _Guard:
         t = self._t
         try:
             with self._lock:
-                self._flights = [(f, d) for f, d in self._flights if not f.completed()]
+                self._stream_ops = [(f, d) for f, d in self._stream_ops if not f.completed()]
             error = t.kernels_error()
         except CustomBackendError as found:
             error = found.with_traceback(None)
-        late = any(time.monotonic() >= d for _, d in self._flights)
-        broken = t.cpu.broken() and not self._over and (self._flights or t.captured)
+        late = any(time.monotonic() >= d for _, d in self._stream_ops)
+        broken = t.cpu.broken() and not self._over and (self._stream_ops or t.captured)
         if error is None and not late and not broken:
             return False
         self._give_up(error)
@@ -298,8 +298,8 @@ class _Guard:
 
     def _give_up(self, error):
         # Before their waits end: who looks at them afterwards must find it.
-        for flight, _ in self._flights:
-            flight.failed = error or PeerLostError(
+        for stream_op, _ in self._stream_ops:
+            stream_op.failed = error or PeerLostError(
                 "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
                 "void, and the group of no more use. Destroy it.")
         with self._t.driver.activate():
@@ -313,4 +313,4 @@ class _Guard:
             self._thread.join(5.0)
         if self._t.cpu.broken():
             self._give_up(None)
-        self._flights = []
+        self._stream_ops = []

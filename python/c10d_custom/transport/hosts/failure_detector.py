@@ -134,7 +134,7 @@ class _Door:
         link.close()
 
 
-class Watch:
+class FailureDetector:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
     ``on_fault``: called in the watch's thread with a Fault that another rank reports."""
 

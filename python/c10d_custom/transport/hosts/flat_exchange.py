@@ -2,7 +2,7 @@
 carries its fingerprint and, where it is short, all that the other needs.
 
 One latency, whatever the operation; no rank waits for a local stage, which matters most where ranks
-outnumber cores. Larger groups and messages take the way of hierarchical.py; in groups of up to
+outnumber cores. Larger groups and messages take the way of hosts/transport.py; in groups of up to
 `MOST_RANKS` these messages still go first, without payload, so that ranks that disagree find out.
 """
 import functools
@@ -41,9 +41,9 @@ def parse(head):
     return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
 
 
-class Direct:
+class FlatExchange:
     """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the host that
-    call a small all_reduce (small.py) and wait for no message."""
+    call a small all_reduce (leader_all_reduce.py) and wait for no message."""
 
     def __init__(self, link, hosts, board, limit):
         self._link, self.board = link, board
@@ -201,7 +201,7 @@ class Direct:
         self._copy(call, call.outputs[0], call.root)
 
 
-_FINISH = {Op.barrier: lambda self, call: None, Op.reduce: Direct._finish_reduction, Op.reduce_scatter: Direct._finish_reduction,
-           Op.broadcast: Direct._finish_broadcast, Op.all_gather: Direct._finish_gather,
-           Op.gather: Direct._finish_gather, Op.all_to_all: Direct._finish_gather,
-           Op.scatter: Direct._finish_scatter}
+_FINISH = {Op.barrier: lambda self, call: None, Op.reduce: FlatExchange._finish_reduction, Op.reduce_scatter: FlatExchange._finish_reduction,
+           Op.broadcast: FlatExchange._finish_broadcast, Op.all_gather: FlatExchange._finish_gather,
+           Op.gather: FlatExchange._finish_gather, Op.all_to_all: FlatExchange._finish_gather,
+           Op.scatter: FlatExchange._finish_scatter}

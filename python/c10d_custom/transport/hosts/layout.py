@@ -17,18 +17,18 @@ from ...dtypes import AVG, PREMUL_SUM, SUM
 @dataclass(frozen=True)
 class Hosts:
     """Seen from one rank. ``ranks``: the group ranks of each host, both in rising order; ``mine``: the
-    index of this rank's host; ``local``: this rank's index in it; ``lanes``: how many ranks of every
+    index of this rank's host; ``local``: this rank's index in it; ``carriers``: how many ranks of every
     host carry its traffic, the first ones."""
     rank: int
     ranks: list
     mine: int
     local: int
-    lanes: int
+    carriers: int
 
     @classmethod
-    def of(cls, places, rank):
+    def of(cls, locations, rank):
         by_host = {}
-        for r, place in enumerate(places):
+        for r, place in enumerate(locations):
             by_host.setdefault(place.host, []).append(r)
         ranks = sorted(by_host.values())
         mine = next(h for h, members in enumerate(ranks) if rank in members)

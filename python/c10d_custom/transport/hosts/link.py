@@ -20,6 +20,7 @@ _SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come fo
 _PATIENCE = 0.1
 _MOMENT = 5e-3           # s: for what is on its way already
 _CHECK = 2e-3            # s between two looks at the group's health
+_LEAVING = 0.3           # s: for bytes that are under way into memory that a failed call had from its caller
 
 # What MPI may still write to or read from, of groups that have failed.
 _ORPHANS = []
@@ -144,6 +145,21 @@ class MpiLink:
         trouble = Trouble(native.TIMEOUT, late[0] if late else -1)
         trouble.missing = late
         return trouble
+
+    def withdraw(self, receives, keep):
+        """Of a call that has failed: nothing more comes into the memory of these. What has not begun to come is cancelled; what is
+        under way is awaited for a moment, and else ``keep`` kept, since MPI may still write there."""
+        try:
+            for request in receives:
+                if request != self.MPI.REQUEST_NULL:
+                    request.Cancel()
+            begun = time.monotonic()
+            while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
+                self.pause(time.monotonic() - begun)
+        except self.MPI.Exception:
+            done = False
+        if not done:
+            self.give_up(receives, keep)
 
     def give_up(self, requests, keep):
         """MPI may go on with these for as long as the process lives."""

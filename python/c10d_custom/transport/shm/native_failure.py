@@ -45,7 +45,7 @@ class NativeErrorText(ErrorText):
                f"{self.doing(range(self.t.size))}"
 
     def _behind(self):
-        # As in laggard of the core's collective.h.
+        # As in straggler of the core's collective.h.
         done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states]
         least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
         return [r for r, n in enumerate(done) if r != self.t.rank and n == least]

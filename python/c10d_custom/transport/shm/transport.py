@@ -48,17 +48,17 @@ class ShmTransport(Transport):
         own = native_peers(self._handle, self.size)[self.rank].calling
         return own if own != "-" else "a collective"
 
-    def quick_all_reduce(self, address, count, kind, limit, opts):
-        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
+    def fast_all_reduce(self, address, count, kind, limit, opts):
+        """The fast path to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
         its time-out in nanoseconds."""
         nanoseconds = limit(opts)
         if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
-            raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
+            raise self.last_error(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
-    def quick(self, kind, root, source, target, count, nanoseconds):
-        """The short way to the core for other collectives: see c10d_quick in api.h. Returns a native status; with one
+    def fast_collective(self, kind, root, source, target, count, nanoseconds):
+        """The fast path to the core for other collectives: see c10d_fast_collective in api.h. Returns a native status; with one
         that is not OK or PENDING, `last_error` knows more."""
-        return native.quick(self._handle, kind, root, source, target, count, nanoseconds)
+        return native.fast_collective(self._handle, kind, root, source, target, count, nanoseconds)
 
     def last_error(self, call):
         """The exception for the failure of this thread's last collective, which was ``call``."""
@@ -134,8 +134,8 @@ class ShmTransport(Transport):
 
     # --- messages
 
-    def quick_message(self, kind, peer, tag, address, count, nanoseconds, call):
-        """The short way to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
+    def fast_message(self, kind, peer, tag, address, count, nanoseconds, call):
+        """The fast path to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
         with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
         posted = []
         try:
@@ -336,7 +336,7 @@ class ShmTicket(Ticket):
 
 
 class MessageTicket(ShmTicket):
-    """Of a message that went the short way: what errors say of it is made when there is one."""
+    """Of a message that went the fast path: what errors say of it is made when there is one."""
 
     def _said(self):
         return self._call()

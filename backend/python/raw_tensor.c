@@ -1,4 +1,4 @@
-#include "ordinary.h"
+#include "raw_tensor.h"
 
 #include "dlpack.h"
 
@@ -40,7 +40,7 @@ static int denies(PyObject* question, PyObject* t) {
   return answer == Py_False;
 }
 
-// 1: found; 0: it is not ordinary; -1: an exception is set.
+// 1: found; 0: it is none; -1: an exception is set.
 static int look(PyObject* o, Found* found) {
   int known = 0;
   for (int i = 0; i < kTypes && types[i]; ++i) known |= (PyObject*)Py_TYPE(o) == types[i];
@@ -63,7 +63,7 @@ static int look(PyObject* o, Found* found) {
   return 1;
 }
 
-PyObject* ordinary_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (n != 5) return PyErr_SetString(PyExc_TypeError, "expected 5 arguments"), NULL;
   DLPackExchange* given = PyCapsule_GetPointer(args[0], "dlpack_exchange_api");
@@ -87,7 +87,7 @@ PyObject* ordinary_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-PyObject* ordinary(PyObject* self, PyObject* o) {
+PyObject* raw_tensor(PyObject* self, PyObject* o) {
   (void)self;
   Found f;
   const int st = look(o, &f);
@@ -101,7 +101,7 @@ PyObject* ordinary(PyObject* self, PyObject* o) {
   return all;
 }
 
-PyObject* ordinary_parts(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+PyObject* raw_parts(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (n != 4) return PyErr_SetString(PyExc_TypeError, "expected 4 arguments"), NULL;
   const Py_ssize_t parts = PyLong_AsSsize_t(args[1]);

@@ -11,7 +11,7 @@
 
 #include "../shm/api.h"
 #include "head.h"
-#include "words.h"
+#include "atomic_words.h"
 
 namespace c10d_custom {
 

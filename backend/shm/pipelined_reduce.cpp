@@ -1,21 +1,21 @@
 // A reduction over hosts: all_reduce, or reduce to a root on one of them, of more than fits a message or two.
 //
-// The tensor is cut into chunks, a chunk into parts, one for each of the ranks that carry data between the hosts (lanes),
+// The tensor is cut into chunks, a chunk into parts, one for each of the ranks that carry data between the hosts (carriers),
 // a part into pieces that fit the rings. Piece by piece, five stages run ahead of each other as far as memory lets them:
 //
-//   fill      copy the pieces of the other lanes' parts into my ring            -> signal `in`
+//   fill      copy the pieces of the other carriers' parts into my ring            -> signal `in`
 //   take      sum my part's piece over the ranks, into a chunk's slot           -> signal `took`
-//   exchange  the whole part with the same lane of the other hosts
+//   exchange  the whole part with the same carrier of the other hosts
 //   place     combine what the hosts have given, into my ring                   -> signal `red`
-//   drain     copy the other lanes' pieces to my output                         -> signal `out`
+//   drain     copy the other carriers' pieces to my output                         -> signal `out`
 //
-// A block of a rank's ring has room for one piece of each lane. In the rooms of the others lie pieces that wait to be
+// A block of a rank's ring has room for one piece of each carrier. In the rooms of the others lie pieces that wait to be
 // taken, in its own one that waits to be drained: two streams, each with its counters.
 //
 // Nobody sleeps on a single condition here: a transfer wakes no futex, so that the ranks look at everything again and again.
 // Every stage of a piece waits only for earlier stages of its chunk or for stages of earlier chunks, on whatever rank or
 // host, so some rank can always go on.
-#include "bridge.h"
+#include "pipelined_reduce.h"
 
 #include <algorithm>
 #include <vector>
@@ -31,18 +31,18 @@ constexpr int64_t kPatience = 100 * 1000 * 1000;
 constexpr uint32_t kShort = 50, kLong = 1000;  // us: sleeps; the long ones once nothing has come for kPatience
 constexpr int64_t kLook = 2 * 1000 * 1000;  // ns between two looks at who is gone
 
-class Bridged {
+class PipelinedRun {
  public:
-  explicit Bridged(Collective& collective)
-      : c(collective), g(c.g), b(*c.args.bridge), mine(g.ctl(c.me)), me(c.me), n(c.n), window(g.geometry.window),
+  explicit PipelinedRun(Collective& collective)
+      : c(collective), g(c.g), b(*c.args.pipelined), mine(g.ctl(c.me)), me(c.me), n(c.n), window(g.geometry.window),
         base(g.blocks_done), taken_base(g.blocks_taken), total(c.in_bytes(0)),
-        room(g.geometry.block_bytes / b.lanes / 64 * 64), chunks((total + b.chunk - 1) / b.chunk),
-        lane(b.slots), drains(b.keeps && c.args.nout), inside(c.kernel()),
+        room(g.geometry.block_bytes / b.carriers / 64 * 64), chunks((total + b.chunk - 1) / b.chunk),
+        carrier(b.slots), drains(b.keeps && c.args.nout), inside(c.kernel()),
         between(reduce_kernel(c.args.dtype, b.op)), src(std::max(n, b.hosts)) {
-    for (uint32_t p = 0; p < b.lanes; ++p) pieces = std::max(pieces, (part(0, p).bytes + room - 1) / room);
+    for (uint32_t p = 0; p < b.carriers; ++p) pieces = std::max(pieces, (part(0, p).bytes + room - 1) / room);
     blocks = chunks * pieces;
-    if (!lane) took = blocks;
-    if (!lane || !b.keeps) placed = blocks;
+    if (!carrier) took = blocks;
+    if (!carrier || !b.keeps) placed = blocks;
     if (!drains) drained = blocks;
   }
 
@@ -50,11 +50,11 @@ class Bridged {
     c.announce();
     fill_all();
     if (!c.agree()) return false;
-    if (!drains && !lane) g.advance(mine.out, base + blocks);
+    if (!drains && !carrier) g.advance(mine.out, base + blocks);
     int64_t idle_since = 0;
     while (!over()) {
       bool moved = false;
-      for (auto stage : {&Bridged::fill_all, &Bridged::take_all, &Bridged::place_all, &Bridged::drain_all, &Bridged::go_on})
+      for (auto stage : {&PipelinedRun::fill_all, &PipelinedRun::take_all, &PipelinedRun::place_all, &PipelinedRun::drain_all, &PipelinedRun::go_on})
         if ((this->*stage)()) moved = true;
       if (b.end) return c.give_up();
       if (!moved) {
@@ -77,13 +77,13 @@ class Bridged {
     uint64_t at, bytes;
   };
 
-  // Of the tensor: lane p's part of a chunk.
+  // Of the tensor: carrier p's part of a chunk.
   Range part(uint64_t chunk, uint32_t p) const {
     const uint64_t at = chunk * b.chunk, size = std::min(b.chunk, total - std::min(total, at)), lines = (size + 63) / 64;
-    const uint64_t lo = std::min(size, lines * p / b.lanes * 64), hi = std::min(size, lines * (p + 1) / b.lanes * 64);
+    const uint64_t lo = std::min(size, lines * p / b.carriers * 64), hi = std::min(size, lines * (p + 1) / b.carriers * 64);
     return {at + lo, hi - lo};
   }
-  // Of the tensor: lane p's piece in block k.
+  // Of the tensor: carrier p's piece in block k.
   Range piece(uint64_t k, uint32_t p) const {
     const Range whole = part(k / pieces, p);
     const uint64_t from = std::min(whole.bytes, offset(k));
@@ -92,10 +92,10 @@ class Bridged {
   // Of block k's pieces in their parts.
   uint64_t offset(uint64_t k) const { return k % pieces * room; }
   char* ring(uint32_t r, uint64_t k, uint32_t p) const { return g.block(r, base + k) + p * room; }
-  BridgeSlot& slot(uint64_t chunk) const { return b.slots[chunk % b.nslots]; }
+  PipelinedSlot& slot(uint64_t chunk) const { return b.slots[chunk % b.nslots]; }
   Phase& phase(uint64_t chunk) const { return slot(chunk).phases[chunk + 1 == chunks][phase_]; }
 
-  // A lower bound of the progress of the other ranks, or of the other lanes, refreshed where it stands in the way.
+  // A lower bound of the progress of the other ranks, or of the other carriers, refreshed where it stands in the way.
   bool all(uint64_t& known, Signal RankCtl::*s, uint64_t need, uint32_t ranks) const {
     if (known >= need) return true;
     known = kNever;
@@ -109,8 +109,8 @@ class Bridged {
     for (; filled < blocks; moved = true) {
       // What an earlier call left in the slot has been drained; what this one did, taken.
       if (filled < window && base + filled >= window && !all(all_out, &RankCtl::out, base + filled + 1 - window, n)) break;
-      if (filled >= window && !all(all_took, &RankCtl::took, taken_base + filled + 1 - window, b.lanes)) break;
-      for (uint32_t p = 0; p < b.lanes; ++p) {
+      if (filled >= window && !all(all_took, &RankCtl::took, taken_base + filled + 1 - window, b.carriers)) break;
+      for (uint32_t p = 0; p < b.carriers; ++p) {
         if (p == me) continue;
         const Range r = piece(filled, p);
         g.copy_in(ring(me, filled, p), c.in(0) + r.at, r.bytes);
@@ -167,7 +167,7 @@ class Bridged {
   }
 
   // What the hosts have given, in order: `own` here, and the others' from `offset`.
-  void combine(char* to, const BridgeSlot& from, const char* own, uint64_t offset, uint64_t bytes) {
+  void combine(char* to, const PipelinedSlot& from, const char* own, uint64_t offset, uint64_t bytes) {
     for (uint32_t h = 0; h < b.hosts; ++h) src[h] = h == b.own ? own : from.theirs[h] + offset;
     between(to, src.data(), b.hosts, bytes / c.args.item_bytes, b.factor);
   }
@@ -185,7 +185,7 @@ class Bridged {
       if (base + placed >= window && !all(all_out, &RankCtl::out, base + placed + 1 - window, n)) break;
       const Range r = piece(placed, me);
       if (r.bytes) {
-        const BridgeSlot& from = slot(placed / pieces);
+        const PipelinedSlot& from = slot(placed / pieces);
         char* const own = drains ? c.out(0) + r.at : nullptr;
         char* const to = n == 1 && own ? own : ring(me, placed, me);
         if (b.hosts > 2) {
@@ -203,8 +203,8 @@ class Bridged {
   bool drain_all() {
     bool moved = false;
     for (; drained < blocks && drained < placed; moved = true) {
-      if (!all(all_red, &RankCtl::red, base + drained + 1, b.lanes)) break;
-      for (uint32_t p = 0; p < b.lanes; ++p) {
+      if (!all(all_red, &RankCtl::red, base + drained + 1, b.carriers)) break;
+      for (uint32_t p = 0; p < b.carriers; ++p) {
         if (p == me) continue;
         const Range r = piece(drained, p);
         memcpy(c.out(0) + r.at, ring(p, drained, p), r.bytes);
@@ -215,7 +215,7 @@ class Bridged {
   }
 
   bool over() const {
-    return filled == blocks && took == blocks && placed == blocks && drained == blocks && (!lane || arrived == chunks);
+    return filled == blocks && took == blocks && placed == blocks && drained == blocks && (!carrier || arrived == chunks);
   }
 
   // A moment's rest. False, and recorded, if there is nothing to wait for any more.
@@ -245,7 +245,7 @@ class Bridged {
       if (b.look && b.look()) b.end = kLooked;
       return !(b.end || late(now)) || c.give_up();
     }
-    return now < c.deadline || c.fails(kTimeout, int32_t(c.laggard(me)));
+    return now < c.deadline || c.fails(kTimeout, int32_t(c.straggler(me)));
   }
 
   // Whether the deadline has passed with transfers under way.
@@ -261,18 +261,18 @@ class Bridged {
     const RankCtl& ctl = g.ctl(r);
     auto at = [](const Signal& s) { return s.value.load(std::memory_order_acquire); };
     return at(ctl.in) >= base + blocks && at(ctl.out) >= base + blocks &&
-           (r >= b.lanes || ((!b.keeps || at(ctl.red) >= base + blocks) && at(ctl.took) >= taken_base + blocks));
+           (r >= b.carriers || ((!b.keeps || at(ctl.red) >= base + blocks) && at(ctl.took) >= taken_base + blocks));
   }
 
   Collective& c;
   Group& g;
-  Bridge& b;
+  PipelinedReduce& b;
   RankCtl& mine;
   const uint32_t me, n;
   const uint64_t window, base, taken_base, total;
-  const uint64_t room;    // bytes of a ring's block for each lane
+  const uint64_t room;    // bytes of a ring's block for each carrier
   const uint64_t chunks;
-  const bool lane, drains;
+  const bool carrier, drains;
   const ReduceFn inside, between;
   std::vector<const void*> src;
   uint64_t pieces = 0;    // of a part, at most
@@ -286,15 +286,15 @@ class Bridged {
 
 }  // namespace
 
-bool bridge_ok(const Collective& c) {
+bool pipelined_ok(const Collective& c) {
   const CallArgs& a = c.args;
-  const Bridge& b = *a.bridge;
+  const PipelinedReduce& b = *a.pipelined;
   return (a.op == kAllReduce || a.op == kReduce) && a.nin == 1 && a.nout <= 1 && (!a.nout || c.out_bytes(0) == c.in_bytes(0)) &&
-         a.item_bytes && 64 % a.item_bytes == 0 && c.kernel() && reduce_kernel(a.dtype, b.op) && b.lanes && b.lanes <= c.n &&
-         b.chunk && b.chunk % 64 == 0 && c.g.geometry.block_bytes / b.lanes >= 64 && b.hosts && b.own < b.hosts &&
-         (b.slots ? b.nslots && c.me < b.lanes : c.me >= b.lanes || !c.in_bytes(0));
+         a.item_bytes && 64 % a.item_bytes == 0 && c.kernel() && reduce_kernel(a.dtype, b.op) && b.carriers && b.carriers <= c.n &&
+         b.chunk && b.chunk % 64 == 0 && c.g.geometry.block_bytes / b.carriers >= 64 && b.hosts && b.own < b.hosts &&
+         (b.slots ? b.nslots && c.me < b.carriers : c.me >= b.carriers || !c.in_bytes(0));
 }
 
-bool ring_bridge(Collective& c) { return Bridged(c).run(); }
+bool ring_pipelined_reduce(Collective& c) { return PipelinedRun(c).run(); }
 
 }  // namespace c10d_custom

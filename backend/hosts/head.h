@@ -16,8 +16,8 @@ struct Head {
   double factor;
   uint64_t reserved[2];
 };
-static_assert(sizeof(Head) == 64, "native.py has the same");
+static_assert(sizeof(Head) == 64, "native/__init__.py has the same");
 constexpr size_t kCompared = offsetof(Head, payload);
-static_assert(kCompared % 8 == 0, "see words.h");
+static_assert(kCompared % 8 == 0, "see atomic_words.h");
 
 }  // namespace c10d_custom

@@ -18,7 +18,7 @@ constexpr bool kCanPassCaches = false;
 #endif
 
 // memcpy, where there is nothing of the kind.
-inline void copy_past_caches(void* dst, const void* src, uint64_t size) {
+inline void copy_nontemporal(void* dst, const void* src, uint64_t size) {
 #ifdef C10D_STREAMS
   char* to = static_cast<char*>(dst);
   const char* from = static_cast<const char*>(src);

@@ -1,5 +1,5 @@
-"""Stages of a collective over hosts inside one of them: collectives of the native core, whose arguments are written into memory
-that is kept from one to the next (the structs of ctypes take longer to make than a small stage to run)."""
+"""Steps of a collective over hosts inside one of them: collectives of the native core, whose arguments are written into memory
+that is kept from one to the next (the structs of ctypes take longer to make than a small one to run)."""
 import struct
 from ctypes import addressof, byref, c_char, sizeof
 from itertools import chain
@@ -10,7 +10,7 @@ _ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")   # CallArgs
 assert _ARGS.size == sizeof(CallArgs)
 
 
-class Stage:
+class LocalCall:
     """For collectives with so many inputs and outputs. `args` is what the core takes, once `fill` has been called."""
 
     def __init__(self, inputs, outputs):
@@ -20,9 +20,9 @@ class Stage:
         self._lists = inputs, outputs, at, at + inputs * sizeof(Span)
         self.args = byref(CallArgs.from_buffer(self._memory))
 
-    def fill(self, fields, inputs, outputs, bridge=0):
-        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each; ``bridge``: the address of
-        a native.Bridge."""
-        _ARGS.pack_into(self._memory, 0, *fields, *self._lists, bridge)
+    def fill(self, fields, inputs, outputs, pipelined=0):
+        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each; ``pipelined``: the address of
+        a native.PipelinedReduce."""
+        _ARGS.pack_into(self._memory, 0, *fields, *self._lists, pipelined)
         self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
         return self.args

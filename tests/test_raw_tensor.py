@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.lowering import raw_tensor as ordinary
+from c10d_custom.lowering import raw_tensor
 
 
 class Subclass(torch.Tensor):
@@ -40,9 +40,9 @@ FOUND = {"view", "no dimension", "empty", "two", "of a gradient", "a parameter",
 
 @pytest.mark.parametrize("name, t", EVERY, ids=[n for n, _ in EVERY])
 def test_c_finds_what_python_finds(name, t):
-    found = ordinary.ordinary(t)
+    found = raw_tensor.raw_tensor(t)
     if t.dtype not in (torch.qint8, torch.quint8, torch.qint32) and not str(t.dtype).startswith(("torch.bits", "torch.quint", "torch.float4", "torch.bcomplex32")):
-        assert found == ordinary.in_python(t)
+        assert found == raw_tensor.in_python(t)
     if found:
         assert found == (t.data_ptr(), t.numel(), dtypes.BY_DTYPE[t.dtype].code)
         assert t.is_contiguous() and t.is_cpu
@@ -55,27 +55,27 @@ def test_c_finds_what_python_finds(name, t):
 
 def test_what_is_no_tensor():
     for other in (None, 1, [torch.ones(2)], "x"):
-        assert ordinary.ordinary(other) is None
+        assert raw_tensor.raw_tensor(other) is None
 
 
 def test_of_dtypes_that_are_reduced_all_are_found():
     for dtype, ours in dtypes.BY_DTYPE.items():
         if ours.reduces:
             t = torch.zeros(3, dtype=dtype)
-            assert ordinary.ordinary(t) == (t.data_ptr(), 3, ours.code)
+            assert raw_tensor.raw_tensor(t) == (t.data_ptr(), 3, ours.code)
 
 
 def test_nothing_under_vmap_and_grad():
     def look(x):
-        assert ordinary.ordinary(x) is None
+        assert raw_tensor.raw_tensor(x) is None
         return x.sum()
 
     torch.vmap(look)(torch.ones(3, 4))
-    if ordinary.ordinary is not ordinary.in_python:
+    if raw_tensor.raw_tensor is not raw_tensor.in_python:
         torch.func.grad(look)(torch.ones(3))
 
 
-@pytest.mark.parametrize("parts", [ordinary.parts, ordinary.parts_in_python])
+@pytest.mark.parametrize("parts", [raw_tensor.raw_parts, raw_tensor.parts_in_python])
 def test_parts(parts):
     all_of = [torch.ones(5) for _ in range(4)]
     code = dtypes.BY_DTYPE[torch.float32].code
@@ -94,10 +94,10 @@ def test_references_are_given_back():
     code = dtypes.BY_DTYPE[torch.float32].code
     before = [sys.getrefcount(o) for o in (t, None, True, False, *tensors_of_a_call)]
     for _ in range(1000):
-        ordinary.ordinary(t)
-        ordinary.ordinary(t[::2])
-        ordinary.ordinary(7)
-        ordinary.parts(tensors_of_a_call, 2, code, 5)
-        ordinary.parts(tensors_of_a_call, 2, code, 4)
+        raw_tensor.raw_tensor(t)
+        raw_tensor.raw_tensor(t[::2])
+        raw_tensor.raw_tensor(7)
+        raw_tensor.raw_parts(tensors_of_a_call, 2, code, 5)
+        raw_tensor.raw_parts(tensors_of_a_call, 2, code, 4)
     after = [sys.getrefcount(o) for o in (t, None, True, False, *tensors_of_a_call)]
     assert all(abs(a - b) < 100 for a, b in zip(after, before)), (before, after)

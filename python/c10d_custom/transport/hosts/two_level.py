@@ -1,7 +1,7 @@
-"""Collectives over several hosts composed of stages: one inside each host, by the native core; one
-between hosts, over MPI, in which the lanes (the first ranks of each host, as many on every host) each
+"""Collectives over several hosts in levels: one step inside each host, by the native core; one
+between hosts, over MPI, in which the carriers (the first ranks of each host, as many on every host) each
 carry their part of the data; and another inside the hosts. Large messages are cut into chunks, several
-under way at once. (all_reduce and reduce do all of that in one call of the core: bridge.py.)
+under way at once. (all_reduce and reduce do all of that in one call of the core: pipelined_reduce.py.)
 
 The network carries what the other hosts need, once per host.
 """
@@ -16,16 +16,16 @@ from ..cuts import chunks, evenly
 from .flat_exchange import HEAD_BYTES, fingerprint
 from ..failure import LATER, Trouble
 from .layout import Reduction
-from .link import ROUND, Buffer
+from .link import DATA, ROUND, Buffer
 from ...native import lib
-from .stage import Stage
+from .local_call import LocalCall
 
 _DEPTH = 3      # chunks under way
 _LINE = 64      # bytes of a cache line: parts begin at multiples
 _SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
 
 
-class Composed:
+class TwoLevelCollective:
     """One collective under way on one rank."""
 
     def __init__(self, transport, number, call, deadline):
@@ -33,20 +33,29 @@ class Composed:
         self.hosts, self.link = transport.hosts, transport.link
         self.item = call.dtype.item_bytes
         self.width = len(self.hosts.here)
-        self.lane = self.hosts.local < self.hosts.lanes
+        self.carrier = self.hosts.local < self.hosts.carriers
         self.outer = 0
         self.sent = deque()
+        self.received = []  # lists of requests: all of the call
+        self.kept = []      # memory of its own that they read or write
+
+    def withdraw(self):
+        """After `run` has raised: MPI writes into none of the call's memory any more, or that is kept."""
+        requests, keep = [r for requests, _ in self.sent for r in requests], (self.call, self.kept)
+        if requests:
+            self.link.give_up(requests, keep)
+        self.link.withdraw([r for requests in self.received for r in requests], keep)
 
     def run(self):
-        call, direct = self.call, self.t.direct
+        call, flat = self.call, self.t.flat
         if call.op is Op.rejected:
             return self._rejected()
         if call.memory is Memory.device:
-            return self._agree() if direct is None else direct.announce(self.number, call, self.deadline)
-        if direct is not None:
-            if direct.fits(call):
-                return direct.run(self.number, call, self.deadline)
-            direct.announce(self.number, call, self.deadline)
+            return self._agree() if flat is None else flat.announce(self.number, call, self.deadline)
+        if flat is not None:
+            if flat.fits(call):
+                return flat.run(self.number, call, self.deadline)
+            flat.announce(self.number, call, self.deadline)
         else:
             self._agree()
         {Op.barrier: lambda: None, Op.all_reduce: self._reduction, Op.reduce: self._reduction,
@@ -57,10 +66,10 @@ class Composed:
     # --- agreement
 
     def _rejected(self):
-        if self.t.direct is None:
+        if self.t.flat is None:
             raise Trouble(native.MISMATCH, self.t.rank)
         self.t.told = [told for told in self.t.told if not self.link.MPI.Request.Testall(told[0])]
-        told = self.t.direct.tell(self.number, self.call)
+        told = self.t.flat.tell(self.number, self.call)
         self.link.settle(told[0])
         self.t.told.append(told)
 
@@ -74,18 +83,19 @@ class Composed:
         if self.hosts.local == 0:
             ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
             out, into = Buffer(HEAD_BYTES), Buffer(HEAD_BYTES)
+            self.kept += out, into
             out.memory[:len(mine)] = mine
             step = 1
             while step < len(ranks):
                 to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
-                self._wait(self.link.receive(into.address, HEAD_BYTES, source, ROUND)
-                           + self.link.send(out.address, HEAD_BYTES, to, ROUND), [source, to], (out, into))
+                self._send(out.address, HEAD_BYTES, to, ROUND)
+                self._wait(self._receive(into.address, HEAD_BYTES, source, ROUND) + self.sent.popleft()[0], [source, to])
                 if into.memory[:len(mine)] != mine:
                     raise Trouble(native.MISMATCH, source)
                 step *= 2
         self._local(Op.barrier, [], [], count=0)
 
-    # --- stages
+    # --- steps
 
     def _local(self, op, inputs, outputs, root=-1, step=None, count=ANY_COUNT):
         """A collective of this host's ranks; ``inputs`` and ``outputs``: (address, bytes)."""
@@ -93,19 +103,28 @@ class Composed:
         factor = step.divisor if step and step.divisor else self.call.factor
         left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
         many = len(inputs), len(outputs)
-        stage = self.t.stages.get(many) or self.t.stages.setdefault(many, Stage(*many))
-        failure = self.t.local.attempt(stage.fill(
+        local = self.t.local_calls.get(many) or self.t.local_calls.setdefault(many, LocalCall(*many))
+        failure = self.t.local.attempt(local.fill(
             (op, redop, self.call.dtype.code, root, count, self.item, 0, factor, self.number, self.outer, min(left, 2**62)),
             inputs, outputs))
         if failure is not None:
             raise self.t.trouble(failure)
 
-    def _wait(self, requests, peers, keep=None):
-        self.link.wait(requests, self.deadline, peers, (keep, self.call))
+    # Requests are in the call's own lists from the moment they are made: none is lost to an exception.
 
-    def _send(self, address, nbytes, peer):
+    def _wait(self, requests, peers):
+        self.link.wait(requests, self.deadline, peers, (self.kept, self.call))
+
+    def _receive(self, address, nbytes, peer, tag=DATA):
+        requests = []
+        self.received.append(requests)
+        return self.link.receive(address, nbytes, peer, tag, requests)
+
+    def _send(self, address, nbytes, peer, tag=DATA):
         """Sends from memory that stays as it is until the end of the call."""
-        self.sent.append((self.link.send(address, nbytes, peer), peer))
+        requests = []
+        self.sent.append((requests, peer))
+        self.link.send(address, nbytes, peer, tag, requests)
         while len(self.sent) > _SENDS:
             self._wait(*self._oldest())
 
@@ -123,12 +142,13 @@ class Composed:
 
     def _reduction(self):
         root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
-        self.t.bridge.reduce(self.number, self.call, self.deadline, self.outer, root)
+        self.t.pipelined.reduce(self.number, self.call, self.deadline, self.outer, root)
 
-    def _lane_of(self, host):
+    def _peer_on(self, host):
+        """The carrier there of what this one carries."""
         return self.hosts.ranks[host][self.hosts.local]
 
-    # --- broadcast: from host to host in a chain, the lanes each their part of a chunk
+    # --- broadcast: from host to host in a chain, the carriers each their part of a chunk
 
     def _broadcast(self):
         call, hosts = self.call, self.hosts
@@ -139,17 +159,17 @@ class Composed:
         position = (hosts.mine - host) % count
         before = (hosts.mine - 1) % count
         after = (hosts.mine + 1) % count if position < count - 1 else None
-        ranges = chunks(total, self.t.chunk * hosts.lanes)
-        cuts = [evenly(hi - lo, hosts.lanes, _LINE) for lo, hi in ranges]
+        ranges = chunks(total, self.t.chunk * hosts.carriers)
+        cuts = [evenly(hi - lo, hosts.carriers, _LINE) for lo, hi in ranges]
 
-        def lane_part(k):
+        def own_part(k):
             j = hosts.local
             return base + ranges[k][0] + cuts[k][j], cuts[k][j + 1] - cuts[k][j]
 
         arriving = deque()
         for k in range(len(ranges) + _DEPTH):
-            if k < len(ranges) and position and self.lane:
-                arriving.append(self.link.receive(*lane_part(k), self._lane_of(before)))
+            if k < len(ranges) and position and self.carrier:
+                arriving.append(self._receive(*own_part(k), self._peer_on(before)))
             at = k - _DEPTH if position else k
             if not 0 <= at < len(ranges):
                 continue
@@ -158,14 +178,14 @@ class Composed:
                 mine = [(base + lo, hi - lo)]
                 self._local(Op.broadcast, mine if hosts.local == index else [],
                             [] if hosts.local == index else mine, root=index, count=(hi - lo) // self.item)
-            elif self.lane:
-                self._wait(arriving.popleft(), [self._lane_of(before)])
-            if after is not None and self.lane:
-                self._send(*lane_part(at), self._lane_of(after))
+            elif self.carrier:
+                self._wait(arriving.popleft(), [self._peer_on(before)])
+            if after is not None and self.carrier:
+                self._send(*own_part(at), self._peer_on(after))
             if position:
                 cut = cuts[at]
-                parts = [(base + lo + cut[min(j, hosts.lanes)],
-                          cut[min(j + 1, hosts.lanes)] - cut[min(j, hosts.lanes)]) for j in range(self.width)]
+                parts = [(base + lo + cut[min(j, hosts.carriers)],
+                          cut[min(j + 1, hosts.carriers)] - cut[min(j, hosts.carriers)]) for j in range(self.width)]
                 self._local(Op.all_gather, [parts[hosts.local]], parts)
 
     # --- all_gather: each rank's part once to every other host, then inside
@@ -177,7 +197,7 @@ class Composed:
         for h in hosts.others:
             for i in range(hosts.local, len(hosts.ranks[h]), width):
                 rank = hosts.ranks[h][i]
-                receives += self.link.receive(outputs[rank].data_ptr(), outputs[rank].nbytes, rank)
+                receives += self._receive(outputs[rank].data_ptr(), outputs[rank].nbytes, rank)
                 peers.append(rank)
         for h in hosts.others:
             self._send(mine.data_ptr(), mine.nbytes, hosts.partner(h, hosts.local))
@@ -206,12 +226,12 @@ class Composed:
 
             own = cut(out)
             partial = {h: Buffer(max(64, own[1])) for h in range(len(hosts.ranks))}
+            self.kept.append(partial)
             receives, peers = [], []
             for h in hosts.others:
                 source = hosts.partner(h, hosts.local)
-                receives += self.link.receive(partial[h].address, own[1], source)
+                receives += self._receive(partial[h].address, own[1], source)
                 peers.append(source)
-            kept = []
             for h in hosts.others:
                 for first in range(0, len(hosts.ranks[h]), width):
                     ranks = hosts.ranks[h][first:first + width]
@@ -220,15 +240,16 @@ class Composed:
                     self._local(Op.reduce_scatter, inputs, [(staged.address, inputs[hosts.local][1])],
                                 step=steps.inside)
                     if hosts.local < len(ranks):
-                        kept.append(staged)
+                        self.kept.append(staged)
                         self._send(staged.address, inputs[hosts.local][1], ranks[hosts.local])
             self._local(Op.reduce_scatter, [cut(call.inputs[r]) for r in hosts.here],
                         [(partial[hosts.mine].address, own[1])], step=steps.inside)
-            self._wait(receives, peers, (partial, kept))
+            self._wait(receives, peers)
             if own[1]:
                 addresses = [partial[h].address for h in range(len(hosts.ranks))]
                 self._combine(own[0], (c_void_p * len(addresses))(*addresses), own[1], steps.between)
             self._flush()
+            self.kept.clear()
 
     # --- what goes straight to the rank it is for
 
@@ -237,7 +258,7 @@ class Composed:
         remote = [r for h in hosts.others for r in hosts.ranks[h]]
         receives = []
         for rank in remote:
-            receives += self.link.receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
+            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
         for rank in remote:
             self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
         self._local(Op.all_to_all, self._spans(hosts.here, call.inputs), self._spans(hosts.here, call.outputs))
@@ -253,7 +274,7 @@ class Composed:
         root = hosts.local == index
         receives, remote = [], [r for h in hosts.others for r in hosts.ranks[h]] if root else []
         for rank in remote:
-            receives += self.link.receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
+            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
         self._local(Op.gather, [(mine.data_ptr(), mine.nbytes)],
                     self._spans(hosts.here, call.outputs) if root else [], root=index, count=call.count)
         self._wait(receives, remote)
@@ -263,7 +284,7 @@ class Composed:
         host, index = hosts.of_rank(call.root)
         mine = call.outputs[0]
         if host != hosts.mine:
-            self._wait(self.link.receive(mine.data_ptr(), mine.nbytes, call.root), [call.root])
+            self._wait(self._receive(mine.data_ptr(), mine.nbytes, call.root), [call.root])
             return
         root = hosts.local == index
         if root:

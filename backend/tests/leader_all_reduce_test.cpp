@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "../mpi/board.h"
-#include "../mpi/quick.h"
+#include "../hosts/board.h"
+#include "../hosts/leader_all_reduce.h"
 #include "reduce.h"
 
 using namespace c10d_custom;
@@ -24,7 +24,7 @@ constexpr int64_t kMs = 1000000;
 
 void require(bool holds, const char* what, uint64_t call) {
   if (holds) return;
-  fprintf(stderr, "direct_test: %s, in call %lu\n", what, (unsigned long)call);
+  fprintf(stderr, "leader_all_reduce_test: %s, in call %lu\n", what, (unsigned long)call);
   abort();
 }
 
@@ -77,13 +77,13 @@ struct Network {
 
 struct Rank {
   const uint32_t host, local;
-  Direct way{};
-  DirectQuick quick{};
+  LeaderAllReduce way{};
+  LeaderFastPath quick{};
   std::vector<char> messages[kHosts];
   char* between[kHosts];
   Request requests[kLengths][2];
-  DirectReduce calls[kLengths]{};
-  std::vector<DirectReduce*> table;
+  LeaderCall calls[kLengths]{};
+  std::vector<LeaderCall*> table;
   TraceRecord log[4]{};
 
   Rank(Network& network, uint32_t h, uint32_t l) : host(h), local(l), table((kBool + 20) * kRedopRoom * kLengths) {
@@ -97,7 +97,7 @@ struct Rank {
       const uint64_t bytes = quick.lengths[i] = kLimit >> 2 * (kLengths - 1 - i);
       requests[i][0] = {&network.to[1 - host], between[host], sizeof(Head) + bytes, true, false};
       requests[i][1] = {&network.to[host], between[1 - host], sizeof(Head) + bytes, false, false};
-      DirectReduce& call = calls[i];
+      LeaderCall& call = calls[i];
       call.head.op = 3, call.head.redop = kSum, call.head.dtype = kInt64, call.head.root = -1;
       call.requests = requests[i], call.nrequests = local ? 0 : 2;
       call.inside_op = call.between_op = kSum;
@@ -106,10 +106,10 @@ struct Rank {
   }
 
   int all_reduce(int64_t* data, uint64_t count, int64_t patience) {
-    int status = c10d_direct_quick(&quick, data, count, kKind, kMs / 10);
+    int status = c10d_leader_fast_path(&quick, data, count, kKind, kMs / 10);
     for (int64_t waited = 0; status == kPending && waited < patience; waited += kMs)
-      status = c10d_direct_reduce(&way, quick.now, kMs);
-    if (quick.now) c10d_direct_over(&quick, status);
+      status = c10d_leader_all_reduce(&way, quick.now, kMs);
+    if (quick.now) c10d_leader_fast_path_over(&quick, status);
     return status;
   }
 };
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
   std::thread reader([&] {
     while (!over) {
       TraceRecord seen[4];
-      const uint64_t n = c10d_direct_log(&ranks[0]->quick, seen);
+      const uint64_t n = c10d_leader_fast_path_log(&ranks[0]->quick, seen);
       for (uint64_t i = 0; i < n; ++i)
         require(seen[i].number && seen[i].count * 8 == seen[i].in_bytes && seen[i].dtype == kInt64, "a torn record", seen[i].number);
       std::this_thread::yield();
@@ -165,5 +165,5 @@ int main(int argc, char** argv) {
   reader.join();
   together(ranks, odd_one);
   for (Rank* r : ranks) delete r;
-  std::puts("direct_test: ok");
+  std::puts("leader_all_reduce_test: ok");
 }

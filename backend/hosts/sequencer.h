@@ -1,6 +1,6 @@
 // Whose turn it is among the collectives of a group that are carried out above the core: one at a time, in the order of
-// their numbers. One word, so that a number and the turn are taken in one step: by the queue (tickets.py), whose lock
-// guards what waits, and by the short way (quick.h), which takes no lock.
+// their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py), whose lock
+// guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace c10d_custom {
 
-class Turn {
+class Sequencer {
  public:
   uint64_t last() const { return word_.load(std::memory_order_acquire) >> kNumber; }
 
@@ -51,10 +51,10 @@ class Turn {
 }  // namespace c10d_custom
 
 // The word is the caller's: eight bytes, zero at first.
-C10D_API uint64_t c10d_turn_last(const c10d_custom::Turn*);
-C10D_API uint64_t c10d_turn_take(c10d_custom::Turn*);
-C10D_API uint64_t c10d_turn_wait(c10d_custom::Turn*);
-C10D_API int c10d_turn_next(c10d_custom::Turn*);
-C10D_API int c10d_turn_taken(const c10d_custom::Turn*);
-C10D_API int c10d_turn_free(c10d_custom::Turn*);
-C10D_API void c10d_turn_close(c10d_custom::Turn*);
+C10D_API uint64_t c10d_sequencer_last(const c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_take(c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_wait(c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_next(c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_taken(const c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_free(c10d_custom::Sequencer*);
+C10D_API void c10d_sequencer_close(c10d_custom::Sequencer*);

@@ -1,4 +1,4 @@
-// Reductions over hosts (shm/bridge.cpp): each rank is a thread, each host a segment, and MPI a place for each two ranks where a
+// Reductions over hosts (shm/pipelined_reduce.cpp): each rank is a thread, each host a segment, and MPI a place for each two ranks where a
 // message lies until the other takes it out of its sender's memory. Random sizes, cuts, roots and layouts, with ordinary
 // collectives of the hosts between, against what the sums must be; then what ends a call early.
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../shm/api.h"
-#include "../shm/bridge.h"
+#include "../shm/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
@@ -30,7 +30,7 @@ constexpr uint32_t kSlots = 3;
 
 void require(bool holds, const char* what, uint64_t step) {
   if (holds) return;
-  std::fprintf(stderr, "bridge_test: %s, in step %lu\n", what, (unsigned long)step);
+  std::fprintf(stderr, "pipelined_reduce_test: %s, in step %lu\n", what, (unsigned long)step);
   std::abort();
 }
 
@@ -88,17 +88,17 @@ uint64_t cut(uint64_t bytes, uint64_t parts, uint64_t p) { return std::min(bytes
 
 struct World {
   std::vector<uint32_t> widths;
-  uint32_t lanes;
+  uint32_t carriers;
   std::vector<std::vector<c10d_handle*>> groups;  // host, local
-  std::vector<std::map<std::pair<uint32_t, uint32_t>, Mailbox>> mail[2];  // of each phase, each lane; from host, to host
+  std::vector<std::map<std::pair<uint32_t, uint32_t>, Mailbox>> mail[2];  // of each phase, each carrier; from host, to host
 
-  explicit World(std::vector<uint32_t> w) : widths(std::move(w)), lanes(widths[0]) {
-    for (uint32_t n : widths) lanes = std::min(lanes, n);
+  explicit World(std::vector<uint32_t> w) : widths(std::move(w)), carriers(widths[0]) {
+    for (uint32_t n : widths) carriers = std::min(carriers, n);
     for (auto& phase : mail) {
-      phase.resize(lanes);
-      for (auto& lane : phase)
+      phase.resize(carriers);
+      for (auto& carrier : phase)
         for (uint32_t a = 0; a < widths.size(); ++a)
-          for (uint32_t z = 0; z < widths.size(); ++z) lane[{a, z}];
+          for (uint32_t z = 0; z < widths.size(); ++z) carrier[{a, z}];
     }
     for (uint32_t n : widths) {
       const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
@@ -151,18 +151,18 @@ struct Rank {
       std::vector<Request> requests[2][2];
     };
     std::vector<std::unique_ptr<Memory>> memory;
-    std::vector<BridgeSlot> slots;
+    std::vector<PipelinedSlot> slots;
     const uint64_t most = (chunk + 63) / 64 * 64;
-    for (uint32_t s = 0; s < kSlots && local < w.lanes; ++s) {
+    for (uint32_t s = 0; s < kSlots && local < w.carriers; ++s) {
       memory.push_back(std::make_unique<Memory>());
       Memory& m = *memory.back();
       m.mine.resize(most);
       m.theirs.assign(hosts, std::vector<char>(most));
-      BridgeSlot slot{};
+      PipelinedSlot slot{};
       slot.mine = m.mine.data();
       for (int last = 0; last < 2 && chunks; ++last) {
         const uint64_t size = last ? total - (chunks - 1) * chunk : std::min(chunk, total);
-        const uint64_t part = cut(size, w.lanes, local + 1) - cut(size, w.lanes, local);
+        const uint64_t part = cut(size, w.carriers, local + 1) - cut(size, w.carriers, local);
         auto ask = [&](int phase, uint32_t from, uint32_t to, char* at, uint64_t bytes) {
           if (bytes) m.requests[last][phase].emplace_back(&w.mail[phase][local][{from, to}], at, bytes, from == host);
         };
@@ -187,15 +187,15 @@ struct Rank {
       slot.theirs = m.theirs_at.data();
       slots.push_back(slot);
     }
-    Bridge b{};
+    PipelinedReduce b{};
     b.startall = startall, b.testall = testall, b.look = look, b.later_ns = 100 * kMs;
-    b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots, b.lanes = w.lanes;
+    b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots, b.carriers = w.carriers;
     b.hosts = hosts, b.own = host, b.op = kSum, b.keeps = keeps;
     Span span{data, total};
     CallArgs a{};
     a.op = rooted ? kReduce : kAllReduce, a.redop = kSum, a.dtype = kInt64, a.root = keeps ? root_local : -1, a.count = count;
     a.item_bytes = 8, a.number = step, a.timeout_ns = timeout_ns;
-    a.nin = 1, a.in = &span, a.out = &span, a.bridge = &b;
+    a.nin = 1, a.in = &span, a.out = &span, a.pipelined = &b;
     a.nout = !rooted || (keeps && local == uint32_t(root_local));
     const int status = c10d_run(group(), &a);
     if (end) *end = b.end;
@@ -253,7 +253,7 @@ void together(World& w, Work work) {
 // Host 1 never comes, or its transfers fail; a rank of host 0 goes away.
 void endings() {
   constexpr uint64_t kCount = 5000;
-  auto without_host_1 = [](BridgeEnd expected, int64_t timeout_ns, int (*look)()) {
+  auto without_host_1 = [](PipelinedEnd expected, int64_t timeout_ns, int (*look)()) {
     World w({2, 2});
     together(w, [&](const Rank& r) {
       std::vector<int64_t> data(kCount);
@@ -305,5 +305,5 @@ int main(int argc, char** argv) {
     together(w, [&](const Rank& r) { program(r, seed, steps); });
   }
   endings();
-  std::puts("bridge_test: ok");
+  std::puts("pipelined_reduce_test: ok");
 }
