@@ -1,9 +1,11 @@
-"""README's generated parts: the support matrix and the environment variables, from the package's own tables and the measurement of
-gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from tests/torch_api/versions.json.
+"""README's generated parts: the support matrix and the environment variables, from the package's own tables and the
+measurement of gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from
+tests/torch_api/versions.json.
 
     python scripts/readme_tables.py          rewrites README.md
     python scripts/readme_tables.py --check  exits 1 if README.md is not what it would write
 """
+
 import json
 import re
 import sys
@@ -13,8 +15,16 @@ from c10d_custom import config, dtypes
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-MOVES = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
-         "all_to_all_single", "send_recv"]
+MOVES = [
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "send_recv",
+]
 REDUCES = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 
 
@@ -34,11 +44,14 @@ def support():
         ours = next(d for d in dtypes.BY_DTYPE.values() if d.name == name)
         moves = [supports[m][name] for m in MOVES]
         moved = "yes" if all(moves) else f"**ours** (gloo: {sum(moves)} of {len(MOVES)})"
-        rows.append([f"`{name}`", moved] + [mark(op in ours.reduces, supports[f"all_reduce {op}"][name]) for op in REDUCES])
-    return (f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the "
-            "dtype, and is a clear error here. *Moves* counts broadcast, all_gather (two forms), gather, scatter, "
-            "all_to_all (two forms) and send/recv.\n\n"
-            + table(["dtype", "moves"] + [f"`{op}`" for op in REDUCES], rows))
+        rows.append(
+            [f"`{name}`", moved] + [mark(op in ours.reduces, supports[f"all_reduce {op}"][name]) for op in REDUCES]
+        )
+    return (
+        f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the "
+        "dtype, and is a clear error here. *Moves* counts broadcast, all_gather (two forms), gather, scatter, "
+        "all_to_all (two forms) and send/recv.\n\n" + table(["dtype", "moves"] + [f"`{op}`" for op in REDUCES], rows)
+    )
 
 
 def environment():
@@ -49,9 +62,13 @@ def versions():
     records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
     if not records:
         return "No run has been recorded yet (`C10D_TEST_RECORD=1`)."
-    return table(["torch", "Python", "suite", "passed", "failed", "skipped", "on"],
-                 [[r["torch"], r["python"], r["suite"], *(str(r[n]) for n in ("passed", "failed", "skipped")), r["date"]]
-                  for r in records])
+    return table(
+        ["torch", "Python", "suite", "passed", "failed", "skipped", "on"],
+        [
+            [r["torch"], r["python"], r["suite"], *(str(r[n]) for n in ("passed", "failed", "skipped")), r["date"]]
+            for r in records
+        ],
+    )
 
 
 def filled(text):

@@ -1,17 +1,19 @@
-"""How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group ends."""
+"""How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group
+ends."""
+
 import weakref
 
 import torch
 
-from ..lowering import sparse
-from .blocking import posted_to_be_awaited
-from ..lowering.collectives import Lowering, only
-from .dynamo import opaque_to_dynamo
 from ..errors import UsageError
-from .own_steps import on_top_of_own_step
-from .profiling import profiler_enabled, recorded
+from ..lowering import sparse
+from ..lowering.collectives import Lowering, only
 from ..lowering.fast_path import FastPath
 from . import trace_dump as trace
+from .blocking import posted_to_be_awaited
+from .dynamo import opaque_to_dynamo
+from .own_steps import on_top_of_own_step
+from .profiling import profiler_enabled, recorded
 from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
 
 _live = weakref.WeakSet()
@@ -24,6 +26,7 @@ def live():
 
 class _Extension:
     """Seconds that calls get on top of their time-out until the first one issued after it is over."""
+
     __slots__ = ("seconds", "taken")
 
     def __init__(self, seconds):
@@ -34,7 +37,7 @@ class _Extension:
 class Issuing:
     """The state of one group on one rank, and what all its operations have in common."""
 
-    _registers_works = False    # torch's own group, or dispatcher, does
+    _registers_works = False  # torch's own group, or dispatcher, does
 
     def _set_up(self, transport, store, rank, size, timeout, name):
         self._transport = transport
@@ -47,7 +50,7 @@ class Issuing:
         self._completer = Completer(transport, name)
         self._coalescing = None
         self._extensions = []
-        self._detour = False    # whether calls must not go the fast path: while coalescing, or with an extension
+        self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers = 0
         self._splits = 0
         self._closed = False
@@ -101,8 +104,8 @@ class Issuing:
         if self._closed:
             return
         if self._transport.interrupted_here() or on_top_of_own_step():
-            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what is left
-            # is closed with the group object, at the latest at exit, or when asked again.
+            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what
+            # is left is closed with the group object, at the latest at exit, or when asked again.
             self._transport.abort()
             return
         self._closed = True
@@ -124,8 +127,8 @@ class Issuing:
         return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
 
     def _fast_path_ns(self, opts, kind):
-        """`_limit` of a collective other than all_reduce that may go the fast path, else 0; ``kind``: the type of options
-        that c10d gives."""
+        """`_limit` of a collective other than all_reduce that may go the fast path, else 0; ``kind``: the type of
+        options that c10d gives."""
         if type(opts) is kind and self._transport.fast_collective is not None and self._may_be_fast(opts.asyncOp):
             return self._limit(opts)
         return 0
@@ -230,7 +233,7 @@ class Issuing:
                 if ticket is None:
                     return DoneMessage(list(tensors), peer if is_recv else -1)
                 if ticket:
-                    work = Work(self._completer, [ticket], list(tensors), None, None)   # its tensors are all it needs
+                    work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
                     return self._awaited(work)
             tensor = self._lowered(only, tensors, name)
@@ -241,7 +244,7 @@ class Issuing:
                 ticket = self._transport.post(message)
                 return self._awaited(self._adopt([ticket], [tensor], [message], record))
         except BaseException:
-            if ticket:      # a signal handler has raised: the caller never sees the Work
+            if ticket:  # a signal handler has raised: the caller never sees the Work
                 ticket.withdraw()
             raise
 

@@ -5,6 +5,7 @@ A collective goes in chunks through two slots of pinned memory: while the CPU tr
 comes from the GPU and the last goes back. A slot is used again in the order of one stream, and the host
 touches it only after an event that was recorded behind everything before.
 """
+
 import threading
 import time
 from collections import deque
@@ -18,22 +19,23 @@ from ..tickets import PyTicket
 from .stream_op import poll
 
 _ALIGN = 256
-_MOST = 16 << 20      # bytes of a slot, but for calls whose parts are uneven: those go in one piece
-_KEPT = 64 << 20      # bytes of pinned memory kept for messages to come
+_MOST = 16 << 20  # bytes of a slot, but for calls whose parts are uneven: those go in one piece
+_KEPT = 64 << 20  # bytes of pinned memory kept for messages to come
 _IN_PLACE = Op.all_reduce, Op.reduce
 _LOOK = 0.02
 _LINGER = 0.02
 
 
 class Pinned:
-    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any step."""
+    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any
+    step."""
 
     def __init__(self, driver):
         self._driver = driver
         self._lock = threading.RLock()
-        self._free = {}     # bytes -> addresses
+        self._free = {}  # bytes -> addresses
         self._kept = 0
-        self._all = {}      # address -> bytes
+        self._all = {}  # address -> bytes
         self._closed = False
 
     def take(self, nbytes):
@@ -127,8 +129,8 @@ class StagedCollectives:
             nbytes = max(0, min(hi, t.nbytes) - lo)
             regions.append(Region(at, nbytes, nbytes // item))
             at += -(-nbytes // _ALIGN) * _ALIGN
-        inputs = regions[:len(call.inputs)]
-        outputs = inputs if in_place else regions[len(inputs):]
+        inputs = regions[: len(call.inputs)]
+        outputs = inputs if in_place else regions[len(inputs) :]
         for tensor, region in zip(call.inputs, inputs):
             if region.nbytes:
                 self.driver.copy(self.stream, region.address, tensor.data_ptr() + lo, region.nbytes)
@@ -142,8 +144,19 @@ class StagedCollectives:
         if not came and not self.cpu.broken():
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
-        self.cpu.run(replace(call, inputs=inputs, outputs=outputs, count=count, timeout=left(), memory=Memory.staged,
-                             device=None, stream_op=None, copy_back=[]))
+        self.cpu.run(
+            replace(
+                call,
+                inputs=inputs,
+                outputs=outputs,
+                count=count,
+                timeout=left(),
+                memory=Memory.staged,
+                device=None,
+                stream_op=None,
+                copy_back=[],
+            )
+        )
         for address, region in targets:
             if region.nbytes:
                 self.driver.copy(self.stream, address, region.address, region.nbytes)
@@ -176,8 +189,8 @@ class StagedTicket(PyTicket):
         super().__init__(messages.complete)
         self.messages, self.message, self.address = messages, message, address
         self.deadline = message.stream_op.began + message.timeout
-        self.fetched = None     # a send: the event behind its copy to the host
-        self.inner = None       # the CPU transport's ticket
+        self.fetched = None  # a send: the event behind its copy to the host
+        self.inner = None  # the CPU transport's ticket
 
     def wait(self, seconds, may_run=False):
         until = time.monotonic() + seconds
@@ -196,7 +209,7 @@ class StagedTicket(PyTicket):
         if self.inner is not None:
             self.inner.withdraw()
         else:
-            self.messages.cpu.abort()   # the GPU may be reading the tensor: what ends the group waits for that
+            self.messages.cpu.abort()  # the GPU may be reading the tensor: what ends the group waits for that
         while not self.wait(0.1):
             pass
 
@@ -210,10 +223,10 @@ class StagedMessages:
         self._out, self._in = streams
         self.complete, self._late = complete, late
         self._lock = threading.RLock()
-        self._by = 0                # the thread that makes progress
-        self._fetching = deque()    # sends whose bytes are coming from the GPU
-        self._moving = []           # with the CPU transport
-        self._leaving = deque()     # (event, address, stream_op): receives whose bytes go to the GPU
+        self._by = 0  # the thread that makes progress
+        self._fetching = deque()  # sends whose bytes are coming from the GPU
+        self._moving = []  # with the CPU transport
+        self._leaving = deque()  # (event, address, stream_op): receives whose bytes go to the GPU
         self._changed = threading.Condition()
         self._thread = None
         self._starts = self._over = False
@@ -256,7 +269,10 @@ class StagedMessages:
         me = get_ident()
         if self._by not in (0, me):
             return False
-        with self._lock, self.driver.activate():    # not acquire(): a signal handler that raises after it would leave it held
+        with (
+            self._lock,
+            self.driver.activate(),
+        ):  # not acquire(): a signal handler that raises after it would leave it held
             outer, self._by = self._by, me
             try:
                 return self._send_on() | self._take_in() | self._let_go()
@@ -336,12 +352,12 @@ class StagedMessages:
 
     def _ensure_thread(self):
         with self._changed:
-            if (starts := self._starts):
+            if starts := self._starts:
                 self._changed.notify_all()
             self._starts = True
         if not starts:
             try:
-                self._thread = start(self._run, "c10d_custom:staged")   # without the lock
+                self._thread = start(self._run, "c10d_custom:staged")  # without the lock
             except RuntimeError:
                 self._starts = False
                 raise
@@ -387,5 +403,7 @@ class StagedMessages:
 def timed_out(where, call, device, what):
     """A CollectiveTimeoutError: the GPU, not a rank, is late."""
     seconds = time.monotonic() - call.stream_op.began
-    return CollectiveTimeoutError(f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
-                                  "a kernel wait for something that does not come?")
+    return CollectiveTimeoutError(
+        f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
+        "a kernel wait for something that does not come?"
+    )

@@ -1,4 +1,5 @@
 """A call on a device from its issue until the GPU is done with it."""
+
 import threading
 import time
 from collections import deque
@@ -71,9 +72,9 @@ class StreamOp:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
         self.end = None
-        self.failed = None      # an error: what it waited for on the GPU did not come, and it went on without
-        self.verdict = None     # gives such an error, or None, for calls whose kernels can give up
-        self._over = False      # done, and well
+        self.failed = None  # an error: what it waited for on the GPU did not come, and it went on without
+        self.verdict = None  # gives such an error, or None, for calls whose kernels can give up
+        self._over = False  # done, and well
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
 

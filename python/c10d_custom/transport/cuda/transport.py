@@ -4,6 +4,7 @@ A call is issued in the caller's thread (`issue`: an event marks what its stream
 in the order of the group's collectives (`execute`), which enqueues it on the group's own stream. What the GPU
 has not done yet when `execute` returns, streams and futures wait for, not the host.
 """
+
 import contextlib
 import functools
 import logging
@@ -14,16 +15,16 @@ import time
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import start
-from .stream_op import Captured, Events, StreamOp, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
 from .staged import Pinned, StagedCollectives, StagedMessages, timed_out
+from .stream_op import Captured, Events, StreamOp, poll
 
 log = logging.getLogger("c10d_custom")
 
-_DRAIN = 5.0          # seconds that closing waits for the GPU, and for ranks that still hold our memory
+_DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _GUARD = 20e-3
-_GRAPHS = 0.1         # the same while there may be replays, but no calls
+_GRAPHS = 0.1  # the same while there may be replays, but no calls
 
 
 class CudaTransport:
@@ -35,7 +36,7 @@ class CudaTransport:
         self._collectives = None
         self._opened = []
         self._used_streams = []
-        self._failed = []   # calls whose tensors the GPU may still use
+        self._failed = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
             self._events = Events(driver)
@@ -44,7 +45,7 @@ class CudaTransport:
         self._messages = None
         self._guard = None
         self._fused = None
-        self.captured = False   # a graph may replay calls of this group
+        self.captured = False  # a graph may replay calls of this group
 
     def _create_stream(self):
         stream = self.driver.create_stream()
@@ -64,17 +65,22 @@ class CudaTransport:
         fused = self._fused if isinstance(call, Call) and call.op is Op.all_reduce else None
         if fused is None:
             mode = self.mode.name if self.mode else "not yet chosen"
-            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                             "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
-                             "captured: all_reduce, in p2p mode, after a call outside.)")
+            raise UsageError(
+                f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
+                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
+                "captured: all_reduce, in p2p mode, after a call outside.)"
+            )
         if not fused.prepared(call):
-            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
-                             "Call it once outside the capture, with the same dtype, reduce op and size.")
+            raise UsageError(
+                f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
+                "Call it once outside the capture, with the same dtype, reduce op and size."
+            )
         if (error := fused.error(self._where(call))) is not None:
             raise error
         if self.cpu.broken():
-            raise PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                                "failed).")
+            raise PeerLostError(
+                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
+            )
         stream = self.driver.current_stream()
         self.captured = True
         self._guard.wake()
@@ -161,17 +167,26 @@ class CudaTransport:
             if peers.fused is not None or peers.order is not None and not peers.order.meets:
                 self._guard = _Guard(self)
         order = f", ordered by {peers.order.name}" if peers is not None and peers.order is not None else ""
-        log.info("group %s, rank %d: CUDA tensors in %s mode%s: %s", self.cpu.name or "(unnamed)", self.cpu.rank,
-                 self.mode.name, order, self.mode.reason)
+        log.info(
+            "group %s, rank %d: CUDA tensors in %s mode%s: %s",
+            self.cpu.name or "(unnamed)",
+            self.cpu.rank,
+            self.mode.name,
+            order,
+            self.mode.reason,
+        )
 
     def _where(self, call):
-        return f"{call.name if call is not None else 'a call on CUDA tensors'} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
+        name = call.name if call is not None else "a call on CUDA tensors"
+        return f"{name} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
 
     def _late(self, call, what):
         """The error for a GPU that takes too long; the group is over."""
         if self.cpu.broken():
-            return PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                                 f"failed), and {self.driver.device} has not finished {what}.")
+            return PeerLostError(
+                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
+                f"failed), and {self.driver.device} has not finished {what}."
+            )
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
 
@@ -191,8 +206,9 @@ class CudaTransport:
             if self._messages is None:
                 with self.driver.activate():
                     streams = self._create_stream(), self._create_stream()
-                self._messages = StagedMessages(self.cpu, self.driver, self._pinned, streams, self.cpu.complete,
-                                                self._late)
+                self._messages = StagedMessages(
+                    self.cpu, self.driver, self._pinned, streams, self.cpu.complete, self._late
+                )
         return self._messages.post(message)
 
     # --- the end
@@ -217,12 +233,20 @@ class CudaTransport:
             if self._messages is not None:
                 self._messages.close()
             if not idle:
-                log.warning("group %s, rank %d: %s is still busy with this group's work; its memory is kept",
-                            self.cpu.name, self.cpu.rank, self.driver.device)
+                log.warning(
+                    "group %s, rank %d: %s is still busy with this group's work; its memory is kept",
+                    self.cpu.name,
+                    self.cpu.rank,
+                    self.driver.device,
+                )
                 return
             if not close_all(self.cpu, self._opened, _DRAIN):
-                log.warning("group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use "
-                            "is kept", self.cpu.name, self.cpu.rank, self.cpu.unmarked(1))
+                log.warning(
+                    "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
+                    self.cpu.name,
+                    self.cpu.rank,
+                    self.cpu.unmarked(1),
+                )
             if isinstance(self._collectives, StagedCollectives):
                 self._collectives.close()
             self._pinned.close()
@@ -234,10 +258,10 @@ class CudaTransport:
         events = [self.driver.create_event() for _ in self._used_streams]
         for event, stream in zip(events, self._used_streams):
             self.driver.record(event, stream)
-        idle = all([poll(lambda e=e: self.driver.done(e), until, lambda: False) for e in events])
+        done = [poll(lambda e=e: self.driver.done(e), until, lambda: False) for e in events]
         for event in events:
             self.driver.destroy_event(event)
-        return idle
+        return all(done)
 
 
 class _Guard:
@@ -301,7 +325,8 @@ class _Guard:
         for stream_op, _ in self._stream_ops:
             stream_op.failed = error or PeerLostError(
                 "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
-                "void, and the group of no more use. Destroy it.")
+                "void, and the group of no more use. Destroy it."
+            )
         with self._t.driver.activate():
             self._t._let_go()
 

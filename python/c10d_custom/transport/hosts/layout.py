@@ -5,13 +5,12 @@ the host's result rounded to the dtype; then between hosts, in the order of thei
 not depend on sizes or algorithms. AVG of floating-point numbers is divided inside the hosts (so that no
 intermediate sum overflows), of integers at the end.
 """
+
 import functools
 from ctypes import c_double
 from dataclasses import dataclass
 
-from ... import dtypes
 from ...dtypes import AVG, PREMUL_SUM, SUM
-
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class Hosts:
     """Seen from one rank. ``ranks``: the group ranks of each host, both in rising order; ``mine``: the
     index of this rank's host; ``local``: this rank's index in it; ``carriers``: how many ranks of every
     host carry its traffic, the first ones."""
+
     rank: int
     ranks: list
     mine: int
@@ -59,6 +59,7 @@ class Hosts:
 @dataclass(frozen=True)
 class Step:
     """A reduce op, and what its kernel divides by (None: nothing). PREMUL_SUM takes the ranks' own factors."""
+
     redop: int
     divisor: float | None = None
 
@@ -75,10 +76,12 @@ def _double(value):
 @dataclass(frozen=True)
 class Reduction:
     """The two steps of a reduction over ``size`` ranks."""
+
     inside: Step
     between: Step
 
     @classmethod
+    @functools.cache
     def of(cls, dtype, redop, size):
         if redop == AVG:
             whole = dtype.name.startswith(("int", "uint"))

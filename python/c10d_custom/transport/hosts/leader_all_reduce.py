@@ -1,35 +1,36 @@
 """A small all_reduce over several hosts: inside each host by the board in its shared memory, between the hosts' first
-ranks, their leaders, by MPI; all in one call of the native core (backend/hosts/leader_all_reduce.h). The network carries each host's
-result once to each other host.
+ranks, their leaders, by MPI; all in one call of the native core (backend/hosts/leader_all_reduce.h). The network
+carries each host's result once to each other host.
 
 The leaders' messages begin as those of flat_exchange.py, and go with the same tag, so that a rank that calls something
 else is found out by those that hear from it.
 """
+
 import time
 from ctypes import addressof, c_char, c_uint64, c_void_p, memmove
 from dataclasses import dataclass
 
-from ... import dtypes
+from ... import dtypes, native
 from ...call import Op
 from ...errors import TransportError
-from ... import native
-from .flat_exchange import HEAD_BYTES, announced
+from ...native import Head, LeaderCall, lib
 from ..failure import LATER, Trouble
+from .flat_exchange import HEAD_BYTES, announced
 from .link import HEAD, Buffer
 from .mpi_calls import STATUS_BYTES
-from ...native import LeaderCall, Head, lib
 
 # Payloads are sent as one of these lengths, for each of which there are requests.
 _LENGTHS = (64, 1024, 4096, 16384, 65536)
-SLICE_NS = 2_000_000   # in the core, before Python looks at the group's health
+SLICE_NS = 2_000_000  # in the core, before Python looks at the group's health
 _MOMENT_NS = 5_000_000  # for what is about to be done
-_LINE = 128             # bytes: of a slot of the board, what comes before the payload (backend/hosts/board.h)
-_INSIDE = 1            # stage of a LeaderCall
+_LINE = 128  # bytes: of a slot of the board, what comes before the payload (backend/hosts/board.h)
+_INSIDE = 1  # stage of a LeaderCall
 
 
 @dataclass(frozen=True)
 class _Prepared:
     """What all calls with one dtype, reduce op and length have in common. ``requests``: between the hosts."""
+
     requests: list
     reduce: LeaderCall
 
@@ -49,20 +50,34 @@ class LeaderAllReduce:
         results = [Buffer(HEAD_BYTES + limit) for _ in hosts.ranks] if self._leads else []
         self._received = [results[h] for h in hosts.others] if self._leads else []
         self._own = results[hosts.mine] if self._leads else None
-        self._receives = [link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)]
+        self._receives = [
+            link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)
+        ]
         self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
         between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
         board = flat.board
-        self.way = native.LeaderAllReduce(calls.startall, calls.testall, addressof(self._statuses), idle, board.address, board.stride,
-                                 len(hosts.here), hosts.local, between, len(results), hosts.mine)
+        self.way = native.LeaderAllReduce(
+            calls.startall,
+            calls.testall,
+            addressof(self._statuses),
+            idle,
+            board.address,
+            board.stride,
+            len(hosts.here),
+            hosts.local,
+            between,
+            len(results),
+            hosts.mine,
+        )
         self._here, self._board = hosts.here, board
 
     def _of_length(self, length):
-        """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their handles)."""
+        """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their
+        handles)."""
         if length not in self._requests:
             requests = list(self._receives)
             if self._leaders:
-                message = [self._own.memory[:HEAD_BYTES + length], self._link.MPI.BYTE]
+                message = [self._own.memory[: HEAD_BYTES + length], self._link.MPI.BYTE]
                 requests += [self._link.comm.Send_init(message, r, HEAD) for r in self._leaders]
             self._requests[length] = requests, self._mpi.array(requests)
         return self._requests[length]
@@ -129,8 +144,16 @@ class LeaderAllReduce:
         dtype, redop = kind.dtype, kind.redop
         steps = self._flat.steps(dtype, redop)
         requests, handles = self._of_length(self.lengths[index])
-        reduce = LeaderCall(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors, steps.between.factors,
-                              handles, len(requests), steps.inside.redop, steps.between.redop)
+        reduce = LeaderCall(
+            Head(0, op, redop, dtype.code, -1, 0, 0, 0.0),
+            None,
+            steps.inside.factors,
+            steps.between.factors,
+            handles,
+            len(requests),
+            steps.inside.redop,
+            steps.between.redop,
+        )
         prepared = self._prepared[dtype.code, redop, index, op] = _Prepared(requests, reduce)
         self.made(prepared, index)
         return prepared
@@ -142,7 +165,9 @@ class LeaderFastPath:
     def __init__(self, trace):
         self._calls = (c_void_p * ((1 + max(dtypes.BY_CODE)) * native.REDUCE_OPS * native.LENGTHS))()
         self._log = (native.TraceRecord * max(1, trace))()
-        self._state = native.LeaderFastPath(stopped=1, calls=addressof(self._calls), log=addressof(self._log), room=trace)
+        self._state = native.LeaderFastPath(
+            stopped=1, calls=addressof(self._calls), log=addressof(self._log), room=trace
+        )
         self._prepared = {}
         self.at = addressof(self._state)
         self.sequencer = self.at + native.LeaderFastPath.sequencer.offset
@@ -156,7 +181,7 @@ class LeaderFastPath:
 
     def add(self, prepared, index):
         head, address = prepared.reduce.head, addressof(prepared.reduce)
-        if head.op == Op.all_reduce:    # not one of a device's tensors
+        if head.op == Op.all_reduce:  # not one of a device's tensors
             self._prepared[address] = prepared
             self._calls[(head.dtype * native.REDUCE_OPS + head.redop) * native.LENGTHS + index] = address
 
@@ -184,7 +209,7 @@ class LeaderFastPath:
     def records(self):
         """TraceRecords of the last calls."""
         records = (native.TraceRecord * len(self._log))()
-        return records[:lib.c10d_leader_fast_path_log(self.at, addressof(records))]
+        return records[: lib.c10d_leader_fast_path_log(self.at, addressof(records))]
 
 
 class Board:

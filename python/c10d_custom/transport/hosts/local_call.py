@@ -1,12 +1,13 @@
-"""Steps of a collective over hosts inside one of them: collectives of the native core, whose arguments are written into memory
-that is kept from one to the next (the structs of ctypes take longer to make than a small one to run)."""
+"""Steps of a collective over hosts inside one of them: collectives of the native core, whose arguments are written into
+memory that is kept from one to the next (the structs of ctypes take longer to make than a small one to run)."""
+
 import struct
 from ctypes import addressof, byref, c_char, sizeof
 from itertools import chain
 
 from ...native import CallArgs, Span
 
-_ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")   # CallArgs
+_ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")  # CallArgs
 assert _ARGS.size == sizeof(CallArgs)
 
 
@@ -21,8 +22,8 @@ class LocalCall:
         self.args = byref(CallArgs.from_buffer(self._memory))
 
     def fill(self, fields, inputs, outputs, pipelined=0):
-        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each; ``pipelined``: the address of
-        a native.PipelinedReduce."""
+        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each;
+        ``pipelined``: the address of a native.PipelinedReduce."""
         _ARGS.pack_into(self._memory, 0, *fields, *self._lists, pipelined)
         self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
         return self.args

@@ -4,6 +4,7 @@ Collectives of groups of a few ranks with little to move go directly between all
 others host by host (two_level.py); messages go by shared memory or by MPI (messages.py), whichever leads
 to the peer. Bad news travels by itself (failure_detector.py).
 """
+
 import time
 import weakref
 from contextlib import ExitStack
@@ -12,33 +13,33 @@ from threading import get_ident
 
 from torch.distributed import PrefixStore
 
+from ... import native
 from ...call import Agreement, Call, Fingerprint, Memory, Op, mismatch_table
-from ...errors import TransportError
 from ...creation.exchange import Exchange
 from ...creation.liveness import Processes
+from ...errors import TransportError
+from ...native import lib
 from ...threads import start
-from ..trace_file import Peer
-from ... import native
 from ..base import Ticket, Transport
+from ..call_log import CallLog, native_peers, native_records
+from ..failure import ErrorText, Trouble, rank_name
+from ..tickets import Queue
+from ..trace_file import Peer
+from .failure_detector import FailureDetector, Fault
+from .flat_exchange import MOST_RANKS, FlatExchange, fingerprint, parse
+from .layout import Hosts
+from .leader_all_reduce import SLICE_NS, Board, LeaderAllReduce, LeaderFastPath, slot_bytes
+from .link import MpiLink
+from .messages import Messages
+from .mpi_calls import MpiCalls, Progress
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
-from .flat_exchange import MOST_RANKS, FlatExchange, fingerprint, parse
-from ..failure import ErrorText, Trouble, rank_name
-from .layout import Hosts
-from .messages import Messages
-from .link import MpiLink
-from .mpi_calls import MpiCalls, Progress
-from ...native import lib
-from .leader_all_reduce import SLICE_NS, Board, LeaderAllReduce, LeaderFastPath, slot_bytes
-from ..tickets import Queue
-from ..call_log import CallLog, native_records, native_peers
-from .failure_detector import FailureDetector, Fault
 
 # Ranks of other hosts, in a local group's poison record.
 _REMOTE = 1 << 20
 # How long what a rank sent before it left may still be on its way.
 _GRACE = 1.0
-_REASON = 0.3   # s: for the news of why a neighbour left
+_REASON = 0.3  # s: for the news of why a neighbour left
 # Bytes a host may send for one flat exchange.
 _FLAT_BYTES = 128 << 10
 _FLAT_MOST, _SMALL_MOST = 16 << 10, 64 << 10
@@ -72,8 +73,8 @@ class _LocalTicket(Ticket):
 
 
 class HierarchicalTransport(Transport):
-    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
-    group rank; ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
+    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
+    ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
     arguments); ``job``: the process's use of MPI; ``abandon``: called if MPI can no longer end in good order."""
 
     def __init__(self, exchange, config, group_name, members, locations, open_local, job, abandon):
@@ -83,8 +84,8 @@ class HierarchicalTransport(Transport):
         self.hosts = hosts = Hosts.of(locations, self.rank)
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
-        self._runner = None     # the thread that carries out a collective
-        self._number = native.NEVER     # of that collective
+        self._runner = None  # the thread that carries out a collective
+        self._number = native.NEVER  # of that collective
         self._over = False
         self._sound = True  # no collective has failed here: MPI is through with all memory
         self._fast_path = LeaderFastPath(config.trace)
@@ -99,13 +100,20 @@ class HierarchicalTransport(Transport):
                 cleanup.callback(neighbours.close)
                 for index, r in enumerate(hosts.here):
                     neighbours.add(index, locations[r].pid, locations[r].started)
-                inside = Exchange(exchange.store.under(f"host{hosts.mine}"), hosts.local, len(hosts.here),
-                                  exchange.left(), neighbours)
+                inside = Exchange(
+                    exchange.store.under(f"host{hosts.mine}"), hosts.local, len(hosts.here), exchange.left(), neighbours
+                )
                 widest = max(map(len, hosts.ranks))
                 flat = self.size <= MOST_RANKS
                 small = min(_SMALL_MOST, _FLAT_BYTES // (widest * (len(hosts.ranks) - 1))) if flat else 0
-                self.local = open_local(inside, config, group_name, [members[r] for r in hosts.here], self._who_local,
-                                        slot_bytes(small) if flat else 0)
+                self.local = open_local(
+                    inside,
+                    config,
+                    group_name,
+                    [members[r] for r in hosts.here],
+                    self._who_local,
+                    slot_bytes(small) if flat else 0,
+                )
                 cleanup.callback(self.local.close)
                 neighbours.close()
                 self.detector = FailureDetector(exchange, hosts.ranks, self._on_fault)
@@ -122,15 +130,26 @@ class HierarchicalTransport(Transport):
         if flat:
             each = min(_FLAT_MOST, _FLAT_BYTES // max(1, widest * (self.size - widest)))
             self.flat = FlatExchange(self.link, hosts, Board(self.local._handle, hosts.local, small), each)
-            self.leader = LeaderAllReduce(self.link, calls, hosts, self.flat, self._progress.request, small, self._fast_path.add)
+            self.leader = LeaderAllReduce(
+                self.link, calls, hosts, self.flat, self._progress.request, small, self._fast_path.add
+            )
             self._fast_path.serve(self.leader)
             if self.detector.trouble(native.NEVER) is not None:
                 self._fast_path.stop()
         self._log = CallLog(config.trace)
         self.local.failed = lambda error: self.failed(error)
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
-        self._messages = Messages(self.link, self.complete, self._message_error, self.check, self._probe_local,
-                                  self._post_local_from, self._log, weakref.WeakMethod(self.abort), weakref.WeakMethod(self.inside))
+        self._messages = Messages(
+            self.link,
+            self.complete,
+            self._message_error,
+            self.check,
+            self._probe_local,
+            self._post_local_from,
+            self._log,
+            weakref.WeakMethod(self.abort),
+            weakref.WeakMethod(self.inside),
+        )
 
     # --- the Transport's face
 
@@ -272,8 +291,19 @@ class HierarchicalTransport(Transport):
 
     def _execute(self, number, call):
         self._runner, self._number = get_ident(), number
-        started = self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count,
-                                  sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)) * 1e-9
+        started = (
+            self._log.begin(
+                number,
+                call.op,
+                call.redop,
+                call.dtype,
+                call.root,
+                call.count,
+                sum(t.nbytes for t in call.inputs),
+                sum(t.nbytes for t in call.outputs),
+            )
+            * 1e-9
+        )
         collective = None
         try:
             self._check_quickly(number)
@@ -327,8 +357,8 @@ class HierarchicalTransport(Transport):
         return _ErrorText(self, trouble, call).exception()
 
     def _why_left(self, trouble):
-        """A neighbour that leaves in the middle of a call has a reason, a lost rank for one, and has told it before; but
-        the shared memory may show that it left before the news is here."""
+        """A neighbour that leaves in the middle of a call has a reason, a lost rank for one, and has told it before;
+        but the shared memory may show that it left before the news is here."""
         if trouble.peer not in self.hosts.here:
             return trouble
         states = self.local.states(0)
@@ -366,15 +396,23 @@ class HierarchicalTransport(Transport):
         inside = [r for r in native_records(self.local._handle) if r.is_message]
         for record in inside:
             record.peer = self.hosts.here[record.peer] if record.peer >= 0 else -1
-        return sorted(self._log.records(self._queue.queued(), self._fast_path.records()) + inside, key=lambda r: r.issued)
+        return sorted(
+            self._log.records(self._queue.queued(), self._fast_path.records()) + inside, key=lambda r: r.issued
+        )
 
     def peers(self):
         # Nobody here knows how far the ranks of other hosts have come.
         inside = {self.hosts.here[p.rank]: p for p in native_peers(self.local._handle, len(self.hosts.here))}
         fault = self.detector.fault
         lost = fault.peer if fault is not None and fault.status == native.PEER_LOST else -1
-        return [Peer(r, self.locations[r].pid, "gone" if r == lost else inside[r].state if r in inside else
-                     "left" if r in self.detector.left else "-") for r in range(self.size)]
+        return [
+            Peer(
+                r,
+                self.locations[r].pid,
+                "gone" if r == lost else inside[r].state if r in inside else "left" if r in self.detector.left else "-",
+            )
+            for r in range(self.size)
+        ]
 
     # --- who is gone
 
@@ -382,8 +420,8 @@ class HierarchicalTransport(Transport):
         self.check(peers, self._number)
 
     def check(self, peers, number=native.NEVER):
-        """Raises Trouble if the group is of no more use, at least not for the collective ``number``, or a rank of ``peers`` has
-        left it."""
+        """Raises Trouble if the group is of no more use, at least not for the collective ``number``, or a rank of
+        ``peers`` has left it."""
         self._check_quickly(number)
         failure = native.Failure()
         if lib.c10d_health(self.local._handle, number, failure):
@@ -405,6 +443,7 @@ class HierarchicalTransport(Transport):
 
     def trouble(self, failure):
         """The Trouble for a native Failure of the local group."""
+
         def group(rank):
             return rank - _REMOTE if rank >= _REMOTE else self.hosts.here[rank] if rank >= 0 else -1
 

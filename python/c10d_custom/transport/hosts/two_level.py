@@ -5,24 +5,25 @@ under way at once. (all_reduce and reduce do all of that in one call of the core
 
 The network carries what the other hosts need, once per host.
 """
+
 import time
 from collections import deque
 from ctypes import c_void_p
 from hashlib import blake2b
 
-from ...call import ANY_COUNT, Memory, Op
 from ... import native
+from ...call import ANY_COUNT, Memory, Op
+from ...native import lib
 from ..cuts import chunks, evenly
-from .flat_exchange import HEAD_BYTES, fingerprint
 from ..failure import LATER, Trouble
+from .flat_exchange import HEAD_BYTES, fingerprint
 from .layout import Reduction
 from .link import DATA, ROUND, Buffer
-from ...native import lib
 from .local_call import LocalCall
 
-_DEPTH = 3      # chunks under way
-_LINE = 64      # bytes of a cache line: parts begin at multiples
-_SENDS = 64     # sends under way of a call that sends straight to the ranks it is for
+_DEPTH = 3  # chunks under way
+_LINE = 64  # bytes of a cache line: parts begin at multiples
+_SENDS = 64  # sends under way of a call that sends straight to the ranks it is for
 
 
 class TwoLevelCollective:
@@ -37,7 +38,7 @@ class TwoLevelCollective:
         self.outer = 0
         self.sent = deque()
         self.received = []  # lists of requests: all of the call
-        self.kept = []      # memory of its own that they read or write
+        self.kept = []  # memory of its own that they read or write
 
     def withdraw(self):
         """After `run` has raised: MPI writes into none of the call's memory any more, or that is kept."""
@@ -58,9 +59,17 @@ class TwoLevelCollective:
             flat.announce(self.number, call, self.deadline)
         else:
             self._agree()
-        {Op.barrier: lambda: None, Op.all_reduce: self._reduction, Op.reduce: self._reduction,
-         Op.broadcast: self._broadcast, Op.all_gather: self._all_gather, Op.reduce_scatter: self._reduce_scatter,
-         Op.all_to_all: self._all_to_all, Op.gather: self._gather, Op.scatter: self._scatter}[call.op]()
+        {
+            Op.barrier: lambda: None,
+            Op.all_reduce: self._reduction,
+            Op.reduce: self._reduction,
+            Op.broadcast: self._broadcast,
+            Op.all_gather: self._all_gather,
+            Op.reduce_scatter: self._reduce_scatter,
+            Op.all_to_all: self._all_to_all,
+            Op.gather: self._gather,
+            Op.scatter: self._scatter,
+        }[call.op]()
         self._flush()
 
     # --- agreement
@@ -84,13 +93,15 @@ class TwoLevelCollective:
             ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
             out, into = Buffer(HEAD_BYTES), Buffer(HEAD_BYTES)
             self.kept += out, into
-            out.memory[:len(mine)] = mine
+            out.memory[: len(mine)] = mine
             step = 1
             while step < len(ranks):
                 to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
                 self._send(out.address, HEAD_BYTES, to, ROUND)
-                self._wait(self._receive(into.address, HEAD_BYTES, source, ROUND) + self.sent.popleft()[0], [source, to])
-                if into.memory[:len(mine)] != mine:
+                self._wait(
+                    self._receive(into.address, HEAD_BYTES, source, ROUND) + self.sent.popleft()[0], [source, to]
+                )
+                if into.memory[: len(mine)] != mine:
                     raise Trouble(native.MISMATCH, source)
                 step *= 2
         self._local(Op.barrier, [], [], count=0)
@@ -104,9 +115,25 @@ class TwoLevelCollective:
         left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
         many = len(inputs), len(outputs)
         local = self.t.local_calls.get(many) or self.t.local_calls.setdefault(many, LocalCall(*many))
-        failure = self.t.local.attempt(local.fill(
-            (op, redop, self.call.dtype.code, root, count, self.item, 0, factor, self.number, self.outer, min(left, 2**62)),
-            inputs, outputs))
+        failure = self.t.local.attempt(
+            local.fill(
+                (
+                    op,
+                    redop,
+                    self.call.dtype.code,
+                    root,
+                    count,
+                    self.item,
+                    0,
+                    factor,
+                    self.number,
+                    self.outer,
+                    min(left, 2**62),
+                ),
+                inputs,
+                outputs,
+            )
+        )
         if failure is not None:
             raise self.t.trouble(failure)
 
@@ -138,7 +165,9 @@ class TwoLevelCollective:
 
     def _combine(self, target, sources, nbytes, step):
         """``sources``: an array of addresses."""
-        lib.c10d_reduce(self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors)
+        lib.c10d_reduce(
+            self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors
+        )
 
     def _reduction(self):
         root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
@@ -176,16 +205,26 @@ class TwoLevelCollective:
             lo, hi = ranges[at]
             if not position:
                 mine = [(base + lo, hi - lo)]
-                self._local(Op.broadcast, mine if hosts.local == index else [],
-                            [] if hosts.local == index else mine, root=index, count=(hi - lo) // self.item)
+                self._local(
+                    Op.broadcast,
+                    mine if hosts.local == index else [],
+                    [] if hosts.local == index else mine,
+                    root=index,
+                    count=(hi - lo) // self.item,
+                )
             elif self.carrier:
                 self._wait(arriving.popleft(), [self._peer_on(before)])
             if after is not None and self.carrier:
                 self._send(*own_part(at), self._peer_on(after))
             if position:
                 cut = cuts[at]
-                parts = [(base + lo + cut[min(j, hosts.carriers)],
-                          cut[min(j + 1, hosts.carriers)] - cut[min(j, hosts.carriers)]) for j in range(self.width)]
+                parts = [
+                    (
+                        base + lo + cut[min(j, hosts.carriers)],
+                        cut[min(j + 1, hosts.carriers)] - cut[min(j, hosts.carriers)],
+                    )
+                    for j in range(self.width)
+                ]
                 self._local(Op.all_gather, [parts[hosts.local]], parts)
 
     # --- all_gather: each rank's part once to every other host, then inside
@@ -205,7 +244,7 @@ class TwoLevelCollective:
         self._wait(receives, peers)
         for h in hosts.others:
             for first in range(0, len(hosts.ranks[h]), width):
-                ranks = hosts.ranks[h][first:first + width]
+                ranks = hosts.ranks[h][first : first + width]
                 parts = self._spans(ranks, outputs) + [(mine.data_ptr(), 0)] * (width - len(ranks))
                 self._local(Op.all_gather, [parts[hosts.local]], parts)
 
@@ -221,6 +260,7 @@ class TwoLevelCollective:
         out = call.outputs[0]
         most = max(t.nbytes for t in call.inputs)
         for lo, hi in chunks(most, self.t.chunk) or [(0, 0)]:
+
             def cut(tensor):
                 return tensor.data_ptr() + min(lo, tensor.nbytes), max(0, min(hi, tensor.nbytes) - lo)
 
@@ -234,16 +274,21 @@ class TwoLevelCollective:
                 peers.append(source)
             for h in hosts.others:
                 for first in range(0, len(hosts.ranks[h]), width):
-                    ranks = hosts.ranks[h][first:first + width]
+                    ranks = hosts.ranks[h][first : first + width]
                     inputs = [cut(call.inputs[r]) for r in ranks] + [(own[0], 0)] * (width - len(ranks))
                     staged = Buffer(max(64, inputs[hosts.local][1]))
-                    self._local(Op.reduce_scatter, inputs, [(staged.address, inputs[hosts.local][1])],
-                                step=steps.inside)
+                    self._local(
+                        Op.reduce_scatter, inputs, [(staged.address, inputs[hosts.local][1])], step=steps.inside
+                    )
                     if hosts.local < len(ranks):
                         self.kept.append(staged)
                         self._send(staged.address, inputs[hosts.local][1], ranks[hosts.local])
-            self._local(Op.reduce_scatter, [cut(call.inputs[r]) for r in hosts.here],
-                        [(partial[hosts.mine].address, own[1])], step=steps.inside)
+            self._local(
+                Op.reduce_scatter,
+                [cut(call.inputs[r]) for r in hosts.here],
+                [(partial[hosts.mine].address, own[1])],
+                step=steps.inside,
+            )
             self._wait(receives, peers)
             if own[1]:
                 addresses = [partial[h].address for h in range(len(hosts.ranks))]
@@ -275,8 +320,13 @@ class TwoLevelCollective:
         receives, remote = [], [r for h in hosts.others for r in hosts.ranks[h]] if root else []
         for rank in remote:
             receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
-        self._local(Op.gather, [(mine.data_ptr(), mine.nbytes)],
-                    self._spans(hosts.here, call.outputs) if root else [], root=index, count=call.count)
+        self._local(
+            Op.gather,
+            [(mine.data_ptr(), mine.nbytes)],
+            self._spans(hosts.here, call.outputs) if root else [],
+            root=index,
+            count=call.count,
+        )
         self._wait(receives, remote)
 
     def _scatter(self):
@@ -290,5 +340,10 @@ class TwoLevelCollective:
         if root:
             for rank in (r for h in hosts.others for r in hosts.ranks[h]):
                 self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
-        self._local(Op.scatter, self._spans(hosts.here, call.inputs) if root else [],
-                    [(mine.data_ptr(), mine.nbytes)], root=index, count=call.count)
+        self._local(
+            Op.scatter,
+            self._spans(hosts.here, call.inputs) if root else [],
+            [(mine.data_ptr(), mine.nbytes)],
+            root=index,
+            count=call.count,
+        )
