@@ -125,7 +125,7 @@ def add_to(commands):
     instead.add_argument("--bar", action="store_true",
                          help="measure each row of the project's bar for speed: goal, figure, met or missed")
     instead.add_argument("--cost", action="store_true",
-                         help="compare the cost model (backend/shm/COST.md) with measurements at 2, 4, 8 and 16 ranks")
+                         help="compare the cost model (docs/internals/cost-model.md) with measurements at 2, 4, 8 and 16 ranks")
     bench.add_argument("--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)")
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
