@@ -1,5 +1,5 @@
-"""Every environment variable of this package, read once per process. README's table is checked
-against `TABLE`."""
+"""Every environment variable of this package, read once per process. docs/configuration.md is made of
+them (scripts/doc_tables.py)."""
 import os
 import signal
 from dataclasses import dataclass, fields, field
@@ -35,7 +35,7 @@ class Config:
                            "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
                            "microseconds; where cores are busy with other work it sleeps at once")
     launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
-                            "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
+                            "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)")
 
     cuda_mode: str = _choice("C10D_CUSTOM_CUDA_MODE", "auto", ("auto", "p2p", "shared", "staged"),
                              "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
@@ -52,7 +52,7 @@ class Config:
     trace: int = _number("C10D_CUSTOM_TRACE", 256, 0, 1 << 20,
                          "how many of its last collectives, and of its last messages, each rank of a group remembers")
     trace_dir: str = _text("C10D_CUSTOM_TRACE_DIR",
-                           "folder into which a rank writes what it remembers when a group fails (the trace, above)")
+                           "folder into which a rank writes what it remembers when a group fails (docs/debugging.md)")
     trace_signal: int = _number("C10D_CUSTOM_TRACE_SIGNAL", 0, 0, 64,
                                 "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)")
 
