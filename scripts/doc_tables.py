@@ -1,5 +1,5 @@
-"""The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the measurement of
-gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from tests/torch_api/versions.json.
+"""The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the measurement
+of gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from tests/torch_api/versions.json.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write
@@ -35,8 +35,8 @@ def support():
         moves = [supports[m][name] for m in MOVES]
         moved = "yes" if all(moves) else f"**ours** (gloo: {sum(moves)} of {len(MOVES)})"
         rows.append([f"`{name}`", moved] + [mark(op in ours.reduces, supports[f"all_reduce {op}"][name]) for op in REDUCES])
-    return (f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the dtype, and is a clear error "
-            "here.\n*Moves* counts broadcast, all_gather (two forms), gather, scatter, all_to_all (two forms) and send/recv.\n\n"
+    return (f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the dtype, and is a clear "
+            "error here.\n*Moves* counts broadcast, all_gather (two forms), gather, scatter, all_to_all (two forms) and send/recv.\n\n"
             + table(["dtype", "moves"] + [f"`{op}`" for op in REDUCES], rows))
 
 
