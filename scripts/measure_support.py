@@ -1,5 +1,5 @@
 """Which dtype works with which operation on a backend: tries every combination with 2 ranks and
-prints JSON. README's tables show the answers for gloo beside ours (see readme_tables.py).
+prints JSON. docs/support.md shows the answers for gloo beside ours (see doc_tables.py).
 
     python scripts/measure_support.py --backend gloo --out tests/gloo_support.json
 """

@@ -1,5 +1,5 @@
 """Enters the outcome of a run of the tests, pytest's JUnit files, into tests/torch_api/versions.json, under the
-versions of torch and Python at hand. README's table is made of it (readme_tables.py).
+versions of torch and Python at hand. The table in docs/support.md is made of it (doc_tables.py).
 
     python scripts/record_version.py whole|reduced FILE...
 """

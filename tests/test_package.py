@@ -233,12 +233,6 @@ def test_core_compiles_for_aarch64(tmp_path):
         assert out.read_bytes()[18:20] == b"\xb7\x00"  # an ELF file's machine: AArch64
 
 
-def test_readme_is_what_the_tables_say():
-    out = subprocess.run([sys.executable, str(ROOT / "scripts" / "readme_tables.py"), "--check"],
-                         capture_output=True, text=True, timeout=60)
-    assert out.returncode == 0, out.stderr
-
-
 def test_gloo_supports_nothing_that_we_do_not():
     supports = json.loads((ROOT / "tests" / "gloo_support.json").read_text())["supports"]
     by_name = {d.name: d for d in dtypes.BY_DTYPE.values()}

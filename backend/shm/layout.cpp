@@ -7,7 +7,7 @@ Layout::Layout(const Geometry& g) {
   table_bytes = align_up(2 * 2 * n * sizeof(uint64_t), kLine);  // two calls; bytes sent, received
   small_bytes = align_up(g.small_bytes, kLine);
   ring_bytes = size_t(g.window) * g.block_bytes;
-  pair_rings_bytes = 4 * ring_bytes;  // measured: see COST.md
+  pair_rings_bytes = 4 * ring_bytes;  // measured: docs/internals/cost-model.md
   cell_stride = sizeof(CellHeader) + align_up(g.cell_bytes, 64);
   pair_bytes = align_up(g.cells * cell_stride, page);
   ctl = align_up(sizeof(SegmentHeader), page);

@@ -1,5 +1,5 @@
-"""Every environment variable of this package, read once per process. README's table is checked
-against `TABLE`."""
+"""Every environment variable of this package, read once per process. docs/configuration.md is made of
+them (scripts/doc_tables.py)."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ class Config:
         "microseconds; where cores are busy with other work it sleeps at once",
     )
     launcher: int = _number(
-        "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (see mpirun above)"
+        "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)"
     )
 
     cuda_mode: str = _choice(
@@ -91,7 +91,7 @@ class Config:
     )
     trace_dir: str = _text(
         "C10D_CUSTOM_TRACE_DIR",
-        "folder into which a rank writes what it remembers when a group fails (the trace, above)",
+        "folder into which a rank writes what it remembers when a group fails (docs/debugging.md)",
     )
     trace_signal: int = _number(
         "C10D_CUSTOM_TRACE_SIGNAL",

@@ -177,7 +177,7 @@ def add_to(commands):
     instead.add_argument(
         "--cost",
         action="store_true",
-        help="compare the cost model (backend/shm/COST.md) with measurements at 2, 4, 8 and 16 ranks",
+        help="compare the cost model (docs/internals/cost-model.md) with measurements at 2, 4, 8 and 16 ranks",
     )
     bench.add_argument(
         "--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"

@@ -1,4 +1,5 @@
-"""What each collective moves and how often it synchronises on one host, as backend/shm does it; its COST.md derives it.
+"""What each collective moves and how often it synchronises on one host, as backend/shm does it.
+docs/internals/cost-model.md derives it.
 
 Bytes count once where they are read and once where they are written. Private: a rank's own input and output, as far as
 they come from memory. Ring: shared slots and blocks, which stay in the caches, and input read again while it is there.

@@ -148,7 +148,8 @@ def _for_some_devices(options, ours, others):
     if alike:
         raise UsageError(
             f'backend "{string}": of "{NAME}" and "{alike[0]}" torch keeps one in a group, because both are of the '
-            f'type that it calls custom. Make two groups: init_process_group("{alike[0]}") and new_group(backend="{NAME}").'
+            f'type that it calls custom. Make two groups: init_process_group("{alike[0]}") and '
+            f'new_group(backend="{NAME}").'
         )
     plain = options.process_group
     for device in ours:  # one serves all of ours; torch asks once for each
