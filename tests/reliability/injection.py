@@ -247,7 +247,7 @@ def _soak(given):
                   (host, ["soak.py", "--minutes", "0.5", "--life", "1"])]
         if not over_hosts:
             pieces.insert(1, (hosts, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "60"]))
-            pieces.insert(2, (host, ["../hosts/test_faults.py", "-k", "dies"]))
+            pieces.insert(2, (host, ["../mpi/test_faults.py", "-k", "dies"]))
         for environment, (script, *arguments) in pieces:
             where = environment.get("C10D_TEST_JOB", "one host")
             if "/test_" in script:
