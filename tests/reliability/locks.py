@@ -8,12 +8,12 @@ import sys
 import threading
 
 from c10d_custom import threads
-from c10d_custom.c10d import work
+from c10d_custom.c10d import completer
 from c10d_custom.transport.hosts import error_text, messages
 from c10d_custom.transport import tickets
-from c10d_custom.transport.cuda import staged, transport
+from c10d_custom.transport.cuda import staged_messages, transport
 
-_USERS_OF_START = (work, tickets, messages, error_text, staged, transport)
+_USERS_OF_START = (completer, tickets, messages, error_text, staged_messages, transport)
 
 
 class Seen:

@@ -222,8 +222,10 @@ def collectives_and_reuse(rank, size):
     }
     for delay in (0.005, 0.02):
         for name, call in calls.items():
+            t, out = torch.ones(count), [torch.zeros(count) for _ in range(size)]
+            dist.barrier(other)
             # The time-out is what the others wait for who was interrupted before it had called.
-            group, t, out = dist.new_group(timeout=SECONDS / 10), torch.ones(count), [torch.zeros(count) for _ in range(size)]
+            group = dist.new_group(timeout=SECONDS / 5)
             dist.barrier(other)
             if rank == 0:
                 raised = interrupted(delay, lambda: call(t, out, group))

@@ -6,9 +6,8 @@ itself."""
 import sys
 
 _PACKAGE = "c10d_custom."
-_STEPS = tuple(
-    _PACKAGE + name for name in ("c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport")
-)
+_AMID = "c10d.completer", "c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport"
+_STEPS = tuple(_PACKAGE + name for name in _AMID)
 
 
 def on_top_of_own_step():
