@@ -139,7 +139,7 @@ class Lanes final : public Wait {
   void went_on(uint32_t peer, uint64_t bytes) {
     if (!bytes) return;
     moved += bytes;
-    // Nobody reads before all are here: who comes last wakes all, and they find what was written before (tests/model/gathering.py).
+    // Nobody reads before all are here: who comes last wakes all, and they find what was written before (tests/protocol_models/gathering.py).
     if (all_here()) Group::wake(g.ctl(peer).lanes);
     progress(double(moved) / double(to_move));
   }

@@ -25,8 +25,8 @@ FOUR_RANKS = ["programs/test_programs.py::test_six_collectives",
 # One pytest for each layout, since starting one takes seconds. What lies above the transports runs in one layout, but for
 # the programs of four ranks (those of two are split alike by every layout) and, with Open MPI, DDP.
 RUNS = {
-    "2+2": ["conformance", *TRAINING, "programs/test_programs.py", "reliability/test_interrupted.py",
-            "reliability/test_ended_in_a_handler.py", "reliability/test_injection.py", "torch_suite"],
+    "2+2": ["conformance", *TRAINING, "programs/test_programs.py", "faults/test_interrupted.py",
+            "faults/test_ended_in_a_handler.py", "faults/test_injection.py", "torch_suite"],
     "3+1": [*TRANSPORTS, *FOUR_RANKS],
     "openmpi:2+2": [*(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
                     TRAINING[0], *FOUR_RANKS],

@@ -1,5 +1,5 @@
-"""What happens when ranks disagree, are late, die or are interrupted. A later suite tests these to
-destruction; here every kind once."""
+"""What happens when ranks disagree, are late, die or are interrupted: here every kind once. The files beside this one test
+each kind to destruction."""
 import os
 import signal
 import threading
