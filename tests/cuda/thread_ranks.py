@@ -21,7 +21,8 @@ from c10d_custom.transport.cuda.order import EventOrder
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.shm.transport import ShmTransport
 
-from fake_driver import FakeDriver, World
+from fake_driver import FakeDriver
+from fake_world import World
 
 SMALL = {"spin_us": 0, "cuda_staging_bytes": 65536, "cuda_one_shot_bytes": 4096}
 _here = threading.local()
