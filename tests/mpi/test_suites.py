@@ -14,8 +14,9 @@ from harness import Layout
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# These are about what lies above the transports, which cannot tell one layout from another.
-ABOVE = ("against_gloo", "coalescing", "functional", "refusals")
+# These are about what lies above the transports, which cannot tell one layout from another; random programs take long, and
+# run in one layout.
+ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse")
 TRANSPORTS = sorted(f"conformance/{path.name}" for path in (TESTS / "conformance").glob("test_*.py")
                     if path.stem.removeprefix("test_") not in ABOVE)
 TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_checkpoint.py"]
