@@ -1,6 +1,7 @@
-"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/native/_shm.so, a fast way for Python to call it
-into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
+"""Compiles the native core (backend, C++17, no dependencies) into c10d_custom/native/_shm.so, a fast way for Python to
+call it into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
 c10d_custom/native/cuda."""
+
 from glob import glob
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from setuptools.errors import CCompilerError, ExecError, PlatformError
 
 class build_native(build_ext):
     def get_ext_filename(self, fullname):
-        # Plain shared libraries that fit every Python: one has a C ABI and is opened with ctypes, one has Python's stable ABI.
+        # Plain shared libraries that fit every Python: one has a C ABI and is opened with ctypes, one has Python's
+        # stable ABI.
         return fullname.replace(".", "/") + ".so"
 
     def get_export_symbols(self, ext):
@@ -46,17 +48,31 @@ setup(
     ext_modules=[
         Extension(
             "c10d_custom.native._shm",
-            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/mpi/*.cpp")),
-            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/mpi/*.h"),
+            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/hosts/*.cpp")),
+            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/hosts/*.h"),
             language="c++",
             # No contraction to fused multiply-add: the bits must not depend on the machine.
-            extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden",
-                                "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"],
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-g0",
+                "-fvisibility=hidden",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-Wall",
+                "-Wextra",
+                "-pthread",
+            ],
             extra_link_args=["-pthread"],
         ),
         # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
-        Extension("c10d_custom.native._fast", sources=["backend/python/fast.c", "backend/python/ordinary.c"],
-                  depends=glob("backend/python/*.h"), extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
-                  py_limited_api=True, optional=True),
+        Extension(
+            "c10d_custom.native._fast",
+            sources=["backend/python/fast.c", "backend/python/raw_tensor.c"],
+            depends=glob("backend/python/*.h"),
+            extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
 )

@@ -24,5 +24,6 @@ def start(ranks: int, hosts: int, arguments: list[str]) -> int:
     per_host = [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
     with Hosts([f"host{letter}" for letter in "abcdefgh"[:hosts]]) as rig:
         print(f"{hosts} emulated hosts, ranks on each: {', '.join(map(str, per_host))}", flush=True)
-        return subprocess.run(mpi.command(per_host, argv, rig), stdin=subprocess.DEVNULL,
-                              env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}).returncode
+        return subprocess.run(
+            mpi.command(per_host, argv, rig), stdin=subprocess.DEVNULL, env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+        ).returncode

@@ -14,10 +14,20 @@ OURS, OTHER, LOCAL, INK = "#1f6fb4", "#e0872b", "#c9ced6", "#2b2f36"
 def draw_curves(axes, title: str, pick, distributed, single) -> None:
     epochs = range(1, len(pick(single)) + 1)
     # The two lie on each other: a wide line below, a thin one above, so that both can be seen.
-    axes.plot(epochs, pick(distributed), color=OURS, linewidth=6, marker="o", markersize=9, markeredgewidth=0,
-              alpha=0.45, label=f"distributed: {distributed.label}")
-    axes.plot(epochs, pick(single), color=INK, linewidth=1, marker="o", markersize=3,
-              label="single process, same batches")
+    axes.plot(
+        epochs,
+        pick(distributed),
+        color=OURS,
+        linewidth=6,
+        marker="o",
+        markersize=9,
+        markeredgewidth=0,
+        alpha=0.45,
+        label=f"distributed: {distributed.label}",
+    )
+    axes.plot(
+        epochs, pick(single), color=INK, linewidth=1, marker="o", markersize=3, label="single process, same batches"
+    )
     axes.set_title(title)
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
@@ -30,8 +40,16 @@ def draw_steps(axes, times) -> None:
         axes.bar(name, t.local, width=0.6, color=LOCAL)
         axes.bar(name, t.comm, width=0.6, bottom=t.local, color=color)
         axes.annotate(f"{t.local:.1f} ms local\n(no_sync)", (name, t.local / 2), ha="center", va="center", color=INK)
-        axes.annotate(f"{t.comm:.1f} ms communication\n{t.share:.0%} of the step", (name, t.step), (0, 4),
-                      textcoords="offset points", ha="center", va="bottom", color=color, fontweight="bold")
+        axes.annotate(
+            f"{t.comm:.1f} ms communication\n{t.share:.0%} of the step",
+            (name, t.step),
+            (0, 4),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            color=color,
+            fontweight="bold",
+        )
     axes.set_title("Time of one DDP step")
     axes.set_ylabel("milliseconds (median)")
     axes.set_xlim(-0.6, 1.6)

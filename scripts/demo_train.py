@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import demo_mpi
 import numpy as np
 import torch
 import torch.distributed as dist
+from c10d_custom.bench.step_time import measure
+from demo_picture import draw
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
-
-import demo_mpi
-from c10d_custom.bench.step_time import measure
-from demo_picture import draw
 
 BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it evenly
 
@@ -32,15 +31,24 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes to train with (default: %(default)s)")
     parser.add_argument("--mpi", action="store_true", help="start the ranks with mpiexec")
-    parser.add_argument("--hosts", type=int, default=1,
-                        help="with --mpi: emulate so many hosts on this machine, which needs root (default: %(default)s)")
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        help="with --mpi: emulate so many hosts on this machine, which needs root (default: %(default)s)",
+    )
     parser.add_argument("--backend", default="custom", help="of the distributed run (default: %(default)s)")
     parser.add_argument("--epochs", type=int, help="default: 20, or 2 with --mnist")
-    parser.add_argument("--mnist", type=Path, metavar="DIR",
-                        help="train on the MNIST files in DIR (train-images-idx3-ubyte[.gz], ...), "
-                             "not on the 1,797 digits that come with scikit-learn")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"),
-                        help="folder for the picture (default: %(default)s)")
+    parser.add_argument(
+        "--mnist",
+        type=Path,
+        metavar="DIR",
+        help="train on the MNIST files in DIR (train-images-idx3-ubyte[.gz], ...), "
+        "not on the 1,797 digits that come with scikit-learn",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="folder for the picture (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="few epochs, short timing: does it run at all?")
     args = parser.parse_args()
     if args.ranks < 2:
@@ -57,6 +65,7 @@ def parse_args() -> argparse.Namespace:
 
 
 # Data
+
 
 @dataclass
 class Data:
@@ -81,8 +90,11 @@ def read_idx(folder: Path, name: str) -> torch.Tensor:
 
 
 def load_mnist(folder: Path) -> Data:
-    x, y, test_x, test_y = (read_idx(folder, f"{part}-{what}-ubyte") for part in ("train", "t10k")
-                            for what in ("images-idx3", "labels-idx1"))
+    x, y, test_x, test_y = (
+        read_idx(folder, f"{part}-{what}-ubyte")
+        for part in ("train", "t10k")
+        for what in ("images-idx3", "labels-idx1")
+    )
     return Data("MNIST", x.flatten(1) / 255, y.long(), test_x.flatten(1) / 255, test_y.long())
 
 
@@ -97,6 +109,7 @@ def load_digits() -> Data:
 
 
 # Training
+
 
 def make_model(pixels: int) -> nn.Module:
     torch.manual_seed(0)
@@ -130,12 +143,18 @@ def train(label: str, model: nn.Module, data: Data, batch: int, epochs: int, ran
     run = Run(label)
     start = time.perf_counter()
     # A terminal gets a live bar, a log file a line now and then.
-    with tqdm(total=epochs * steps, desc=label, unit="step", disable=rank != 0, dynamic_ncols=True,
-              mininterval=0.1 if sys.stderr.isatty() else 5) as bar:
+    with tqdm(
+        total=epochs * steps,
+        desc=label,
+        unit="step",
+        disable=rank != 0,
+        dynamic_ncols=True,
+        mininterval=0.1 if sys.stderr.isatty() else 5,
+    ) as bar:
         for epoch in range(epochs):
             order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(1 + epoch))
             totals = torch.zeros(2, dtype=torch.float64)  # training loss, right answers
-            for chosen in order[:steps * batch].view(steps, ranks, -1)[:, rank]:
+            for chosen in order[: steps * batch].view(steps, ranks, -1)[:, rank]:
                 totals[0] += train_step(model, optimizer, data.train_x[chosen], data.train_y[chosen])
                 bar.update()
             with torch.no_grad():
@@ -173,41 +192,58 @@ def time_beside_gloo(backend: str, data: Data, per_rank: int, seconds: float):
         optimizer = make_optimizer(model)
         return model, lambda: train_step(model, optimizer, x, y)
 
-    with tqdm(total=seconds, desc="timing the step", disable=dist.get_rank() != 0, dynamic_ncols=True,
-              bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s",
-              mininterval=0.1 if sys.stderr.isatty() else 5) as bar:
+    with tqdm(
+        total=seconds,
+        desc="timing the step",
+        disable=dist.get_rank() != 0,
+        dynamic_ncols=True,
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s",
+        mininterval=0.1 if sys.stderr.isatty() else 5,
+    ) as bar:
         return measure(groups, make_stepper, seconds, lambda elapsed: bar.update(elapsed - bar.n))
 
 
 # The report
 
+
 def report(args, data, model_size, per_rank, distributed, single, furthest, hashes, times, load) -> None:
     apart = max(abs(a - b) for a, b in zip(distributed.loss, single.loss, strict=True))
-    print(f"\n{args.epochs} epochs of {data.name}, {model_size:,} parameters, "
-          f"{per_rank * args.ranks} images a step, torch {torch.__version__}\n")
+    print(
+        f"\n{args.epochs} epochs of {data.name}, {model_size:,} parameters, "
+        f"{per_rank * args.ranks} images a step, torch {torch.__version__}\n"
+    )
     print(f"  {'':<30}{'training loss':>15}{'test accuracy':>16}{'seconds':>10}")
     for run in (distributed, single):
         print(f"  {run.label:<30}{run.loss[-1]:>15.6f}{run.accuracy[-1]:>16.2%}{run.seconds:>10.1f}")
-    print(f"  They agree to: loss {apart:.1e} (largest difference of any epoch), accuracy "
-          f"{100 * abs(distributed.accuracy[-1] - single.accuracy[-1]):.2f} points, "
-          f"parameters {furthest:.1e} (largest difference)")
+    print(
+        f"  They agree to: loss {apart:.1e} (largest difference of any epoch), accuracy "
+        f"{100 * abs(distributed.accuracy[-1] - single.accuracy[-1]):.2f} points, "
+        f"parameters {furthest:.1e} (largest difference)"
+    )
     if len(set(hashes)) == 1:
         print(f"  All {args.ranks} ranks hold bit-identical parameters: sha256 {hashes[0][:16]}...")
     else:
         print("  RANKS HOLD DIFFERENT PARAMETERS: " + ", ".join(f"rank {r} {h[:16]}" for r, h in enumerate(hashes)))
 
     ours, gloo = times.values()
-    print(f"\nOne DDP step, {args.ranks} ranks, {4e-6 * model_size:.1f} MB of gradients, {per_rank} images a rank; "
-          f"medians over {ours.rounds} alternating rounds")
-    print(f"  Load when the demo started: {load:.1f} on {os.cpu_count()} cores; other work widens the quartiles."
-          + (" --quick has too few rounds to compare backends by." if args.quick else "") + "\n")
+    print(
+        f"\nOne DDP step, {args.ranks} ranks, {4e-6 * model_size:.1f} MB of gradients, {per_rank} images a rank; "
+        f"medians over {ours.rounds} alternating rounds"
+    )
+    print(
+        f"  Load when the demo started: {load:.1f} on {os.cpu_count()} cores; other work widens the quartiles."
+        + (" --quick has too few rounds to compare backends by." if args.quick else "")
+        + "\n"
+    )
     print(f"  {'':<14}{'step':>11}{'local step':>14}{'communication':>16}{'quartiles':>18}{'share of step':>16}")
     for name, t in times.items():
         quartiles = f"{t.spread[0]:.2f} to {t.spread[1]:.2f}"
         print(f"  {name:<14}{t.step:>8.2f} ms{t.local:>11.2f} ms{t.comm:>13.2f} ms{quartiles:>18}{t.share:>16.1%}")
     if ours.comm and gloo.comm:
-        print(f"  {'ratio':<14}{ours.step / gloo.step:>8.2f}   {ours.local / gloo.local:>11.2f}   "
-              f"{ours.comm / gloo.comm:>13.2f}{'':>21}{ours.share / gloo.share:>16.2f}")
+        print(
+            f"  {'ratio':<14}{ours.step / gloo.step:>8.2f}   {ours.local / gloo.local:>11.2f}   "
+            f"{ours.comm / gloo.comm:>13.2f}{'':>21}{ours.share / gloo.share:>16.2f}"
+        )
     print("  A step is as slow as its slowest rank; local: the same step under no_sync; communication: step - local.")
 
 
@@ -222,8 +258,17 @@ def main() -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if args.mpi:
             return demo_mpi.start(args.ranks, args.hosts, sys.argv)
-        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                                  f"--nproc-per-node={args.ranks}", *sys.argv])
+        os.execv(
+            sys.executable,
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={args.ranks}",
+                *sys.argv,
+            ],
+        )
 
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
@@ -233,8 +278,15 @@ def main() -> int:
     model = make_model(data.train_x.shape[1])
     untrained = copy.deepcopy(model)
     where = f" on {args.hosts} hosts" if args.hosts > 1 else ""
-    distributed = train(f"{args.backend}, {ranks} ranks{where}", DistributedDataParallel(model), data, per_rank * ranks,
-                        args.epochs, rank, ranks)
+    distributed = train(
+        f"{args.backend}, {ranks} ranks{where}",
+        DistributedDataParallel(model),
+        data,
+        per_rank * ranks,
+        args.epochs,
+        rank,
+        ranks,
+    )
     hashes = parameter_hashes(model)
     times = time_beside_gloo(args.backend, data, per_rank, 4 if args.quick else 20)
     dist.destroy_process_group()
@@ -243,8 +295,7 @@ def main() -> int:
 
     # The other ranks have gone: a single process, on the same global batches.
     single = train("single process", untrained, data, per_rank * ranks, args.epochs)
-    furthest = max((a - b).abs().max().item()
-                   for a, b in zip(model.parameters(), untrained.parameters(), strict=True))
+    furthest = max((a - b).abs().max().item() for a, b in zip(model.parameters(), untrained.parameters(), strict=True))
     model_size = sum(p.numel() for p in model.parameters())
     report(args, data, model_size, per_rank, distributed, single, furthest, hashes, times, load)
     picture = draw(args.out, f"{data.name}, {model_size:,} parameters, {ranks} ranks", distributed, single, times)

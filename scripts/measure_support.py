@@ -1,8 +1,9 @@
 """Which dtype works with which operation on a backend: tries every combination with 2 ranks and
-prints JSON. README's tables show the answers for gloo beside ours (see readme_tables.py).
+prints JSON. docs/support.md shows the answers for gloo beside ours (see doc_tables.py).
 
     python scripts/measure_support.py --backend gloo --out tests/gloo_support.json
 """
+
 import argparse
 import json
 from datetime import timedelta
@@ -12,9 +13,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed import ReduceOp
 
-DTYPES = ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool", "float16",
-          "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn",
-          "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+DTYPES = [
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 REDUCE_OPS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 COUNT = 8
 
@@ -50,6 +71,7 @@ def tries(rank, dtype, pg):
             opts.reduceOp = reduce_op(name)
             pg.allreduce([t], opts).wait()
             return same(t, reduced(name, dtype))
+
         return run
 
     def moved(call, *outputs):
@@ -107,14 +129,28 @@ def tries(rank, dtype, pg):
         return same(out, reduced("SUM", dtype))
 
     found = {f"all_reduce {name}": all_reduce(name) for name in REDUCE_OPS}
-    found |= {f.__name__: f for f in (reduce, reduce_scatter, broadcast, all_gather, all_gather_into_tensor,
-                                      gather, scatter, all_to_all, all_to_all_single, send_recv)}
+    found |= {
+        f.__name__: f
+        for f in (
+            reduce,
+            reduce_scatter,
+            broadcast,
+            all_gather,
+            all_gather_into_tensor,
+            gather,
+            scatter,
+            all_to_all,
+            all_to_all_single,
+            send_recv,
+        )
+    }
     return found
 
 
 def work(rank, backend, port, out):
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2,
-                            timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=timedelta(seconds=20)
+    )
     store = dist.distributed_c10d._get_default_store()
     pg = dist.group.WORLD
     results = {}

@@ -1,8 +1,9 @@
-// Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry out a
-// collective or a message in a call or two. And what they need of tensors: ordinary.h. The stable ABI: one build serves every Python.
+// Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
+// out a collective or a message in a call or two. And what they need of tensors: raw_tensor.h. The stable ABI: one
+// build serves every Python.
 #include <stdint.h>
 
-#include "ordinary.h"
+#include "raw_tensor.h"
 
 // Of a number, of bytes, or None.
 static void* address(PyObject* o) {
@@ -15,7 +16,7 @@ static int expect(Py_ssize_t n, Py_ssize_t wanted) {
   return 0;
 }
 
-// all_reduce(function, handle, data, count, kind, ns): of c10d_all_reduce and c10d_direct_quick.
+// all_reduce(function, handle, data, count, kind, ns): of c10d_all_reduce and c10d_leader_fast_path.
 static PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 6)) return NULL;
@@ -28,14 +29,12 @@ static PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t n)
   const int64_t ns = PyLong_AsLongLong(args[5]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, data, count, kind, ns);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, data, count, kind, ns);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
-// quick(function, handle, kind, root, in, out, count, ns): of c10d_quick.
-static PyObject* quick(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+// fast_collective(function, handle, kind, root, in, out, count, ns): of c10d_fast_collective.
+static PyObject* fast_collective(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 8)) return NULL;
   int (*function)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t);
@@ -49,14 +48,12 @@ static PyObject* quick(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   const int64_t ns = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, kind, root, in, out, count, ns);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, root, in, out, count, ns);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
-// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the ticket is
-// appended to the list, unless the group is closed.
+// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the
+// ticket is appended to the list, unless the group is closed.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 9)) return NULL;
@@ -72,10 +69,8 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return NULL;
   void* ticket;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, kind, peer, tag, data, count, ns, &ticket);
-  Py_END_ALLOW_THREADS
-  if (!status) Py_RETURN_TRUE;
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, peer, tag, data, count, ns, &ticket);
+  Py_END_ALLOW_THREADS if (!status) Py_RETURN_TRUE;
   if (ticket) {
     PyObject* const number = PyLong_FromVoidPtr(ticket);
     const int failed = !number || PyList_Append(args[8], number);
@@ -97,20 +92,18 @@ static PyObject* settle(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   const int may_run = (int)PyLong_AsLong(args[4]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, ticket, ns, may_run);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, ticket, ns, may_run);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyMethodDef methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))all_reduce, METH_FASTCALL, NULL},
-    {"quick", (PyCFunction)(void (*)(void))quick, METH_FASTCALL, NULL},
+    {"fast_collective", (PyCFunction)(void (*)(void))fast_collective, METH_FASTCALL, NULL},
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
     {"settle", (PyCFunction)(void (*)(void))settle, METH_FASTCALL, NULL},
-    {"set_up", (PyCFunction)(void (*)(void))ordinary_set_up, METH_FASTCALL, NULL},
-    {"ordinary", ordinary, METH_O, NULL},
-    {"parts", (PyCFunction)(void (*)(void))ordinary_parts, METH_FASTCALL, NULL},
+    {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
+    {"raw_tensor", raw_tensor, METH_O, NULL},
+    {"raw_parts", (PyCFunction)(void (*)(void))raw_parts, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -1,13 +1,14 @@
-// all_to_all, also with uneven splits: each ordered pair of ranks has a lane, and lanes do not wait for one another.
+// all_to_all, also with uneven splits: each ordered pair of ranks has a pair ring, and pair rings do not wait for one
+// another.
 //
-// A lane is a ring of bytes, part of its writer's lanes in the segment. The writer adds to `sent`, the reader to `taken`;
-// `sent - taken` bytes are in it. A rank that can move nothing in any lane sleeps until someone wakes it. So while a rank is
-// off its core the others go on with what they have for each other. (In blocks that all must have drained, all would
-// stand still.)
+// A pair ring is a ring of bytes, part of its writer's pair rings in the segment. The writer adds to `sent`, the reader
+// to `taken`; `sent - taken` bytes are in it. A rank that can move nothing in any pair ring sleeps until someone wakes
+// it. So while a rank is off its core the others go on with what they have for each other. (In blocks that all must
+// have drained, all would stand still.)
 //
-// A lane is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank writes as
-// soon as it has announced what it sends, where the reader has left the call before; nobody reads before all agree, so
-// that ranks which disagree have nothing written into their tensors.
+// A pair ring is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank
+// writes as soon as it has announced what it sends, where the reader has left the call before; nobody reads before all
+// agree, so that ranks which disagree have nothing written into their tensors.
 #include <optional>
 #include <vector>
 
@@ -17,11 +18,15 @@
 namespace c10d_custom {
 namespace {
 
-class Lanes final : public Wait {
+class PairRings final : public Wait {
  public:
-  explicit Lanes(Collective& collective)
-      : c(collective), g(c.g), capacity(g.layout.lanes_bytes / (c.n - 1) / 64 * 64), crowded(long(c.n) > cores()),
-        piece(std::max<uint64_t>(capacity / (crowded ? 2 : 8) / 64 * 64, 64)), peers(c.n) {
+  explicit PairRings(Collective& collective)
+      : c(collective),
+        g(c.g),
+        capacity(g.layout.pair_rings_bytes / (c.n - 1) / 64 * 64),
+        crowded(long(c.n) > cores()),
+        piece(std::max<uint64_t>(capacity / (crowded ? 2 : 8) / 64 * 64, 64)),
+        peers(c.n) {
     for (uint32_t r = 0; r < c.n; ++r) {
       if (r == c.me) continue;
       peers[r].sent_before = g.pair(c.me, r).sent.load(std::memory_order_relaxed);
@@ -56,7 +61,8 @@ class Lanes final : public Wait {
     return true;
   }
 
-  // One round through the lanes, on every rank with other peers first: all that can be written, all that there is to read.
+  // One round through the pair rings, on every rank with other peers first: all that can be written, all that there is
+  // to read.
   bool ready() override {
     const uint64_t before = moved;
     for (uint32_t d = 1; d < c.n; ++d) {
@@ -68,9 +74,9 @@ class Lanes final : public Wait {
 
   const void* ask(uint32_t* seen) override {
     // In this order: who clears `sleeping` has not rung yet.
-    *seen = bell().rings.load(std::memory_order_seq_cst);
-    bell().sleeping.store(1, std::memory_order_seq_cst);
-    return &bell().rings;
+    *seen = doorbell().rings.load(std::memory_order_seq_cst);
+    doorbell().sleeping.store(1, std::memory_order_seq_cst);
+    return &doorbell().rings;
   }
 
   bool lost(uint32_t* peer) override {
@@ -94,27 +100,28 @@ class Lanes final : public Wait {
   bool arrived(uint32_t r) const { return g.ctl(r).arrive.value.load(std::memory_order_seq_cst) >= c.seq; }
 
   bool sleep(uint32_t for_whom) {
-    // Where ranks outnumber cores and much is left, at once: a sleeper wakes on a core that has time for it, one that yields
-    // stays where it is.
-    const bool yields = !crowded || to_move - moved < g.layout.lanes_bytes;
+    // Where ranks outnumber cores and much is left, at once: a sleeper wakes on a core that has time for it, one that
+    // yields stays where it is.
+    const bool yields = !crowded || to_move - moved < g.layout.pair_rings_bytes;
     if (!c.wait(*this, yields, for_whom)) return false;
-    bell().sleeping.store(0, std::memory_order_relaxed);
+    doorbell().sleeping.store(0, std::memory_order_relaxed);
     return true;
   }
 
-  // Nothing that a peer has written is trusted: neither more room nor more bytes than a lane has. A lane's worth a visit, however
-  // fast the other side is: then the other lanes, the deadline and an abort have their turn.
+  // Nothing that a peer has written is trusted: neither more room nor more bytes than a pair ring has. A pair ring's
+  // worth a visit, however fast the other side is: then the other pair rings, the deadline and an abort have their
+  // turn.
   void write(uint32_t to) {
     Peer& p = peers[to];
     PairCtl& pair = g.pair(c.me, to);
     const uint64_t all = c.in_bytes(to), before = p.sent;
     while (p.sent < all && p.sent - before < capacity) {
       const uint64_t used = p.sent_before + p.sent - pair.taken.load(std::memory_order_seq_cst);
-      // Every call begins at the lane's first byte, hence when all of the last is out of it.
+      // Every call begins at the pair ring's first byte, hence when all of the last is out of it.
       if (used > capacity || (!p.sent && used)) break;
       const uint64_t at = p.sent % capacity, size = std::min({piece, all - p.sent, capacity - at});
       if (capacity - used < size) break;
-      g.copy_in(lane(c.me, to) + at, c.in(to) + p.sent, size);
+      g.copy_in(pair_ring(c.me, to) + at, c.in(to) + p.sent, size);
       p.sent += size;
       pair.sent.store(p.sent_before + p.sent, std::memory_order_seq_cst);
     }
@@ -129,7 +136,7 @@ class Lanes final : public Wait {
       const uint64_t there = pair.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
       if (!there || there > capacity) break;
       const uint64_t at = p.taken % capacity, size = std::min({piece, there, all - p.taken, capacity - at});
-      copy(c.out(from) + p.taken, lane(from, c.me) + at, size);
+      copy(c.out(from) + p.taken, pair_ring(from, c.me) + at, size);
       p.taken += size;
       pair.taken.store(p.taken_before + p.taken, std::memory_order_seq_cst);
     }
@@ -139,29 +146,32 @@ class Lanes final : public Wait {
   void went_on(uint32_t peer, uint64_t bytes) {
     if (!bytes) return;
     moved += bytes;
-    // Nobody reads before all are here: who comes last wakes all, and they find what was written before (tests/protocol_models/gathering.py).
-    if (all_here()) Group::wake(g.ctl(peer).lanes);
+    // Nobody reads before all are here: who comes last wakes all, and they find what was written before
+    // (tests/protocol_models/gathering.py).
+    if (all_here()) Group::wake(g.ctl(peer).pair_rings);
     progress(double(moved) / double(to_move));
   }
 
-  // For laggard(). It ends at 1 on all ranks, and begins there for the next call of another kind.
+  // For straggler(). It ends at 1 on all ranks, and begins there for the next call of another kind.
   void progress(double part) { g.ctl(c.me).progress.store(uint32_t(1000 * part), std::memory_order_relaxed); }
 
   void copy_own() {
     own_done = true;
     char *to = c.out(c.me), *from = c.in(c.me);
     const uint64_t size = c.in_bytes(c.me);
-    if (to + size <= from || from + size <= to) copy(to, from, size);
-    else memmove(to, from, size);
+    if (to + size <= from || from + size <= to)
+      copy(to, from, size);
+    else
+      memmove(to, from, size);
   }
 
   static long cores() {
     static const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online;
   }
-  Bell& bell() const { return g.ctl(c.me).lanes; }
-  char* lane(uint32_t writer, uint32_t reader) const {
-    return g.lanes(writer) + (reader - (reader > writer)) * capacity;  // nobody writes to itself
+  Doorbell& doorbell() const { return g.ctl(c.me).pair_rings; }
+  char* pair_ring(uint32_t writer, uint32_t reader) const {
+    return g.pair_rings(writer) + (reader - (reader > writer)) * capacity;  // nobody writes to itself
   }
   bool finished(uint32_t r) const { return peers[r].sent == c.in_bytes(r) && peers[r].taken == c.out_bytes(r); }
   uint32_t unfinished() const {
@@ -172,7 +182,7 @@ class Lanes final : public Wait {
 
   Collective& c;
   Group& g;
-  const uint64_t capacity;  // of a lane, in bytes
+  const uint64_t capacity;  // of a pair ring, in bytes
   const bool crowded;
   const uint64_t piece;  // bytes that are written or read before the other side is told
   CopyOut copy{0};
@@ -187,23 +197,23 @@ void ring_if_last(Collective& c) {
   for (uint32_t r = 0; r < c.n; ++r)
     if (c.g.ctl(r).arrive.value.load(std::memory_order_seq_cst) < c.seq) return;
   for (uint32_t r = 0; r < c.n; ++r)
-    if (r != c.me) Group::wake(c.g.ctl(r).lanes);
+    if (r != c.me) Group::wake(c.g.ctl(r).pair_rings);
 }
 
 }  // namespace
 
-bool lanes_all_to_all(Collective& c) {
+bool pair_rings_all_to_all(Collective& c) {
   Group& g = c.g;
-  std::optional<Lanes> lanes;
+  std::optional<PairRings> pair_rings;
   if (c.input_bytes() <= g.geometry.small_bytes) {
     c.stage_small();
   } else {
-    if (const int error = g.reserve_lanes()) return c.exhausted(error);
-    lanes.emplace(c);
+    if (const int error = g.reserve_pair_rings()) return c.exhausted(error);
+    pair_rings.emplace(c);
   }
   c.announce();
   ring_if_last(c);
-  if (lanes && !lanes->fill()) return false;
+  if (pair_rings && !pair_rings->fill()) return false;
   if (!c.agree()) return false;
   // Which way all go follows from everyone's table: the large one where anybody's input is.
   uint64_t most = 0, everything = 0;
@@ -214,9 +224,9 @@ bool lanes_all_to_all(Collective& c) {
     everything += 2 * sum;
   }
   if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
-  if (const int error = g.reserve_lanes()) return c.exhausted(error);
-  if (!lanes) lanes.emplace(c);
-  return lanes->run(everything);
+  if (const int error = g.reserve_pair_rings()) return c.exhausted(error);
+  if (!pair_rings) pair_rings.emplace(c);
+  return pair_rings->run(everything);
 }
 
 }  // namespace c10d_custom

@@ -36,7 +36,7 @@ class Collective {
   // The rank that keeps the others waiting, `peer` perhaps for its sake: one that has not come, else the one that has
   // done least. (Ranks that are not stopped go on until they want what a stopped one has not done: then none of their
   // counters is below its, and one is above.)
-  uint32_t laggard(uint32_t peer) const;
+  uint32_t straggler(uint32_t peer) const;
 
   // Records the failure; false.
   bool fails(Status st, int32_t peer) { return fail(st, peer), false; }
@@ -90,13 +90,13 @@ class Collective {
 
 // The ring form of each operation. On entry nothing is agreed: they announce, fill what they can,
 // agree, and then go on, so that the first blocks are copied while the slowest rank arrives.
-bool ring_all_reduce(Collective&);       // all_reduce.cpp; also reduce
-bool ring_multicast(Collective&);        // multicast.cpp: broadcast, all_gather
-bool ring_personal(Collective&);         // personal.cpp: scatter, gather, reduce_scatter
-bool lanes_all_to_all(Collective&);      // all_to_all.cpp
+bool ring_all_reduce(Collective&);        // all_reduce.cpp; also reduce
+bool ring_multicast(Collective&);         // multicast.cpp: broadcast, all_gather
+bool ring_personal(Collective&);          // personal.cpp: scatter, gather, reduce_scatter
+bool pair_rings_all_to_all(Collective&);  // all_to_all.cpp
 
 // The same, over several hosts.
-bool bridge_ok(const Collective&);       // bridge.cpp: whether the arguments make sense
-bool ring_bridge(Collective&);
+bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense
+bool ring_pipelined_reduce(Collective&);
 
 }  // namespace c10d_custom

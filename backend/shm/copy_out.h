@@ -1,24 +1,26 @@
 // Copies into a rank's own memory, past the caches where these cannot hold it.
 //
-// A plain store reads the line it writes to, and leaves it in the cache: a third of a large copy's traffic, and of no use
-// where the buffers of all ranks together are larger than the cache.
+// A plain store reads the line it writes to, and leaves it in the cache: a third of a large copy's traffic, and of no
+// use where the buffers of all ranks together are larger than the cache.
 #pragma once
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 
-#include "past_caches.h"
+#include "nontemporal.h"
 
 namespace c10d_custom {
 
 class CopyOut {
  public:
   // touched: bytes of input and output of all ranks on the host.
-  explicit CopyOut(uint64_t touched) : past_caches_(touched >= limit()) {}
+  explicit CopyOut(uint64_t touched) : nontemporal_(touched >= limit()) {}
 
   void operator()(void* to, const void* from, uint64_t size) const {
-    if (past_caches_) copy_past_caches(to, from, size);
-    else memcpy(to, from, size);
+    if (nontemporal_)
+      copy_nontemporal(to, from, size);
+    else
+      memcpy(to, from, size);
   }
 
  private:
@@ -35,7 +37,7 @@ class CopyOut {
     return half;
   }
 
-  bool past_caches_;
+  bool nontemporal_;
 };
 
 }  // namespace c10d_custom

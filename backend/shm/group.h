@@ -50,7 +50,7 @@ class Group {
   char* block(uint32_t r, uint64_t k) const {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
-  char* lanes(uint32_t r) const { return base_ + layout.lanes + r * layout.lanes_bytes; }
+  char* pair_rings(uint32_t r) const { return base_ + layout.pair_rings + r * layout.pair_rings_bytes; }
   char* board() const { return base_ + layout.board; }
   PairCtl& pair(uint32_t src, uint32_t dst) const {
     return *reinterpret_cast<PairCtl*>(base_ + layout.pair_ctl + (size_t(src) * n + dst) * sizeof(PairCtl));
@@ -72,11 +72,11 @@ class Group {
   // The same for any other thing to wait for. `yields`: stays awake for a while first.
   Status wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline);
 
-  // Wakes the owner of a bell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
-  static void wake(Bell&);
+  // Wakes the owner of a doorbell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
+  static void wake(Doorbell&);
 
-  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is queued.
-  // A disagreement about a later collective than `number` does not count.
+  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is
+  // queued. A disagreement about a later collective than `number` does not count.
   Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
@@ -87,10 +87,11 @@ class Group {
 
   // Gets memory for the cells between this rank and another, both ways. 0, or errno.
   int reserve_cells(uint32_t peer) const;
-  // The same for this rank's lanes, where they have none yet. Only for the thread that runs a collective.
-  int reserve_lanes();
+  // The same for this rank's pair rings, where they have none yet. Only for the thread that runs a collective.
+  int reserve_pair_rings();
 
-  // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a disagreement.
+  // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
+  // disagreement.
   void poison(Status kind, int32_t peer, uint64_t seq) { poison(kind, peer, int32_t(rank), seq); }
   void poison(Status kind, int32_t peer, int32_t by, uint64_t seq);
   bool disagreed(uint64_t number) const;
@@ -119,9 +120,9 @@ class Group {
   void (*elsewhere)(void*) = nullptr;
   void* elsewhere_context = nullptr;
 
-  uint64_t call = kNever;    // number of the collective that waits
-  uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
-  uint64_t blocks_taken = 0;  // the same of `took`
+  uint64_t call = kNever;        // number of the collective that waits
+  uint64_t blocks_done = 0;      // the ring counters' value between calls; equal on all ranks
+  uint64_t blocks_taken = 0;     // the same of `took`
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 
  private:
@@ -135,14 +136,14 @@ class Group {
   uint32_t pid_ = 0;
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
-  bool has_lanes_ = false;
+  bool has_pair_rings_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };
 
 constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
-constexpr int64_t kElsewhere = 100 * 1000;  // ns between two calls of `elsewhere` in a sleep
-constexpr int64_t kSlice = 10 * 1000 * 1000;  // ns between two looks at the peers' health
+constexpr int64_t kElsewhere = 100 * 1000;             // ns between two calls of `elsewhere` in a sleep
+constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks at the peers' health
 
 // Returns a descriptor, or -errno; bytes in *total.
 int create_segment(const Geometry&, uint64_t* total);

@@ -25,14 +25,22 @@ struct Type {
 };
 
 const Type kTypes[] = {
-    {kUint8, "uint8", 1, Kind::kInteger},         {kInt8, "int8", 1, Kind::kInteger},
-    {kInt16, "int16", 2, Kind::kInteger},         {kInt32, "int32", 4, Kind::kInteger},
-    {kInt64, "int64", 8, Kind::kInteger},         {kUint16, "uint16", 2, Kind::kInteger},
-    {kUint32, "uint32", 4, Kind::kInteger},       {kUint64, "uint64", 8, Kind::kInteger},
-    {kBool, "bool", 1, Kind::kBool},              {kFloat16, "float16", 2, Kind::kSmallFloat},
-    {kBfloat16, "bfloat16", 2, Kind::kSmallFloat}, {kFloat32, "float32", 4, Kind::kFloat},
-    {kFloat64, "float64", 8, Kind::kFloat},       {kComplex32, "complex32", 4, Kind::kComplexHalf},
-    {kComplex64, "complex64", 8, Kind::kComplex}, {kComplex128, "complex128", 16, Kind::kComplex},
+    {kUint8, "uint8", 1, Kind::kInteger},
+    {kInt8, "int8", 1, Kind::kInteger},
+    {kInt16, "int16", 2, Kind::kInteger},
+    {kInt32, "int32", 4, Kind::kInteger},
+    {kInt64, "int64", 8, Kind::kInteger},
+    {kUint16, "uint16", 2, Kind::kInteger},
+    {kUint32, "uint32", 4, Kind::kInteger},
+    {kUint64, "uint64", 8, Kind::kInteger},
+    {kBool, "bool", 1, Kind::kBool},
+    {kFloat16, "float16", 2, Kind::kSmallFloat},
+    {kBfloat16, "bfloat16", 2, Kind::kSmallFloat},
+    {kFloat32, "float32", 4, Kind::kFloat},
+    {kFloat64, "float64", 8, Kind::kFloat},
+    {kComplex32, "complex32", 4, Kind::kComplexHalf},
+    {kComplex64, "complex64", 8, Kind::kComplex},
+    {kComplex128, "complex128", 16, Kind::kComplex},
     {kFloat8E4M3FN, "float8_e4m3fn", 1, Kind::kSmallFloat},
     {kFloat8E5M2, "float8_e5m2", 1, Kind::kSmallFloat},
     {kFloat8E4M3FNUZ, "float8_e4m3fnuz", 1, Kind::kSmallFloat},
@@ -40,8 +48,7 @@ const Type kTypes[] = {
 };
 static_assert(sizeof(kTypes) / sizeof(kTypes[0]) == kReducibleDTypes, "a dtype is not tested");
 
-const char* const kOpNames[kReduceOps] = {"sum",  "avg", "product", "min",       "max",
-                                          "band", "bor", "bxor",    "premul_sum"};
+const char* const kOpNames[kReduceOps] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
 inline bool supported(Kind kind, uint32_t op) {
   switch (kind) {
@@ -87,8 +94,8 @@ T reference_integer(uint32_t op, const std::vector<T>& x) {
     if (op == kMax) acc = std::max(acc, x[j]);
   }
   if (op == kMin || op == kMax) return acc;
-  if (op == kAvg) return std::is_signed<T>::value ? (T)((int64_t)(T)wide / (int64_t)x.size())
-                                                  : (T)((uint64_t)(T)wide / x.size());
+  if (op == kAvg)
+    return std::is_signed<T>::value ? (T)((int64_t)(T)wide / (int64_t)x.size()) : (T)((uint64_t)(T)wide / x.size());
   return (T)wide;
 }
 
@@ -96,9 +103,12 @@ inline bool reference_bool(uint32_t op, const std::vector<unsigned char>& x) {
   bool acc = x[0] != 0;
   for (size_t j = 1; j < x.size(); ++j) {
     const bool y = x[j] != 0;
-    if (op == kSum || op == kMax || op == kBor) acc = acc || y;
-    else if (op == kBxor) acc = acc != y;
-    else acc = acc && y;
+    if (op == kSum || op == kMax || op == kBor)
+      acc = acc || y;
+    else if (op == kBxor)
+      acc = acc != y;
+    else
+      acc = acc && y;
   }
   return acc;
 }
@@ -110,7 +120,10 @@ T reference_float(uint32_t op, const std::vector<T>& x, const std::vector<double
     const T y = x[j];
     if (op == kSum || op == kAvg) acc = acc + y;
     if (op == kProduct) acc = acc * y;
-    if (op == kPremulSum) { const T scaled = y * (T)factor[j]; acc = acc + scaled; }
+    if (op == kPremulSum) {
+      const T scaled = y * (T)factor[j];
+      acc = acc + scaled;
+    }
     if (op == kMin) acc = std::isnan(acc) ? acc : std::isnan(y) ? y : acc < y ? acc : y;
     if (op == kMax) acc = std::isnan(acc) ? acc : std::isnan(y) ? y : acc > y ? acc : y;
   }
@@ -179,26 +192,25 @@ inline Bytes reference(const Type& type, uint32_t op, const Inputs& in) {
         out[i] = reference_bool(op, column<unsigned char>(in, i, get<unsigned char>));
       }
       break;
-    case kFloat32: case kComplex64:
-      reference_floats<float>(op, in, complex, get<float>,
-                              [&](size_t i, float v) { put(out, i, v); });
+    case kFloat32:
+    case kComplex64:
+      reference_floats<float>(op, in, complex, get<float>, [&](size_t i, float v) { put(out, i, v); });
       break;
-    case kFloat64: case kComplex128:
-      reference_floats<double>(op, in, complex, get<double>,
-                               [&](size_t i, double v) { put(out, i, v); });
+    case kFloat64:
+    case kComplex128:
+      reference_floats<double>(op, in, complex, get<double>, [&](size_t i, double v) { put(out, i, v); });
       break;
     default: {
       const SmallFloat& format = small_float(type.dtype);
       const bool wide = type.size / (complex ? 2 : 1) == 2;
       reference_floats<float>(
-          op, in, complex,
-          [&](const Bytes& b, size_t i) {
-            return format.decode(wide ? get<uint16_t>(b, i) : b[i]);
-          },
+          op, in, complex, [&](const Bytes& b, size_t i) { return format.decode(wide ? get<uint16_t>(b, i) : b[i]); },
           [&](size_t i, float v) {
             const unsigned code = format.encode(v);
-            if (wide) put(out, i, (uint16_t)code);
-            else out[i] = (unsigned char)code;
+            if (wide)
+              put(out, i, (uint16_t)code);
+            else
+              out[i] = (unsigned char)code;
           });
     }
   }

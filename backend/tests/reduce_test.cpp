@@ -18,25 +18,35 @@ namespace {
 
 bool is_nan(const Type& type, const unsigned char* p) {
   switch (type.dtype) {
-    case kFloat32: case kComplex64: { float v; std::memcpy(&v, p, 4); return std::isnan(v); }
-    case kFloat64: case kComplex128: { double v; std::memcpy(&v, p, 8); return std::isnan(v); }
-    case kFloat16: case kBfloat16: case kComplex32: {
+    case kFloat32:
+    case kComplex64: {
+      float v;
+      std::memcpy(&v, p, 4);
+      return std::isnan(v);
+    }
+    case kFloat64:
+    case kComplex128: {
+      double v;
+      std::memcpy(&v, p, 8);
+      return std::isnan(v);
+    }
+    case kFloat16:
+    case kBfloat16:
+    case kComplex32: {
       uint16_t v;
       std::memcpy(&v, p, 2);
       return std::isnan(small_float(type.dtype).decode(v));
     }
-    default:
-      return type.kind == Kind::kSmallFloat && std::isnan(small_float(type.dtype).decode(*p));
+    default: return type.kind == Kind::kSmallFloat && std::isnan(small_float(type.dtype).decode(*p));
   }
 }
 
 int failures = 0;
 
 // Equal bits, or NaN in both; returns whether all agree.
-bool agree(const Type& type, const std::string& what, const unsigned char* got,
-           const unsigned char* want, size_t count) {
-  const size_t step =
-      type.kind == Kind::kComplex || type.kind == Kind::kComplexHalf ? type.size / 2 : type.size;
+bool agree(const Type& type, const std::string& what, const unsigned char* got, const unsigned char* want,
+           size_t count) {
+  const size_t step = type.kind == Kind::kComplex || type.kind == Kind::kComplexHalf ? type.size / 2 : type.size;
   for (size_t at = 0; at < count * type.size; at += step) {
     if (std::memcmp(got + at, want + at, step) == 0) continue;
     if (is_nan(type, got + at) && is_nan(type, want + at)) continue;
@@ -56,7 +66,7 @@ bool agree(const Type& type, const std::string& what, const unsigned char* got,
 std::mt19937_64 rng(20240607);
 
 // Ordinary values, so that results are mostly finite; in small floats random bits are that already.
-void fill_ordinary(const Type& type, Bytes& bytes) {
+void fill_raw_tensor(const Type& type, Bytes& bytes) {
   std::normal_distribution<double> normal;
   for (size_t i = 0; i < bytes.size() / 4; ++i) {
     if (type.dtype == kFloat32 || type.dtype == kComplex64) put(bytes, i, (float)normal(rng));
@@ -77,7 +87,7 @@ Inputs make_inputs(const Type& type, unsigned nsrc, size_t count, bool ordinary)
   for (unsigned j = 0; j < nsrc; ++j) {
     Bytes bytes(count * type.size);
     for (unsigned char& b : bytes) b = (unsigned char)rng();
-    if (ordinary) fill_ordinary(type, bytes);
+    if (ordinary) fill_raw_tensor(type, bytes);
     if (type.kind == Kind::kBool) {  // false must be as common as true
       for (unsigned char& b : bytes) b = rng() % 2 ? b : 0;
     }
@@ -96,8 +106,8 @@ struct Case {
   unsigned nsrc;
 
   std::string name(size_t count, const char* how) const {
-    return std::string(variant.name) + " " + type.name + " " + kOpNames[op] +
-           " nsrc=" + std::to_string(nsrc) + " count=" + std::to_string(count) + " " + how;
+    return std::string(variant.name) + " " + type.name + " " + kOpNames[op] + " nsrc=" + std::to_string(nsrc) +
+           " count=" + std::to_string(count) + " " + how;
   }
 };
 
@@ -106,8 +116,8 @@ constexpr unsigned char kGuard = 0xa5;
 // in_place: index of the source that is also dst, or -1. Every buffer starts one component past
 // an aligned address. Returns the result, one guarded element longer than count.
 Bytes run(const Case& c, const Inputs& in, size_t count, int in_place) {
-  const size_t shift = c.type.kind == Kind::kComplex || c.type.kind == Kind::kComplexHalf
-                           ? c.type.size / 2 : c.type.size;
+  const size_t shift =
+      c.type.kind == Kind::kComplex || c.type.kind == Kind::kComplexHalf ? c.type.size / 2 : c.type.size;
   std::vector<Bytes> held;
   std::vector<const void*> src;
   for (const Bytes& bytes : in.src) {
@@ -121,8 +131,7 @@ Bytes run(const Case& c, const Inputs& in, size_t count, int in_place) {
   c.variant.kernel(c.type.dtype, c.op)(dst.data() + shift, src.data(), c.nsrc, count,
                                        c.op == kPremulSum ? in.factor.data() : nullptr);
   for (size_t j = 0; j < in.src.size(); ++j) {
-    if ((int)j != in_place &&
-        std::memcmp(held[j].data() + shift, in.src[j].data(), count * c.type.size) != 0) {
+    if ((int)j != in_place && std::memcmp(held[j].data() + shift, in.src[j].data(), count * c.type.size) != 0) {
       std::printf("FAIL %s: source %zu was written\n", c.name(count, "").c_str(), j);
       ++failures;
     }
@@ -130,8 +139,7 @@ Bytes run(const Case& c, const Inputs& in, size_t count, int in_place) {
   return Bytes(dst.begin() + shift, dst.end());
 }
 
-void check(const Case& c, const Inputs& in, const Bytes& want, size_t count, int in_place,
-           const char* how) {
+void check(const Case& c, const Inputs& in, const Bytes& want, size_t count, int in_place, const char* how) {
   const Bytes got = run(c, in, count, in_place);
   agree(c.type, c.name(count, how), got.data(), want.data(), count);
   for (size_t k = count * c.type.size; k < got.size(); ++k) {
@@ -144,8 +152,8 @@ void check(const Case& c, const Inputs& in, const Bytes& want, size_t count, int
 
 void test_pair(const Type& type, uint32_t op, const std::vector<const ReduceVariant*>& variants) {
   // Blocks are 16 to 256 elements; the counts straddle every power of two in between.
-  const size_t kCounts[] = {0,  1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,  31,
-                            32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 769, 1543};
+  const size_t kCounts[] = {0,  1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,  31,  32,
+                            33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 769, 1543};
   for (unsigned nsrc : {1u, 2u, 3u, 4u, 8u}) {
     for (bool ordinary : {false, true}) {
       const Inputs in = make_inputs(type, nsrc, 1543, ordinary);
@@ -161,8 +169,7 @@ void test_pair(const Type& type, uint32_t op, const std::vector<const ReduceVari
         const Bytes whole = run(c, in, in.count, -1);
         if (first.empty()) first = whole;
         if (type.kind != Kind::kFloat && type.kind != Kind::kComplex && whole != first) {
-          std::printf("FAIL %s: not the bits of %s\n", c.name(in.count, data).c_str(),
-                      variants[0]->name);
+          std::printf("FAIL %s: not the bits of %s\n", c.name(in.count, data).c_str(), variants[0]->name);
           ++failures;
         }
       }
@@ -176,8 +183,10 @@ void test_small_float_codes(const Type& type, const std::vector<const ReduceVari
   const unsigned nsrc = type.size == 1 ? 2 : 1;
   Inputs in{std::vector<Bytes>(nsrc, Bytes(count * type.size)), {1, 1}, count};
   for (size_t i = 0; i < count; ++i) {
-    if (nsrc == 1) put(in.src[0], i, (uint16_t)i);
-    else in.src[0][i] = (unsigned char)(i >> 8), in.src[1][i] = (unsigned char)i;
+    if (nsrc == 1)
+      put(in.src[0], i, (uint16_t)i);
+    else
+      in.src[0][i] = (unsigned char)(i >> 8), in.src[1][i] = (unsigned char)i;
   }
   for (uint32_t op = 0; op < kReduceOps; ++op) {
     if (!supported(type.kind, op)) continue;

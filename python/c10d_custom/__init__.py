@@ -1,16 +1,17 @@
 """A torch.distributed backend named "custom": ``init_process_group("custom")``.
 
-Nothing needs to import this package: torch finds it by its entry points, `register` from torch 2.14 on when a group first
-names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older torch, import it.
-"""
+Nothing needs to import this package: torch finds it by its entry points, `register` from torch 2.14 on when a group
+first names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older
+torch, import it."""
+
 from ._version import __version__
 
 __all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
 def autoload():
-    """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never raises:
-    that would break ``import torch``."""
+    """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never
+    raises: that would break ``import torch``."""
     try:
         register()
         from .c10d.registration import look_for_launcher
@@ -30,7 +31,8 @@ def register():
 
 
 def shrink_group(timeout=None):
-    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See shrink.py."""
+    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See
+    shrink.py."""
     from .c10d.shrink import shrink_group
 
     return shrink_group(timeout)

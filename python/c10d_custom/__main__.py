@@ -1,4 +1,6 @@
-"""``python -m c10d_custom bench``, ``model``, ``trace``: see bench/command.py, bench/model_command.py, trace/command.py."""
+"""``python -m c10d_custom bench``, ``model``, ``trace``: see bench/command.py, bench/model_command.py,
+trace/command.py."""
+
 import argparse
 import sys
 

@@ -1,4 +1,5 @@
 """What is being asked of a transport, and how two ranks' askings differ."""
+
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -9,6 +10,7 @@ ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pair
 
 class Op(IntEnum):
     """Primitive operations; the values are those of backend/shm/api.h."""
+
     barrier = 0
     broadcast = 1
     all_reduce = 2
@@ -24,13 +26,15 @@ class Op(IntEnum):
 class Memory(IntEnum):
     """Whose bytes the tensors of a Call are, to a transport of CPU tensors; the values are those of
     backend/shm/api.h."""
+
     host = 0
-    staged = 1   # a device's, copied into host memory
-    device = 2   # a device's: `agree` only
+    staged = 1  # a device's, copied into host memory
+    device = 2  # a device's: `agree` only
 
 
 class Region:
     """The part of a tensor that transports use."""
+
     __slots__ = ("address", "nbytes", "count")
 
     def __init__(self, address, nbytes, count):
@@ -48,6 +52,7 @@ class Agreement:
     """What a collective's announcement told: its number; each rank's factor; each rank's (input sizes, output
     sizes) in bytes for a call whose count is ANY_COUNT, else None. The last two may be None where only the
     CPU transport reads them."""
+
     number: int
     factors: list | None = None
     sizes: list | None = None
@@ -58,7 +63,8 @@ class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``copy_back`` holds
     (destination, source) pairs to be copied when the call is done. ``device``: the torch.device of the
-    tensors, None for the CPU; ``flight``: what a transport knows of a call on a device."""
+    tensors, None for the CPU; ``stream_op``: what a transport knows of a call on a device."""
+
     op: Op
     name: str
     dtype: dtypes.DType
@@ -71,20 +77,22 @@ class Call:
     factor: float = 0.0
     device: object = None
     memory: Memory = Memory.host
-    flight: object = None
+    stream_op: object = None
     copy_back: list = field(default_factory=list)
 
     @classmethod
-    def quick_all_reduce(cls, address, count, kind, nanoseconds):
+    def fast_all_reduce(cls, address, count, kind, nanoseconds):
         """In place, of ``count`` items of the dtypes.Kind at ``address``."""
         region = [Region(address, count * kind.dtype.item_bytes, count)]
-        return cls(Op.all_reduce, "all_reduce", kind.dtype, nanoseconds / 1e9, region, region, count=count,
-                   redop=kind.redop)
+        return cls(
+            Op.all_reduce, "all_reduce", kind.dtype, nanoseconds / 1e9, region, region, count=count, redop=kind.redop
+        )
 
 
 @dataclass(slots=True)
 class Message:
     """One send or receive on one rank. ``peer`` is -1 for a receive from any source."""
+
     name: str
     tensor: object
     dtype: dtypes.DType
@@ -93,13 +101,14 @@ class Message:
     timeout: float
     is_recv: bool
     device: object = None
-    flight: object = None
+    stream_op: object = None
     copy_back: list = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What a rank announced: the fields in which ranks may not differ."""
+
     seq: int
     op: int
     redop: int
@@ -136,7 +145,10 @@ def mismatch_table(fingerprints, members, parts=None):
     text on the sizes of a call whose count may differ."""
     known = [f for f in fingerprints.values() if f is not None]
     fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
-    lines = [f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
-             f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}" for r, f in sorted(fingerprints.items())]
+    lines = [
+        f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
+        f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}"
+        for r, f in sorted(fingerprints.items())
+    ]
     head = f"they differ in {', '.join(fields)}" if fields else "they differ in the sizes of their parts"
     return f"{head}:\n" + "\n".join(lines)

@@ -1,8 +1,9 @@
-"""Every environment variable of this package, read once per process. README's table is checked
-against `TABLE`."""
+"""Every environment variable of this package, read once per process. docs/configuration.md is made of
+them (scripts/doc_tables.py)."""
+
 import os
 import signal
-from dataclasses import dataclass, fields, field
+from dataclasses import dataclass, field, fields
 
 
 def _number(name, default, low, high, doc):
@@ -19,42 +20,86 @@ def _text(name, doc):
 
 @dataclass(frozen=True)
 class Config:
-    block_bytes: int = _number("C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26,
-                               "bytes of one block of a rank's ring (a multiple of 4096)")
+    block_bytes: int = _number(
+        "C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26, "bytes of one block of a rank's ring (a multiple of 4096)"
+    )
     window: int = _number("C10D_CUSTOM_WINDOW", 8, 2, 4096, "blocks in a rank's ring")
-    small_bytes: int = _number("C10D_CUSTOM_SMALL_BYTES", 16 << 10, 64, 1 << 24,
-                               "largest input that travels with the announcement of its call")
-    cell_bytes: int = _number("C10D_CUSTOM_CELL_BYTES", 32 << 10, 64, 1 << 26,
-                              "payload of one cell of a point-to-point ring")
-    cells: int = _number("C10D_CUSTOM_CELLS", 32, 2, 65536,
-                         "cells in the ring between two ranks (fewer in groups above 8 ranks)")
-    chunk_bytes: int = _number("C10D_CUSTOM_CHUNK_BYTES", 256 << 10, 65536, 1 << 30,
-                               "between hosts: bytes of one piece of a large message for each rank that "
-                               "carries it")
-    spin_us: int = _number("C10D_CUSTOM_SPIN_US", 200, 0, 1_000_000,
-                           "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
-                           "microseconds; where cores are busy with other work it sleeps at once")
-    launcher: int = _number("C10D_CUSTOM_LAUNCHER", 1, 0, 1,
-                            "0: take no rank or rendezvous from an MPI launcher (see mpirun above)")
+    small_bytes: int = _number(
+        "C10D_CUSTOM_SMALL_BYTES", 16 << 10, 64, 1 << 24, "largest input that travels with the announcement of its call"
+    )
+    cell_bytes: int = _number(
+        "C10D_CUSTOM_CELL_BYTES", 32 << 10, 64, 1 << 26, "payload of one cell of a point-to-point ring"
+    )
+    cells: int = _number(
+        "C10D_CUSTOM_CELLS", 32, 2, 65536, "cells in the ring between two ranks (fewer in groups above 8 ranks)"
+    )
+    chunk_bytes: int = _number(
+        "C10D_CUSTOM_CHUNK_BYTES",
+        256 << 10,
+        65536,
+        1 << 30,
+        "between hosts: bytes of one piece of a large message for each rank that carries it",
+    )
+    spin_us: int = _number(
+        "C10D_CUSTOM_SPIN_US",
+        200,
+        0,
+        1_000_000,
+        "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
+        "microseconds; where cores are busy with other work it sleeps at once",
+    )
+    launcher: int = _number(
+        "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)"
+    )
 
-    cuda_mode: str = _choice("C10D_CUSTOM_CUDA_MODE", "auto", ("auto", "p2p", "shared", "staged"),
-                             "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
-                             "share GPUs), `staged` (through host memory), or `auto`: the first that works")
-    cuda_order: str = _choice("C10D_CUSTOM_CUDA_ORDER", "auto", ("auto", "events", "values"),
-                              "what orders the ranks' GPU work: interprocess `events`, or stream memory operations "
-                              "(`values`) where a trial shows that they work; `auto`: events")
-    cuda_staging_bytes: int = _number("C10D_CUSTOM_CUDA_STAGING_BYTES", 64 << 20, 1 << 16, 1 << 34,
-                                      "bytes of GPU memory that a rank of a group keeps for data on its way (a "
-                                      "multiple of 65536; as much pinned host memory at most, in staged mode)")
-    cuda_one_shot_bytes: int = _number("C10D_CUSTOM_CUDA_ONE_SHOT_BYTES", 512 << 10, 0, 1 << 34,
-                                       "largest all_reduce of CUDA tensors in which every rank reads every rank's "
-                                       "whole input; above, each rank reduces its part")
-    trace: int = _number("C10D_CUSTOM_TRACE", 256, 0, 1 << 20,
-                         "how many of its last collectives, and of its last messages, each rank of a group remembers")
-    trace_dir: str = _text("C10D_CUSTOM_TRACE_DIR",
-                           "folder into which a rank writes what it remembers when a group fails (the trace, above)")
-    trace_signal: int = _number("C10D_CUSTOM_TRACE_SIGNAL", 0, 0, 64,
-                                "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)")
+    cuda_mode: str = _choice(
+        "C10D_CUSTOM_CUDA_MODE",
+        "auto",
+        ("auto", "p2p", "shared", "staged"),
+        "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
+        "share GPUs), `staged` (through host memory), or `auto`: the first that works",
+    )
+    cuda_order: str = _choice(
+        "C10D_CUSTOM_CUDA_ORDER",
+        "auto",
+        ("auto", "events", "values"),
+        "what orders the ranks' GPU work: interprocess `events`, or stream memory operations "
+        "(`values`) where a trial shows that they work; `auto`: events",
+    )
+    cuda_staging_bytes: int = _number(
+        "C10D_CUSTOM_CUDA_STAGING_BYTES",
+        64 << 20,
+        1 << 16,
+        1 << 34,
+        "bytes of GPU memory that a rank of a group keeps for data on its way (a "
+        "multiple of 65536; as much pinned host memory at most, in staged mode)",
+    )
+    cuda_one_shot_bytes: int = _number(
+        "C10D_CUSTOM_CUDA_ONE_SHOT_BYTES",
+        512 << 10,
+        0,
+        1 << 34,
+        "largest all_reduce of CUDA tensors in which every rank reads every rank's "
+        "whole input; above, each rank reduces its part",
+    )
+    trace: int = _number(
+        "C10D_CUSTOM_TRACE",
+        256,
+        0,
+        1 << 20,
+        "how many of its last collectives, and of its last messages, each rank of a group remembers",
+    )
+    trace_dir: str = _text(
+        "C10D_CUSTOM_TRACE_DIR",
+        "folder into which a rank writes what it remembers when a group fails (docs/debugging.md)",
+    )
+    trace_signal: int = _number(
+        "C10D_CUSTOM_TRACE_SIGNAL",
+        0,
+        0,
+        64,
+        "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)",
+    )
 
     @classmethod
     def from_env(cls):
@@ -74,8 +119,9 @@ class Config:
             except ValueError:
                 value = None
             if value is None or not f.metadata["low"] <= value <= f.metadata["high"]:
-                raise ValueError(f"{f.metadata['env']}={text!r}: must be an integer from "
-                                 f"{f.metadata['low']} to {f.metadata['high']}")
+                raise ValueError(
+                    f"{f.metadata['env']}={text!r}: must be an integer from {f.metadata['low']} to {f.metadata['high']}"
+                )
             values[f.name] = value
         config = cls(**values)
         if config.block_bytes % 4096:

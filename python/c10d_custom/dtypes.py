@@ -1,4 +1,5 @@
 """The one table of dtypes and reduce ops, shared with backend/shm/reduce.h."""
+
 from dataclasses import dataclass
 
 import torch
@@ -16,22 +17,46 @@ _BOOL = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 # The native code of a dtype is its place in this list. Those with no reduce ops only move.
 _TABLE = [
-    ("uint8", _INTEGER), ("int8", _INTEGER), ("int16", _INTEGER), ("int32", _INTEGER),
-    ("int64", _INTEGER), ("uint16", _INTEGER), ("uint32", _INTEGER), ("uint64", _INTEGER),
-    ("bool", _BOOL), ("float16", _REAL), ("bfloat16", _REAL), ("float32", _REAL),
-    ("float64", _REAL), ("complex32", _COMPLEX), ("complex64", _COMPLEX),
-    ("complex128", _COMPLEX), ("float8_e4m3fn", _REAL), ("float8_e5m2", _REAL),
-    ("float8_e4m3fnuz", _REAL), ("float8_e5m2fnuz", _REAL),
-    ("float8_e8m0fnu", ()), ("float4_e2m1fn_x2", ()), ("bits8", ()), ("bits16", ()),
-    ("bits1x8", ()), ("bits2x4", ()), ("bits4x2", ()), ("qint8", ()), ("quint8", ()),
-    ("qint32", ()), ("quint4x2", ()), ("quint2x4", ()),
-    ("bcomplex32", ()),   # torch 2.15 has no arithmetic for it either
+    ("uint8", _INTEGER),
+    ("int8", _INTEGER),
+    ("int16", _INTEGER),
+    ("int32", _INTEGER),
+    ("int64", _INTEGER),
+    ("uint16", _INTEGER),
+    ("uint32", _INTEGER),
+    ("uint64", _INTEGER),
+    ("bool", _BOOL),
+    ("float16", _REAL),
+    ("bfloat16", _REAL),
+    ("float32", _REAL),
+    ("float64", _REAL),
+    ("complex32", _COMPLEX),
+    ("complex64", _COMPLEX),
+    ("complex128", _COMPLEX),
+    ("float8_e4m3fn", _REAL),
+    ("float8_e5m2", _REAL),
+    ("float8_e4m3fnuz", _REAL),
+    ("float8_e5m2fnuz", _REAL),
+    ("float8_e8m0fnu", ()),
+    ("float4_e2m1fn_x2", ()),
+    ("bits8", ()),
+    ("bits16", ()),
+    ("bits1x8", ()),
+    ("bits2x4", ()),
+    ("bits4x2", ()),
+    ("qint8", ()),
+    ("quint8", ()),
+    ("qint32", ()),
+    ("quint4x2", ()),
+    ("quint2x4", ()),
+    ("bcomplex32", ()),  # torch 2.15 has no arithmetic for it either
 ]
 
 
 @dataclass(frozen=True)
 class DType:
     """A torch dtype as the native core knows it."""
+
     name: str
     code: int
     item_bytes: int
@@ -51,16 +76,20 @@ REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if
 @dataclass(frozen=True)
 class Kind:
     """A DType and the code of a reduce op, and both as one number of the native core."""
+
     dtype: DType
     redop: int
     packed: int
 
 
-# By the code of a dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a factor as
-# well.
+# By the code of a dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a
+# factor as well.
 KINDS = {
-    dtype.code: {hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
-                 for code, name in REDUCE_OPS.items() if name in dtype.reduces and name != "PREMUL_SUM"}
+    dtype.code: {
+        hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
+        for code, name in REDUCE_OPS.items()
+        if name in dtype.reduces and name != "PREMUL_SUM"
+    }
     for dtype in BY_CODE.values()
 }
 # By the code of a dtype: what `packed` is for an operation that reduces nothing.
@@ -73,8 +102,9 @@ def lookup(dtype):
     try:
         return BY_DTYPE[dtype]
     except KeyError:
-        raise UsageError(f"tensors of {dtype} cannot be communicated: torch gives them no storage "
-                         "of their own") from None
+        raise UsageError(
+            f"tensors of {dtype} cannot be communicated: torch gives them no storage of their own"
+        ) from None
 
 
 def split_op(op):
@@ -98,5 +128,9 @@ def check_reduce(dtype, code):
     if name not in dtype.reduces:
         raise UsageError(
             f"reduce op {name} has no meaning for torch.{dtype.name}; "
-            + (f"it can be reduced with {', '.join(dtype.reduces)}" if dtype.reduces
-               else "tensors of this dtype can be moved but not reduced"))
+            + (
+                f"it can be reduced with {', '.join(dtype.reduces)}"
+                if dtype.reduces
+                else "tensors of this dtype can be moved but not reduced"
+            )
+        )

@@ -1,4 +1,5 @@
 """The errors a group raises. All derive from torch's own DistBackendError (a RuntimeError)."""
+
 from torch.distributed import DistBackendError
 
 

@@ -1,8 +1,8 @@
 """Threads that a signal handler cannot leave half started.
 
-threading.Thread.start, interrupted by a handler that raises, leaves a thread that dies at its first step, or one that runs and
-cannot be joined. Handlers run in the main thread only, so another one calls it.
-"""
+threading.Thread.start, interrupted by a handler that raises, leaves a thread that dies at its first step, or one that
+runs and cannot be joined. Handlers run in the main thread only, so another one calls it."""
+
 import _thread
 import threading
 

@@ -1,1 +1,1 @@
-"""What torch.distributed promises of a backend, one file per collective. See README.md."""
+"""What torch.distributed promises of a backend, one file per collective. See README.md beside it."""

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, transport
-from c10d_custom.transport.cuda.stream_op import Flight
+from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -68,7 +68,7 @@ def not_finished_again(self, stream):
         _FINISH(self, stream)
 
 
-_BEGIN, _FINISH = Flight.begin, Flight.finish
+_BEGIN, _FINISH = StreamOp.begin, StreamOp.finish
 
 
 def hasty(seed, size, steps, config, seconds):
@@ -145,9 +145,9 @@ MUTATIONS = {
     "only the first reader is waited for": (EVENTS, lambda: off(
         EventOrder, "reuse", lambda self, stream, k, readers, real=EventOrder.reuse: real(self, stream, k, list(readers)[:1]))),
     "the sources backwards": (EVENTS, lambda: off(FakeDriver, "reduce", backwards)),
-    "the caller's stream is not waited for": (EVENTS, lambda: off(Flight, "begin")),
-    "the caller's stream does not wait": (EVENTS, lambda: off(Flight, "join")),
-    "the end is recorded at the beginning": (EVENTS, lambda: off(Flight, "begin", finished_at_once, "finish", not_finished_again)),
+    "the caller's stream is not waited for": (EVENTS, lambda: off(StreamOp, "begin")),
+    "the caller's stream does not wait": (EVENTS, lambda: off(StreamOp, "join")),
+    "the end is recorded at the beginning": (EVENTS, lambda: off(StreamOp, "begin", finished_at_once, "finish", not_finished_again)),
     "freed without waiting for those who have it open": (EVENTS, lambda: off(ShmTransport, "unmarked", lambda self, mark: [])),
     "closed while the stream is at work": (EVENTS, lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
                                            hasty),
@@ -173,14 +173,14 @@ MUTATIONS = {
     "fused: no time": (P2P, lambda: off(p2p.P2p, "all_reduce", lambda self, *a: _P2P(self, *a[:-1], 1)), on_gpus_of_their_own),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
-    "staged: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin")),
-    "staged: the caller's stream does not wait": (STAGED, lambda: off(Flight, "join")),
+    "staged: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin")),
+    "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),
     "messages: sent before the bytes have come": (STAGED, lambda: off(staged.StagedMessages, "_send_on", sent_at_once),
                                                   both_ways),
     "messages: memory given back under a copy": (STAGED, lambda: off(staged.StagedMessages, "_let_go", given_at_once),
                                                  in_turns),
-    "messages: the caller's stream is not waited for": (STAGED, lambda: off(Flight, "begin"), both_ways),
-    "messages: the caller's stream does not wait": (STAGED, lambda: off(Flight, "join"), both_ways),
+    "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), both_ways),
+    "messages: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join"), both_ways),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from c10d_custom.errors import UsageError
-from c10d_custom.transport.cuda.stream_op import Flight
+from c10d_custom.transport.cuda.stream_op import StreamOp
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from thread_ranks import cpu_tensors
@@ -144,17 +144,17 @@ def large_messages_both_ways(p):
 
 def ddp(p):
     # Its kernels are torch's on the CPU, which do not wait for a simulated stream: the stream must be done first.
-    join, resolve = Flight.join, p.driver.resolve
+    join, resolve = StreamOp.join, p.driver.resolve
 
-    def joined(flight):
-        join(flight)
+    def joined(stream_op):
+        join(stream_op)
         p.world.settle()
 
     def resolved(future, value, events):
         p.world.settle()
         resolve(future, value, events)
 
-    Flight.join, p.driver.resolve = joined, resolved
+    StreamOp.join, p.driver.resolve = joined, resolved
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
     parallel = torch.nn.parallel.DistributedDataParallel(model)

@@ -1,4 +1,4 @@
-"""README's table of what ranks are told, of gloo and of this backend by one harness.
+"""The table of what ranks are told in docs/results, of gloo and of this backend by one harness.
 
     python tests/faults/beside_gloo.py [--backends gloo,custom] [--trials 1] [--json]
 

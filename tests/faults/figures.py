@@ -1,4 +1,4 @@
-"""What README's table on reliability gives, of this folder's cases: disagreement, time-outs, abort.
+"""Figures of this folder's cases: disagreement, time-outs, abort.
 
     python tests/faults/figures.py [--trials 3] [disagreement timeouts abort]
 

@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from c10d_custom.errors import TransportError
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.transport.hosts.failure_detector import Watch
+from c10d_custom.transport.hosts.failure_detector import FailureDetector
 from ecosystem.spawn import run
 from harness import Layout
 
@@ -102,7 +102,7 @@ def test_a_thousand_strangers():
     store, made, strangers = HashStore(), {}, []
 
     def join(rank):
-        made[rank] = Watch(Exchange(store, rank, 2, 60.0), [[0], [1]], print)
+        made[rank] = FailureDetector(Exchange(store, rank, 2, 60.0), [[0], [1]], print)
 
     try:
         first = threading.Thread(target=join, args=(0,))

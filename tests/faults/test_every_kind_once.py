@@ -290,12 +290,12 @@ def elsewhere_case(change):
 
     from c10d_custom.creation import topology
 
-    here = topology.Place.here()
-    kept, topology.Place.here = topology.Place.here, lambda: replace(here, **(change if dist.get_rank() == 1 else {}))
+    here = topology.Location.here()
+    kept, topology.Location.here = topology.Location.here, lambda: replace(here, **(change if dist.get_rank() == 1 else {}))
     try:
         return str(raised(dist.new_group, TransportError))
     finally:
-        topology.Place.here = kept
+        topology.Location.here = kept
 
 
 @pytest.mark.world_sizes(3)

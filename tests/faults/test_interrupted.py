@@ -207,6 +207,46 @@ def test_a_collective_behind_another():
         assert all(e and "abort" in e for e in errors), errors
 
 
+def collectives_and_reuse(rank, size):
+    """A large collective left by an exception: nothing more comes into the tensors, and what MPI may still write to is not freed."""
+    other, wrong = dist.new_group(timeout=SECONDS * 4), []
+    count = LARGE * 4 // size
+    parts = [torch.ones(count) for _ in range(size)]
+    calls = {
+        "all_gather": lambda t, out, g: dist.all_gather(out, t, group=g),
+        "all_to_all": lambda t, out, g: dist.all_to_all(out, parts, group=g),
+        "reduce_scatter": lambda t, out, g: dist.reduce_scatter(t, parts, group=g),
+        "broadcast": lambda t, out, g: dist.broadcast(t, size - 1, group=g),
+        "gather": lambda t, out, g: dist.gather(t, out if rank == 0 else None, 0, group=g),
+        "scatter": lambda t, out, g: dist.scatter(t, parts if rank == size - 1 else None, size - 1, group=g),
+    }
+    for delay in (0.005, 0.02):
+        for name, call in calls.items():
+            # The time-out is what the others wait for who was interrupted before it had called.
+            group, t, out = dist.new_group(timeout=SECONDS / 10), torch.ones(count), [torch.zeros(count) for _ in range(size)]
+            dist.barrier(other)
+            if rank == 0:
+                raised = interrupted(delay, lambda: call(t, out, group))
+                mine = [t, *out]
+                for tensor in mine:
+                    tensor.fill_(7.0)
+            else:
+                _error(lambda: call(t, out, group))
+                del t, out
+            for _ in range(5):      # MPI gets on with what is under way
+                time.sleep(0.02)
+                dist.barrier(other)
+            if rank == 0 and raised and not all(x.unique().tolist() == [7.0] for x in mine):
+                wrong.append((name, delay))
+            dist.destroy_process_group(group)
+    return wrong
+
+
+def test_collectives_left_by_an_exception():
+    for wrong in run(collectives_and_reuse, 4 if Layout.chosen() else 2, deadline=240):
+        assert not wrong, wrong
+
+
 def on_top(rank, size):
     """What a handler gets that calls the group amid one of its collectives; and that the collective is right all the same."""
     group, other, small = dist.new_group(timeout=SECONDS), dist.new_group(timeout=SECONDS), torch.ones(2)

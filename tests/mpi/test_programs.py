@@ -57,9 +57,9 @@ def test_an_ordinary_script(layout, backend):
     said = finish(script, layout=layout, address=False, env={"C10D_TEST_BACKEND": backend}).json_by_rank()
     assert sorted(said) == [0, 1, 2, 3]
     names = ["hosta", "hostb"] if len(layout.ranks_per_host) > 1 else [socket.gethostname()]
-    places = [(name, local) for name, count in zip(names, layout.ranks_per_host, strict=True) for local in range(count)]
+    locations = [(name, local) for name, count in zip(names, layout.ranks_per_host, strict=True) for local in range(count)]
     for rank, value in said.items():
-        assert value["size"] == 4 and (value["host"], value["local_rank"]) == places[rank]
+        assert value["size"] == 4 and (value["host"], value["local_rank"]) == locations[rank]
     digests = {value["digest"] for value in said.values()}
     assert len(digests) == 1
     if backend != "gloo":  # which adds in an order of its own

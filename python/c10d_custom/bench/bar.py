@@ -3,12 +3,13 @@
 A row holds for all its cells (operations, sizes, ranks), so its figure is the worst of them; the median stands beside
 it. Medians of calls, in one run by turns with what they are compared with.
 """
+
 import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from . import environment, parts
 from .parts import Part
@@ -75,31 +76,90 @@ def _ddp(runs):
     for r in runs["ddp"]["ddp"]:
         by_model.setdefault(r["model"], {})[r["reference"]] = r["comm"]
     # Where gloo's is lost in the noise there is nothing to compare with.
-    return [Cell(f"{model}: {t['custom']:.2f} of {t['gloo']:.2f} ms", t["custom"] / t["gloo"])
-            for model, t in by_model.items() if t["gloo"]]
+    return [
+        Cell(f"{model}: {t['custom']:.2f} of {t['gloo']:.2f} ms", t["custom"] / t["gloo"])
+        for model, t in by_model.items()
+        if t["gloo"]
+    ]
 
 
 _MANY = tuple(f"{n} ranks" for n in MANY)
 _EVERY = ("2 ranks, others", *_MANY)
 
 ROWS = (
-    Row("all_reduce to 16K, 2 ranks", "gloo", 20, True, "x", ("2 ranks",),
-        _times_as_fast(("2 ranks",), "gloo", _all_reduce(0, 16 * KB))),
-    Row("all_reduce 256K to 64M, 2 ranks", "gloo", 4, True, "x", ("2 ranks",),
-        _times_as_fast(("2 ranks",), "gloo", _all_reduce(256 * KB, 64 * MB))),
-    Row("all_reduce, all sizes, 4 and 8 ranks", "gloo", 2, True, "x", _MANY,
-        _times_as_fast(_MANY, "gloo", _all_reduce(0, 64 * MB))),
-    Row("all_reduce from 64K, 2 ranks", "raw MPI", 1, True, "x", ("mpi",),
-        _times_as_fast(("mpi",), "mpi", _all_reduce(64 * KB, 64 * MB))),
-    Row("all_reduce 1M to 64M, 2 ranks", "the floor", 2, False, "x its time", ("2 ranks",),
-        lambda runs: _compared(runs, ("2 ranks",), "floor", lambda ours, floor: ours / floor, _all_reduce(MB, 64 * MB))),
-    Row("all_reduce 1K, 2 ranks", "noop", 3, False, "us more", ("2 ranks",),
-        lambda runs: _compared(runs, ("2 ranks",), "noop", lambda ours, noop: ours - noop, _all_reduce(KB, KB))),
-    Row("the other operations, every size, 2 to 8 ranks", "gloo", 1, True, "x", _EVERY,
-        _times_as_fast(_EVERY, "gloo", lambda operation, nbytes: operation in OTHERS)),
+    Row(
+        "all_reduce to 16K, 2 ranks",
+        "gloo",
+        20,
+        True,
+        "x",
+        ("2 ranks",),
+        _times_as_fast(("2 ranks",), "gloo", _all_reduce(0, 16 * KB)),
+    ),
+    Row(
+        "all_reduce 256K to 64M, 2 ranks",
+        "gloo",
+        4,
+        True,
+        "x",
+        ("2 ranks",),
+        _times_as_fast(("2 ranks",), "gloo", _all_reduce(256 * KB, 64 * MB)),
+    ),
+    Row(
+        "all_reduce, all sizes, 4 and 8 ranks",
+        "gloo",
+        2,
+        True,
+        "x",
+        _MANY,
+        _times_as_fast(_MANY, "gloo", _all_reduce(0, 64 * MB)),
+    ),
+    Row(
+        "all_reduce from 64K, 2 ranks",
+        "raw MPI",
+        1,
+        True,
+        "x",
+        ("mpi",),
+        _times_as_fast(("mpi",), "mpi", _all_reduce(64 * KB, 64 * MB)),
+    ),
+    Row(
+        "all_reduce 1M to 64M, 2 ranks",
+        "the floor",
+        2,
+        False,
+        "x its time",
+        ("2 ranks",),
+        lambda runs: _compared(runs, ("2 ranks",), "floor", lambda ours, floor: ours / floor, _all_reduce(MB, 64 * MB)),
+    ),
+    Row(
+        "all_reduce 1K, 2 ranks",
+        "noop",
+        3,
+        False,
+        "us more",
+        ("2 ranks",),
+        lambda runs: _compared(runs, ("2 ranks",), "noop", lambda ours, noop: ours - noop, _all_reduce(KB, KB)),
+    ),
+    Row(
+        "the other operations, every size, 2 to 8 ranks",
+        "gloo",
+        1,
+        True,
+        "x",
+        _EVERY,
+        _times_as_fast(_EVERY, "gloo", lambda operation, nbytes: operation in OTHERS),
+    ),
     Row("DDP step, 6 Linear(1024), 2 ranks: communication", "gloo", 1 / 3, False, "of its time", ("ddp",), _ddp),
-    Row("every operation and size, 4 and 8 ranks", "gloo", 2, True, "x", _MANY,
-        _times_as_fast(_MANY, "gloo", lambda operation, nbytes: True)),
+    Row(
+        "every operation and size, 4 and 8 ranks",
+        "gloo",
+        2,
+        True,
+        "x",
+        _MANY,
+        _times_as_fast(_MANY, "gloo", lambda operation, nbytes: True),
+    ),
 )
 
 
@@ -111,7 +171,10 @@ def plan(busy):
     return [
         Part("2 ranks", ("all_reduce", "-r", "2", "--against", "gloo,noop,floor", *long)),
         Part("2 ranks, others", (",".join(OTHERS), "-r", "2", "-f", "64", *quick)),
-        *(Part(f"{n} ranks", (",".join(("all_reduce", *OTHERS, *ROOTED)), "-r", str(n), "-f", "64", *quick)) for n in MANY),
+        *(
+            Part(f"{n} ranks", (",".join(("all_reduce", *OTHERS, *ROOTED)), "-r", str(n), "-f", "64", *quick))
+            for n in MANY
+        ),
         Part("mpi", ("all_reduce", "-b", "64K", "--against", "mpi", *long), mpi_ranks=2),
         Part("ddp", ("--ddp", "1024x6", "-r", "2", "--rounds", "10", *burn)),
     ]
@@ -132,24 +195,32 @@ def judge(runs, missing):
 
 
 def text(judged):
-    lines = [f"{'what':<50} {'against':<10} {'goal':>20} {'worst figure':>20} {'median':>8}  {'':<7} where the worst is"]
+    lines = [
+        f"{'what':<50} {'against':<10} {'goal':>20} {'worst figure':>20} {'median':>8}  {'':<7} where the worst is"
+    ]
     for row, cells, why in judged:
         goal = f"{'>=' if row.least else '<='} {_number(row.goal, row.unit)}"
         if why:
             lines.append(f"{row.what:<50} {row.against:<10} {goal:>20} {'not measured':>20}: {why}")
             continue
         worst = row.worst(cells)
-        lines.append(f"{row.what:<50} {row.against:<10} {goal:>20} {_number(worst.figure, row.unit):>20} "
-                     f"{statistics.median(c.figure for c in cells):>8.3g}  {'met' if row.met(worst.figure) else 'MISSED':<7} "
-                     f"{worst.label}; {sum(row.met(c.figure) for c in cells)} of {len(cells)} meet it")
+        lines.append(
+            f"{row.what:<50} {row.against:<10} {goal:>20} {_number(worst.figure, row.unit):>20} "
+            f"{statistics.median(c.figure for c in cells):>8.3g}  {'met' if row.met(worst.figure) else 'MISSED':<7} "
+            f"{worst.label}; {sum(row.met(c.figure) for c in cells)} of {len(cells)} meet it"
+        )
     return "\n".join(lines)
 
 
 def main(busy, json_file, run=parts.run):
     about, began, runs, missing = environment.about(), time.monotonic(), {}, {}
     about["load"] = os.getloadavg()[0]
-    print(f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before; torch {about['torch']}"
-          + (f"; {busy} more processes burning a core each" if busy else "") + "\n", flush=True)
+    print(
+        f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before; torch {about['torch']}"
+        + (f"; {busy} more processes burning a core each" if busy else "")
+        + "\n",
+        flush=True,
+    )
     for part in plan(busy):
         print(part.text(), flush=True)
         result, why = run(part)
@@ -162,9 +233,20 @@ def main(busy, json_file, run=parts.run):
     about["load_after"] = os.getloadavg()[0]
     print(f"\n{text(judged)}\n\nload {about['load_after']:.1f} after; {time.monotonic() - began:.0f} s")
     if json_file:
-        rows = [{"what": r.what, "against": r.against, "goal": r.goal, "least": r.least, "unit": r.unit, "why_not": why,
-                 "cells": {c.label: c.figure for c in cells}, "figure": r.worst(cells).figure if cells else None,
-                 "met": r.met(r.worst(cells).figure) if cells else None} for r, cells, why in judged]
+        rows = [
+            {
+                "what": r.what,
+                "against": r.against,
+                "goal": r.goal,
+                "least": r.least,
+                "unit": r.unit,
+                "why_not": why,
+                "cells": {c.label: c.figure for c in cells},
+                "figure": r.worst(cells).figure if cells else None,
+                "met": r.met(r.worst(cells).figure) if cells else None,
+            }
+            for r, cells, why in judged
+        ]
         with open(json_file, "w") as f:
             json.dump({**about, "busy": busy, "rows": rows, "parts": runs}, f, indent=1)
     return int(bool(missing))

@@ -1,4 +1,5 @@
 """Processes that do nothing but burn a core each, for figures on a machine that has other work."""
+
 import os
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """What one measurement is of: an operation, on how many bytes of what, with what options."""
+
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ def name_of(dtype):
 
 def there_and_back(rank, send, recv):
     """The call of one of the two ranks of a round trip, which rank 0 begins."""
+
     def first_rank():
         send()
         recv()
@@ -50,4 +52,5 @@ def there_and_back(rank, send, recv):
     def last_rank():
         recv()
         send()
+
     return last_rank if rank else first_rank

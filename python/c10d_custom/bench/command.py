@@ -1,8 +1,9 @@
 """``python -m c10d_custom bench``: the command line.
 
 Times collectives beside other backends, raw MPI and the memory floor: in the same ranks, in one run, by turns, so that
-what else the machine does hits all alike. Figures are medians; the load is printed, because a busy machine changes them.
-"""
+what else the machine does hits all alike. Figures are medians; the load is printed, because a busy machine changes
+them."""
+
 import argparse
 import importlib.util
 import os
@@ -82,51 +83,105 @@ def _calls(text):
 
 def add_to(commands):
     bench = commands.add_parser(
-        "bench", help="time collectives beside other backends and raw MPI", description=__doc__.split("\n\n")[1],
+        "bench",
+        help="time collectives beside other backends and raw MPI",
+        description=__doc__.split("\n\n")[1],
         epilog="Starts its ranks itself; under torchrun or mpirun, each process is one rank: "
-               "mpirun -n 4 python -m c10d_custom bench --against gloo,mpi")
-    bench.add_argument("operation", type=_operations, nargs="?", default="all_reduce", metavar="OPERATION[,...]",
-                       help=f"of {', '.join(OPERATIONS)}; all (default: %(default)s)")
+        "mpirun -n 4 python -m c10d_custom bench --against gloo,mpi",
+    )
+    bench.add_argument(
+        "operation",
+        type=_operations,
+        nargs="?",
+        default="all_reduce",
+        metavar="OPERATION[,...]",
+        help=f"of {', '.join(OPERATIONS)}; all (default: %(default)s)",
+    )
     what = bench.add_argument_group("what is called")
-    what.add_argument("-b", "--begin", type=size_in_bytes, default="4", metavar="BYTES",
-                      help="smallest size (default: %(default)s)")
-    what.add_argument("-e", "--end", type=size_in_bytes, default="64M", metavar="BYTES",
-                      help="largest size (default: %(default)s)")
+    what.add_argument(
+        "-b", "--begin", type=size_in_bytes, default="4", metavar="BYTES", help="smallest size (default: %(default)s)"
+    )
+    what.add_argument(
+        "-e", "--end", type=size_in_bytes, default="64M", metavar="BYTES", help="largest size (default: %(default)s)"
+    )
     what.add_argument("-f", "--factor", type=int, default=4, help="from one size to the next (default: %(default)s)")
     what.add_argument("-d", "--dtype", type=_dtype, default="float32", help="default: %(default)s")
-    what.add_argument("-o", "--redop", type=_redop, default="sum", metavar="REDOP",
-                      help=f"of {', '.join(REDOPS).lower()} (default: %(default)s)")
+    what.add_argument(
+        "-o",
+        "--redop",
+        type=_redop,
+        default="sum",
+        metavar="REDOP",
+        help=f"of {', '.join(REDOPS).lower()} (default: %(default)s)",
+    )
     what.add_argument("--root", type=int, default=0, help="rank (default: %(default)s)")
     what.add_argument("--async", dest="asynchronous", action="store_true", help="async_op=True, then wait()")
     where = bench.add_argument_group("where")
     where.add_argument("-r", "--ranks", type=int, help="processes to start (default: 2)")
-    where.add_argument("--against", type=_names, default="gloo", metavar="NAME[,...]",
-                       help="other backends; mpi: raw MPI by mpi4py, under mpirun only; noop: a ProcessGroup that does "
-                            "nothing; floor: all ranks copy so many bytes at once (default: %(default)s)")
-    where.add_argument("--ratio-to", metavar="NAME",
-                       help="what the last column compares with (default: the first of --against)")
+    where.add_argument(
+        "--against",
+        type=_names,
+        default="gloo",
+        metavar="NAME[,...]",
+        help="other backends; mpi: raw MPI by mpi4py, under mpirun only; noop: a ProcessGroup that does "
+        "nothing; floor: all ranks copy so many bytes at once (default: %(default)s)",
+    )
+    where.add_argument(
+        "--ratio-to", metavar="NAME", help="what the last column compares with (default: the first of --against)"
+    )
     where.add_argument("--busy", type=int, default=0, metavar="N", help="meanwhile N more processes burn a core each")
     how = bench.add_argument_group("how it is timed")
-    how.add_argument("-n", "--calls", type=_calls, help="timed calls of each (default: what fits --rounds times --seconds)")
-    how.add_argument("-w", "--warmup", type=int, default=1, help="untimed calls before each block (default: %(default)s)")
-    how.add_argument("-a", "--average", choices=AVERAGES, default="mean",
-                     help="what the ranks' times of one call become (default: %(default)s)")
-    how.add_argument("--alternate", choices=("block", "call"), default="block",
-                     help="take turns after blocks of calls, or after each call (default: %(default)s)")
+    how.add_argument(
+        "-n", "--calls", type=_calls, help="timed calls of each (default: what fits --rounds times --seconds)"
+    )
+    how.add_argument(
+        "-w", "--warmup", type=int, default=1, help="untimed calls before each block (default: %(default)s)"
+    )
+    how.add_argument(
+        "-a",
+        "--average",
+        choices=AVERAGES,
+        default="mean",
+        help="what the ranks' times of one call become (default: %(default)s)",
+    )
+    how.add_argument(
+        "--alternate",
+        choices=("block", "call"),
+        default="block",
+        help="take turns after blocks of calls, or after each call (default: %(default)s)",
+    )
     how.add_argument("--rounds", type=_positive, default=5, help="blocks of each (default: %(default)s)")
     how.add_argument("--seconds", type=float, default=0.15, help="length of a block, about (default: %(default)s)")
-    how.add_argument("-c", "--check", action="store_true",
-                     help="check each result, bit for bit; #wrong counts elements, over all ranks")
+    how.add_argument(
+        "-c",
+        "--check",
+        action="store_true",
+        help="check each result, bit for bit; #wrong counts elements, over all ranks",
+    )
     instead = bench.add_argument_group("instead of the sweep over operations and sizes")
     instead = instead.add_mutually_exclusive_group()
-    instead.add_argument("--ddp", type=_models, nargs="?", const=_MODELS, metavar="WIDTHxLAYERS[,...]",
-                         help="DDP steps of models of so many Linear layers, and what communication costs them "
-                              f"(without a value: {_MODELS})")
-    instead.add_argument("--bar", action="store_true",
-                         help="measure each row of the project's bar for speed: goal, figure, met or missed")
-    instead.add_argument("--cost", action="store_true",
-                         help="compare the cost model (backend/shm/COST.md) with measurements at 2, 4, 8 and 16 ranks")
-    bench.add_argument("--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)")
+    instead.add_argument(
+        "--ddp",
+        type=_models,
+        nargs="?",
+        const=_MODELS,
+        metavar="WIDTHxLAYERS[,...]",
+        help="DDP steps of models of so many Linear layers, and what communication costs them "
+        f"(without a value: {_MODELS})",
+    )
+    instead.add_argument(
+        "--bar",
+        action="store_true",
+        help="measure each row of the project's bar for speed: goal, figure, met or missed",
+    )
+    instead.add_argument(
+        "--cost",
+        action="store_true",
+        help="compare the cost model (docs/internals/cost-model.md) with measurements at 2, 4, 8 and 16 ranks",
+    )
+    bench.add_argument(
+        "--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
+    )
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
     bench.set_defaults(run=lambda args: main(args, bench))
@@ -141,8 +196,10 @@ def _why_not(args):
     if not args.begin <= args.end:
         return "-b is larger than -e"
     if "mpi" in args.against and not ranks.under_mpi():
-        return ("--against mpi times raw MPI, so its ranks must be mpirun's: "
-                "mpirun -n 2 python -m c10d_custom bench --against mpi")
+        return (
+            "--against mpi times raw MPI, so its ranks must be mpirun's: "
+            "mpirun -n 2 python -m c10d_custom bench --against mpi"
+        )
     if args.ratio_to not in (None, "custom", *args.against):
         return f"--ratio-to {args.ratio_to}: not timed; it is of custom, {', '.join(args.against)}"
     if any(o in REDUCING for o in args.operation) and args.redop not in dtypes.BY_DTYPE[args.dtype].reduces:
@@ -171,13 +228,29 @@ def main(args, parser):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)
     if args.ddp:
-        return ranks.run(ddp.run, args.ranks or 2, ddp.Ddp(args.ddp, args.batch, args.against, args.busy,
-                                                           args.rounds * args.seconds * 10, args.json))
+        return ranks.run(
+            ddp.run,
+            args.ranks or 2,
+            ddp.Ddp(args.ddp, args.batch, args.against, args.busy, args.rounds * args.seconds * 10, args.json),
+        )
     if args.bar:
         return bar.main(args.busy, args.json)
     if args.cost:
         return cost_check.main(args.busy, args.json)
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
-    todo = sweep.Sweep(args.operation, tuple(_sizes(args)), args.dtype, args.redop, args.root, args.asynchronous,
-                       args.against, args.ratio_to or args.against[0], args.check, args.busy, plan, args.json, args.plot)
+    todo = sweep.Sweep(
+        args.operation,
+        tuple(_sizes(args)),
+        args.dtype,
+        args.redop,
+        args.root,
+        args.asynchronous,
+        args.against,
+        args.ratio_to or args.against[0],
+        args.check,
+        args.busy,
+        plan,
+        args.json,
+        args.plot,
+    )
     return ranks.run(sweep.run, args.ranks or 2, todo)

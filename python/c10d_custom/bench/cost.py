@@ -1,8 +1,10 @@
-"""What each collective moves and how often it synchronises on one host, as backend/shm does it; its COST.md derives it.
+"""What each collective moves and how often it synchronises on one host, as backend/shm does it.
+docs/internals/cost-model.md derives it.
 
 Bytes count once where they are read and once where they are written. Private: a rank's own input and output, as far as
 they come from memory. Ring: shared slots and blocks, which stay in the caches, and input read again while it is there.
 """
+
 from dataclasses import dataclass
 
 from ..config import Config
@@ -14,6 +16,7 @@ CELL = _CONFIG.cell_bytes
 @dataclass(frozen=True)
 class Moved:
     """By one rank, in one call."""
+
     private: float
     ring: float
 
@@ -27,8 +30,12 @@ class Cost:
     syncs: int  # a rank's waits for all others, for each block
 
     def total(self, size):
-        return Moved(*(self.others * getattr(self.other, k) + (size - self.others) * getattr(self.busiest, k)
-                       for k in ("private", "ring")))
+        return Moved(
+            *(
+                self.others * getattr(self.other, k) + (size - self.others) * getattr(self.busiest, k)
+                for k in ("private", "ring")
+            )
+        )
 
 
 def _alike(private, ring, blocks=0, syncs=1):
@@ -58,7 +65,11 @@ def cost(operation, nbytes, n, config=_CONFIG):
         else:
             all_of_it, half = (2 * S, 3 * S - s), (S, 2 * rest + s)
             blocks, syncs = _blocks(S, block), 2
-        return _alike(*all_of_it, blocks, syncs) if operation == "all_reduce" else _rooted(n, all_of_it, half, blocks, syncs)
+        return (
+            _alike(*all_of_it, blocks, syncs)
+            if operation == "all_reduce"
+            else _rooted(n, all_of_it, half, blocks, syncs)
+        )
     if operation == "broadcast":
         return _alike(S, S, _blocks(S, block) if S > small else 0)
     if operation == "all_gather":

@@ -3,6 +3,7 @@ and a few sizes of model.
 
 A model WxL is L times Linear(W, W) with ReLU between; each rank has a batch of its own.
 """
+
 import json
 from dataclasses import asdict, dataclass
 
@@ -40,19 +41,25 @@ def _stepper(width, layers, batch, group):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+
     return model, step
 
 
 def _head(first):
-    return (f"{'model':>8} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} {'quartiles':>15} "
-            f"{'share':>7} {'comm / ' + first:>13}")
+    return (
+        f"{'model':>8} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} "
+        f"{'quartiles':>15} "
+        f"{'share':>7} {'comm / ' + first:>13}"
+    )
 
 
 def _row(model, parameters, name, t, base):
     quartiles = f"{t.spread[0]:.2f} to {t.spread[1]:.2f}"
     over = "-" if not base.comm else format(t.comm / base.comm, ".2f")
-    return (f"{model:>8} {parameters:>11,} {name:>8} {t.step:>9.2f} {t.local:>9.2f} {t.comm:>9.2f} {quartiles:>15} "
-            f"{t.share:>7.1%} {over:>13}")
+    return (
+        f"{model:>8} {parameters:>11,} {name:>8} {t.step:>9.2f} {t.local:>9.2f} {t.comm:>9.2f} {quartiles:>15} "
+        f"{t.share:>7.1%} {over:>13}"
+    )
 
 
 def run(ddp):
@@ -65,22 +72,47 @@ def run(ddp):
     groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend) and r.checked}
     first = next(name for name in (*groups, "custom") if name != "custom" or len(groups) == 1)
     say = print if rank == 0 else lambda *text, **how: None
-    say(f"torch {torch.__version__}, {table.place(hosts, ddp.busy)}\n\nDDP, {dist.get_world_size()} ranks, float32, batches "
+    say(
+        f"torch {torch.__version__}, {table.place(hosts, ddp.busy)}\n\nDDP, {dist.get_world_size()} ranks, float32, "
+        "batches "
         f"of {ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local\n"
-        f"{_head(first)}")
+        f"{_head(first)}"
+    )
     results = []
     with burning(ddp.busy if rank == 0 else 0):
         for width, layers in ddp.models:
-            times = measure(groups, lambda group, w=width, n=layers: _stepper(w, n, ddp.batch, group), ddp.seconds,
-                            lambda elapsed: None, _ROUNDS)
+            times = measure(
+                groups,
+                lambda group, w=width, n=layers: _stepper(w, n, ddp.batch, group),
+                ddp.seconds,
+                lambda elapsed: None,
+                _ROUNDS,
+            )
             for name, t in times.items():
                 model, parameters = f"{width}x{layers}", layers * width * (width + 1)
                 say(_row(model, parameters, name, t, times[first]), flush=True)
-                results.append({"model": model, "parameters": parameters, "reference": name, **asdict(t), "comm": t.comm,
-                                "share": t.share})
+                results.append(
+                    {
+                        "model": model,
+                        "parameters": parameters,
+                        "reference": name,
+                        **asdict(t),
+                        "comm": t.comm,
+                        "share": t.share,
+                    }
+                )
     say(f"\nload {'/'.join(format(h['load'], '.1f') for h in ranks.hosts())} after")
     if rank == 0 and ddp.json:
         with open(ddp.json, "w") as f:
-            json.dump({**environment.about(), "ranks": dist.get_world_size(), "hosts": hosts, "busy": ddp.busy,
-                       "ddp": results}, f, indent=1)
+            json.dump(
+                {
+                    **environment.about(),
+                    "ranks": dist.get_world_size(),
+                    "hosts": hosts,
+                    "busy": ddp.busy,
+                    "ddp": results,
+                },
+                f,
+                indent=1,
+            )
     return False

@@ -1,8 +1,9 @@
 """What figures depend on beside the code: recorded with them."""
+
 import os
 import platform
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -42,11 +43,20 @@ def _memory_bytes():
 
 def about():
     """Of this process and this host."""
-    return {"torch": torch.__version__, "c10d_custom": __version__, "python": platform.python_version(),
-            "kernel": platform.release(), "machine": platform.machine(), "cpu": _cpu(), "caches": _caches(),
-            "memory": _memory_bytes(), "cpu_limit": _read("/sys/fs/cgroup/cpu.max"),
-            "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-            "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
-            "shmem_huge_pages": _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "argv": sys.argv[1:],
-            "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS)}}
+    return {
+        "torch": torch.__version__,
+        "c10d_custom": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "caches": _caches(),
+        "memory": _memory_bytes(),
+        "cpu_limit": _read("/sys/fs/cgroup/cpu.max"),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "shmem_huge_pages": _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": sys.argv[1:],
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS)},
+    }

@@ -6,6 +6,7 @@ error where that is small, and weighs twice and half alike; over the logarithms 
 Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not determine near their
 start.
 """
+
 import json
 from dataclasses import dataclass, fields, replace
 
@@ -21,6 +22,7 @@ FITTED = tuple(f.name for f in fields(Machine) if f.name != "shared")
 @dataclass(frozen=True)
 class Point:
     """One measured time."""
+
     reference: str
     job: Job
     bytes: int
@@ -35,8 +37,11 @@ def read(paths, figure="median_us"):
         with open(path) as f:
             run = json.load(f)
         job = Job(tuple(h["ranks"] for h in run["hosts"]))
-        points += [Point(r["reference"], job, r["bytes"], r[figure] / 1e6) for r in run["results"]
-                   if r["operation"] == "all_reduce" and r["reference"] in PREDICT]
+        points += [
+            Point(r["reference"], job, r["bytes"], r[figure] / 1e6)
+            for r in run["results"]
+            if r["operation"] == "all_reduce" and r["reference"] in PREDICT
+        ]
     return points
 
 
@@ -45,8 +50,10 @@ def errors(points, machine):
     return numpy.array([PREDICT[p.reference](p.job, machine, p.bytes) / p.seconds - 1 for p in points])
 
 
-def fit(points, start=Machine(), names=FITTED, iterations=60):
-    """The Machine that predicts ``points`` best, changing only the parameters ``names``."""
+def fit(points, start=None, names=FITTED, iterations=60):
+    """The Machine that predicts ``points`` best, changing only the parameters ``names`` of ``start``."""
+    start = start or Machine()
+
     def machine(x):
         return replace(start, **{n: float(v) for n, v in zip(names, numpy.exp(x), strict=True)})
 
@@ -59,8 +66,9 @@ def fit(points, start=Machine(), names=FITTED, iterations=60):
         damping, e = 1e-2, misses(x)
         for _ in range(iterations):
             step = 1e-4
-            slopes = numpy.stack([(misses(x + step * d) - misses(x - step * d)) / (2 * step)
-                                  for d in numpy.eye(len(x))], axis=1)
+            slopes = numpy.stack(
+                [(misses(x + step * d) - misses(x - step * d)) / (2 * step) for d in numpy.eye(len(x))], axis=1
+            )
             while damping < 1e8:
                 normal = slopes.T @ slopes
                 move = numpy.linalg.solve(normal + damping * numpy.diag(numpy.diag(normal)), -slopes.T @ e)
@@ -78,7 +86,11 @@ def fit(points, start=Machine(), names=FITTED, iterations=60):
         return e @ e, x
 
     # The model has kinks, where another resource or algorithm becomes the one that counts: more than one start.
-    shifts = [numpy.zeros(len(names))] + [sign * numpy.log(4) * numpy.array([n == m for n in names])
-                                      for m in ("beta", "copy", "memory") if m in names for sign in (1, -1)]
+    shifts = [numpy.zeros(len(names))] + [
+        sign * numpy.log(4) * numpy.array([n == m for n in names])
+        for m in ("beta", "copy", "memory")
+        if m in names
+        for sign in (1, -1)
+    ]
     best = min((try_from(middle + s) for s in shifts), key=lambda result: result[0])
     return machine(best[1])

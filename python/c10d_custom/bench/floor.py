@@ -2,6 +2,7 @@
 
 No collective whose ranks each read and write so many bytes can take less where memory is what limits it.
 """
+
 import ctypes
 
 from .values import zeros
@@ -22,10 +23,17 @@ class Floor:
 
     def bind(self, case, buffers):
         source, target = zeros(case.count, case.dtype), zeros(case.count, case.dtype)
-        to, of, size, times, barrier = target.data_ptr(), source.data_ptr(), case.nbytes, self.repeats(case), self.barrier
+        to, of, size, times, barrier = (
+            target.data_ptr(),
+            source.data_ptr(),
+            case.nbytes,
+            self.repeats(case),
+            self.barrier,
+        )
 
         def copies(keep=(source, target)):
             for _ in range(times):
                 ctypes.memmove(to, of, size)
             barrier()
+
         return copies

@@ -14,6 +14,7 @@ Hierarchical, ours: the message is cut into *chunks*, each of which passes these
 host, exchange between the hosts, all_gather inside the host. A host's cores and its wire each serve one chunk at a
 time, so that the stages of several chunks overlap; that is simulated as events.
 """
+
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,6 +24,7 @@ AGREEMENT_BYTES = 64
 @dataclass(frozen=True)
 class Machine:
     """What a fit finds. Seconds, and bytes per second. The defaults are a guess at hosts with 10 Gbit/s Ethernet."""
+
     alpha: float = 25e-6  # latency of a message between hosts
     beta: float = 1.25e9  # rate of a host's wire, each way
     message_cpu: float = 1e-6  # a core's work per message
@@ -36,6 +38,7 @@ class Machine:
 @dataclass(frozen=True)
 class Job:
     """Ranks on each host, in rank order."""
+
     ranks: tuple
 
     @classmethod
@@ -54,6 +57,7 @@ class Job:
 @dataclass(frozen=True)
 class Settings:
     """How our algorithm cuts messages."""
+
     chunk: int = 1 << 20
     small: int = 8 << 10  # up to this many bytes, one exchange of everything
     window: int = 8  # chunks under way at once
@@ -63,6 +67,7 @@ class Settings:
 class Stage:
     """``resource`` ("cores", "wire") is busy for ``seconds``; what follows may start ``after`` seconds later.
     ``leaving``: bytes that it sends from its host."""
+
     resource: str
     seconds: float
     after: float = 0.0
@@ -70,6 +75,7 @@ class Stage:
 
 
 # ------------------------------------------------------------------------------------------- hierarchical
+
 
 def stages(job, machine, size):
     """The stages of a chunk of ``size`` bytes, on the host with most ranks."""
@@ -79,12 +85,14 @@ def stages(job, machine, size):
         return moved / machine.memory * cores
 
     def exchange(sent, combined):
-        # The lanes' ranks each send to the same lane's rank on every other host, at once; the chunk streams, so
+        # The carriers' ranks each send to the same carrier's rank on every other host, at once; the chunk streams, so
         # what arrives leaves the wire alpha after it was sent.
         messages = (hosts - 1) * machine.message_cpu
-        return [Stage("cores", (messages + sent / machine.copy) * cores),
-                Stage("wire", sent / machine.beta, machine.alpha, sent),
-                Stage("cores", (messages + sent / machine.copy) * cores + work(combined))]
+        return [
+            Stage("cores", (messages + sent / machine.copy) * cores),
+            Stage("wire", sent / machine.beta, machine.alpha, sent),
+            Stage("cores", (messages + sent / machine.copy) * cores + work(combined)),
+        ]
 
     inside = machine.sync if most > 1 else 0
     copied = most * size if most > 1 else 0
@@ -145,8 +153,12 @@ def hierarchical(job, machine, size, settings=Settings()):
         # Each host's sum goes to all hosts, and each adds them in the order of the hosts.
         moved = (max(job.ranks) + job.hosts) * size / machine.memory * (job.hosts if machine.shared else 1)
         return machine.call + 2 * inside + moved + _dissemination(job, machine, size, grows=True)
-    return (machine.call + inside + _dissemination(job, machine, AGREEMENT_BYTES, grows=False)
-            + pipeline(_chunks(job, machine, size, settings), settings.window))
+    return (
+        machine.call
+        + inside
+        + _dissemination(job, machine, AGREEMENT_BYTES, grows=False)
+        + pipeline(_chunks(job, machine, size, settings), settings.window)
+    )
 
 
 def bytes_leaving(job, size, settings=Settings()):
@@ -156,9 +168,11 @@ def bytes_leaving(job, size, settings=Settings()):
 
 # --------------------------------------------------------------------------------------------------- flat
 
+
 @dataclass(frozen=True)
 class Round:
     """What the busiest host does while each rank sends at most one message, ``times`` times over."""
+
     leaving: float  # bytes it sends to other hosts
     inside: float  # bytes its ranks send to each other
     combined: float  # bytes its ranks reduce
@@ -186,16 +200,20 @@ def _folding(job, size):
         return []
     pairs = min(beyond, max(1, max(job.ranks) // 2))
     outside = max(job.ranks) == 1
-    return [Round(pairs * size * outside, pairs * size * (not outside), pairs * size),
-            Round(pairs * size * outside, pairs * size * (not outside), 0)]
+    return [
+        Round(pairs * size * outside, pairs * size * (not outside), pairs * size),
+        Round(pairs * size * outside, pairs * size * (not outside), 0),
+    ]
 
 
 def ring_rounds(job, size):
     """2 (P - 1) rounds of S / P to the next rank: one rank of each host sends to the next host."""
     part, most = size / job.size, max(job.ranks)
     outside = 1 if job.hosts > 1 else 0
-    return [Round(outside * part, (most - outside) * part, most * part, job.size - 1),
-            Round(outside * part, (most - outside) * part, 0, job.size - 1)]
+    return [
+        Round(outside * part, (most - outside) * part, most * part, job.size - 1),
+        Round(outside * part, (most - outside) * part, 0, job.size - 1),
+    ]
 
 
 def rabenseifner_rounds(job, size):
@@ -232,10 +250,12 @@ def flat(job, machine, size, algorithm=None):
 
 # ---------------------------------------------------------------------------------------------------- DDP
 
+
 @dataclass(frozen=True)
 class Training:
     """One DDP step. Gradients become ready evenly over the backward pass, last layers first, and are reduced
     bucket by bucket (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)."""
+
     parameters: int = 100 << 20  # bytes of gradients
     bucket: int = 25 << 20
     first_bucket: int = 1 << 20  # DDP's first is smaller, so that communication starts early

@@ -3,6 +3,7 @@
 Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 hosts, with parameters
 given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
 """
+
 import argparse
 from dataclasses import fields, replace
 
@@ -25,40 +26,86 @@ def _list(kind):
 def _setting(text):
     name, _, value = text.partition("=")
     if name not in {f.name for f in fields(Machine)} - {"shared"}:
-        raise argparse.ArgumentTypeError(f"{name}: of {', '.join(f.name for f in fields(Machine) if f.name != 'shared')}")
+        raise argparse.ArgumentTypeError(
+            f"{name}: of {', '.join(f.name for f in fields(Machine) if f.name != 'shared')}"
+        )
     return name, float(value)
 
 
 def add_to(commands):
-    model = commands.add_parser("model", help="predict all_reduce and DDP steps over many hosts",
-                                description=__doc__.split("\n\n")[1])
+    model = commands.add_parser(
+        "model", help="predict all_reduce and DDP steps over many hosts", description=__doc__.split("\n\n")[1]
+    )
     model.add_argument("--fit", nargs="+", default=[], metavar="FILE", help="fit to files of bench --json")
-    model.add_argument("--one-machine", action="store_true",
-                       help="the fitted runs' hosts were namespaces of one machine, whose cores they shared")
-    model.add_argument("--fastest", dest="figure", action="store_const", const="min_us", default="median_us",
-                       help="fit to each size's fastest call instead of the median, as on a busy machine")
-    model.add_argument("--keep", type=_list(str), default=[], metavar="NAME[,NAME...]",
-                       help="parameters that a fit leaves as they are")
-    model.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
-                       help="a parameter, in seconds or bytes per second: "
-                            + ", ".join(f"{f.name} ({f.default:g})" for f in fields(Machine) if f.name != "shared")
-                            + "; a fit starts from it")
-    model.add_argument("--then", type=_setting, action="append", default=[], metavar="NAME=VALUE",
-                       help="a parameter changed after the fit, as for another network")
+    model.add_argument(
+        "--one-machine",
+        action="store_true",
+        help="the fitted runs' hosts were namespaces of one machine, whose cores they shared",
+    )
+    model.add_argument(
+        "--fastest",
+        dest="figure",
+        action="store_const",
+        const="min_us",
+        default="median_us",
+        help="fit to each size's fastest call instead of the median, as on a busy machine",
+    )
+    model.add_argument(
+        "--keep", type=_list(str), default=[], metavar="NAME[,NAME...]", help="parameters that a fit leaves as they are"
+    )
+    model.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter, in seconds or bytes per second: "
+        + ", ".join(f"{f.name} ({f.default:g})" for f in fields(Machine) if f.name != "shared")
+        + "; a fit starts from it",
+    )
+    model.add_argument(
+        "--then",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter changed after the fit, as for another network",
+    )
     model.add_argument("--hosts", type=_list(int), default=list(HOSTS), metavar="N[,N...]", help="default: 2 to 4096")
     model.add_argument("--ranks-per-host", type=int, default=4, help="default: %(default)s")
-    model.add_argument("--sizes", type=_list(_size), default="4,64K,1M,16M,64M", metavar="BYTES[,BYTES...]",
-                       help="default: %(default)s")
-    model.add_argument("--chunk", type=_size, default=Settings.chunk, metavar="BYTES",
-                       help="of our pipeline, in what is predicted beyond the fit (default: 1M)")
-    model.add_argument("--small", type=_size, default=Settings.small, metavar="BYTES",
-                       help="up to this, everything in one exchange (default: 8K)")
-    model.add_argument("--parameters", type=_size, default=Training.parameters, help="DDP: bytes of gradients (default: 100M)")
+    model.add_argument(
+        "--sizes",
+        type=_list(_size),
+        default="4,64K,1M,16M,64M",
+        metavar="BYTES[,BYTES...]",
+        help="default: %(default)s",
+    )
+    model.add_argument(
+        "--chunk",
+        type=_size,
+        default=Settings.chunk,
+        metavar="BYTES",
+        help="of our pipeline, in what is predicted beyond the fit (default: 1M)",
+    )
+    model.add_argument(
+        "--small",
+        type=_size,
+        default=Settings.small,
+        metavar="BYTES",
+        help="up to this, everything in one exchange (default: 8K)",
+    )
+    model.add_argument(
+        "--parameters", type=_size, default=Training.parameters, help="DDP: bytes of gradients (default: 100M)"
+    )
     model.add_argument("--bucket", type=_size, default=Training.bucket, help="DDP: bytes of a bucket (default: 25M)")
     model.add_argument("--forward", type=float, default=Training.forward, help="DDP: seconds (default: %(default)s)")
     model.add_argument("--backward", type=float, default=Training.backward, help="DDP: seconds (default: %(default)s)")
-    model.add_argument("--overlap", type=float, default=Training.overlap,
-                       help="DDP: share of communication that runs beside the backward pass (default: %(default)s)")
+    model.add_argument(
+        "--overlap",
+        type=float,
+        default=Training.overlap,
+        help="DDP: share of communication that runs beside the backward pass (default: %(default)s)",
+    )
     model.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
     model.set_defaults(run=main)
 
@@ -71,16 +118,24 @@ def _predicted(point, machines):
 def _print_fit(points, machines):
     print(f"{'algorithm':>12} " + " ".join(f"{f.name:>11}" for f in fields(Machine) if f.name != "shared"))
     for name, machine in machines.items():
-        print(f"{name:>12} " + " ".join(f"{getattr(machine, f.name):>11.3g}" for f in fields(Machine) if f.name != "shared"))
+        print(
+            f"{name:>12} "
+            + " ".join(f"{getattr(machine, f.name):>11.3g}" for f in fields(Machine) if f.name != "shared")
+        )
     if not points:
         return
     from .fit import errors
 
-    print(f"\n{'algorithm':>12} {'ranks on hosts':>14} {'bytes':>10} {'measured us':>12} {'predicted us':>12} {'error':>7}")
+    print(
+        f"\n{'algorithm':>12} {'ranks on hosts':>14} {'bytes':>10} {'measured us':>12} {'predicted us':>12} "
+        f"{'error':>7}"
+    )
     for p in points:
         seconds = _predicted(p, machines)
-        print(f"{NAMES[p.reference]:>12} {'+'.join(map(str, p.job.ranks)):>14} {p.bytes:>10} {p.seconds * 1e6:>12.1f} "
-              f"{seconds * 1e6:>12.1f} {seconds / p.seconds - 1:>+7.0%}")
+        print(
+            f"{NAMES[p.reference]:>12} {'+'.join(map(str, p.job.ranks)):>14} {p.bytes:>10} {p.seconds * 1e6:>12.1f} "
+            f"{seconds * 1e6:>12.1f} {seconds / p.seconds - 1:>+7.0%}"
+        )
     for reference, name in NAMES.items():
         mine = [p for p in points if p.reference == reference]
         if mine:
@@ -119,29 +174,57 @@ def main(args):
     machines = {name: replace(m, shared=False, **dict(args.then)) for name, m in machines.items()}
     settings = Settings(args.chunk, args.small)
     predict = {"hierarchical": lambda *what: hierarchical(*what, settings), "flat": flat}
-    training = Training(args.parameters, args.bucket, forward=args.forward, backward=args.backward, overlap=args.overlap)
+    training = Training(
+        args.parameters, args.bucket, forward=args.forward, backward=args.backward, overlap=args.overlap
+    )
     jobs = [Job.even(n, args.ranks_per_host) for n in args.hosts]
     curves = {name: {s: [predict[name](job, m, s) for job in jobs] for s in args.sizes} for name, m in machines.items()}
-    scaling = {name: [efficiency(lambda s, j=job, n=name, m=m: predict[n](j, m, s), training) for job in jobs]
-               for name, m in machines.items()}
-    print(f"\npredicted all_reduce in us, {args.ranks_per_host} ranks per host: hierarchical / flat\n"
-          f"{'hosts':>6} " + " ".join(f"{readable(s):>21}" for s in args.sizes))
+    scaling = {
+        name: [efficiency(lambda s, j=job, n=name, m=m: predict[n](j, m, s), training) for job in jobs]
+        for name, m in machines.items()
+    }
+    print(
+        f"\npredicted all_reduce in us, {args.ranks_per_host} ranks per host: hierarchical / flat\n"
+        f"{'hosts':>6} " + " ".join(f"{readable(s):>21}" for s in args.sizes)
+    )
     for i, n in enumerate(args.hosts):
-        print(f"{n:>6} " + " ".join(f"{curves['hierarchical'][s][i] * 1e6:>10.0f} /{curves['flat'][s][i] * 1e6:>9.0f}"
-                                    for s in args.sizes))
-    print(f"\nbytes that leave each host, of {readable(max(args.sizes))}: "
-          + ", ".join(f"{n} hosts {bytes_leaving(job, max(args.sizes)) / max(args.sizes):.3f}x"
-                      for n, job in zip(args.hosts[:3], jobs, strict=False)))
+        print(
+            f"{n:>6} "
+            + " ".join(
+                f"{curves['hierarchical'][s][i] * 1e6:>10.0f} /{curves['flat'][s][i] * 1e6:>9.0f}" for s in args.sizes
+            )
+        )
+    print(
+        f"\nbytes that leave each host, of {readable(max(args.sizes))}: "
+        + ", ".join(
+            f"{n} hosts {bytes_leaving(job, max(args.sizes)) / max(args.sizes):.3f}x"
+            for n, job in zip(args.hosts[:3], jobs, strict=False)
+        )
+    )
     compute = training.forward + training.backward
-    print(f"\npredicted DDP step, {readable(training.parameters)} of gradients, {compute:g} s of computing: "
-          f"hierarchical / flat\n{'hosts':>6} {'step s':>19} {'computing':>15}")
+    print(
+        f"\npredicted DDP step, {readable(training.parameters)} of gradients, {compute:g} s of computing: "
+        f"hierarchical / flat\n{'hosts':>6} {'step s':>19} {'computing':>15}"
+    )
     for i, (n, job) in enumerate(zip(args.hosts, jobs, strict=True)):
         steps = [step(lambda s, j=job, k=name, m=m: predict[k](j, m, s), training) for name, m in machines.items()]
-        print(f"{n:>6} {steps[0]:>9.3f} /{steps[1]:>8.3f} {scaling['hierarchical'][i]:>7.0%} /{scaling['flat'][i]:>6.0%}")
+        print(
+            f"{n:>6} {steps[0]:>9.3f} /{steps[1]:>8.3f} {scaling['hierarchical'][i]:>7.0%} /{scaling['flat'][i]:>6.0%}"
+        )
     if args.plot:
-        measured = {name: [(p.job.hosts, p.bytes, p.seconds, expected) for p, expected in points if NAMES[p.reference] == name]
-                    for name in machines}
-        draw(args.plot, f"{args.ranks_per_host} ranks per host, beta {machines['hierarchical'].beta:.3g} B/s, "
-             f"alpha {machines['hierarchical'].alpha:.3g} s", args.hosts, args.sizes, curves, measured, scaling)
+        measured = {
+            name: [(p.job.hosts, p.bytes, p.seconds, expected) for p, expected in points if NAMES[p.reference] == name]
+            for name in machines
+        }
+        draw(
+            args.plot,
+            f"{args.ranks_per_host} ranks per host, beta {machines['hierarchical'].beta:.3g} B/s, "
+            f"alpha {machines['hierarchical'].alpha:.3g} s",
+            args.hosts,
+            args.sizes,
+            curves,
+            measured,
+            scaling,
+        )
         print(f"\n{args.plot}")
     return 0

@@ -1,4 +1,5 @@
 """A ProcessGroup that does nothing, at once: what a call through c10d costs before any backend gets to work."""
+
 import torch.distributed as dist
 
 NAME = "noop"

@@ -3,8 +3,9 @@
 How one is called is the matter of what is timed (references.py). busbw is nccl-tests' (its doc/PERFORMANCE.md):
 algbw times the factor that makes the figure comparable with the speed of the hardware whatever the number of ranks.
 """
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 
@@ -15,6 +16,7 @@ from .values import Values, differing, overwrite, zeros
 class Buffers:
     """One rank's tensors for one operation; ``source`` and ``target`` are one tensor where it works in place,
     and None where this rank gives or gets nothing."""
+
     source: torch.Tensor | None
     target: torch.Tensor | None
     given: Callable  # () -> what source holds before a checked call
@@ -42,6 +44,7 @@ class Buffers:
 class Operation:
     """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
     ranks)`` is false for a rank that does nothing. The size column is the bytes of the largest buffer."""
+
     make: Callable
     bus_factor: Callable
     takes_part: Callable = lambda rank, ranks: True
@@ -72,32 +75,52 @@ def _broadcast(c):
 
 def _all_gather(c):
     each, v = c.count // c.size, _values(c)
-    return Buffers(zeros(each, c.dtype), zeros(c.count, c.dtype), lambda: v.of(c.rank, each),
-                   lambda: torch.cat([v.of(r, each) for r in range(c.size)]))
+    return Buffers(
+        zeros(each, c.dtype),
+        zeros(c.count, c.dtype),
+        lambda: v.of(c.rank, each),
+        lambda: torch.cat([v.of(r, each) for r in range(c.size)]),
+    )
 
 
 def _reduce_scatter(c):
     each, v = c.count // c.size, _values(c)
-    return Buffers(zeros(c.count, c.dtype), zeros(each, c.dtype), lambda: v.of(c.rank, c.count),
-                   lambda: v.reduced(each, c.rank * each))
+    return Buffers(
+        zeros(c.count, c.dtype),
+        zeros(each, c.dtype),
+        lambda: v.of(c.rank, c.count),
+        lambda: v.reduced(each, c.rank * each),
+    )
 
 
 def _all_to_all(c):
     each, v = c.count // c.size, _values(c)
-    return Buffers(zeros(c.count, c.dtype), zeros(c.count, c.dtype), lambda: v.of(c.rank, c.count),
-                   lambda: torch.cat([v.of(r, each, c.rank * each) for r in range(c.size)]))
+    return Buffers(
+        zeros(c.count, c.dtype),
+        zeros(c.count, c.dtype),
+        lambda: v.of(c.rank, c.count),
+        lambda: torch.cat([v.of(r, each, c.rank * each) for r in range(c.size)]),
+    )
 
 
 def _gather(c):
     each, v = c.count // c.size, _values(c)
-    return Buffers(zeros(each, c.dtype), zeros(c.count, c.dtype) if c.rank == c.root else None,
-                   lambda: v.of(c.rank, each), lambda: torch.cat([v.of(r, each) for r in range(c.size)]))
+    return Buffers(
+        zeros(each, c.dtype),
+        zeros(c.count, c.dtype) if c.rank == c.root else None,
+        lambda: v.of(c.rank, each),
+        lambda: torch.cat([v.of(r, each) for r in range(c.size)]),
+    )
 
 
 def _scatter(c):
     each, v = c.count // c.size, _values(c)
-    return Buffers(zeros(c.count, c.dtype) if c.rank == c.root else None, zeros(each, c.dtype),
-                   lambda: v.of(c.root, c.count), lambda: v.of(c.root, each, c.rank * each))
+    return Buffers(
+        zeros(c.count, c.dtype) if c.rank == c.root else None,
+        zeros(each, c.dtype),
+        lambda: v.of(c.root, c.count),
+        lambda: v.of(c.root, each, c.rank * each),
+    )
 
 
 def _send_recv(c):

@@ -1,4 +1,6 @@
-"""Runs of the benchmark that a larger measurement is made of: each a command of its own, that can be repeated by hand."""
+"""Runs of the benchmark that a larger measurement is made of: each a command of its own, that can be repeated by
+hand."""
+
 import json
 import shlex
 import shutil
@@ -25,8 +27,16 @@ class Part:
         return found and [found, "-n", str(self.mpi_ranks)]
 
     def text(self):
-        return shlex.join([*(["mpiexec", "-n", str(self.mpi_ranks)] if self.mpi_ranks else []),
-                           "python", "-m", "c10d_custom", "bench", *self.options])
+        return shlex.join(
+            [
+                *(["mpiexec", "-n", str(self.mpi_ranks)] if self.mpi_ranks else []),
+                "python",
+                "-m",
+                "c10d_custom",
+                "bench",
+                *self.options,
+            ]
+        )
 
 
 def run(part):

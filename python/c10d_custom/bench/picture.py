@@ -1,5 +1,6 @@
 """Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP
 scales."""
+
 OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
 
 
@@ -33,27 +34,59 @@ def draw(path, title, hosts, sizes, curves, points, scaling):
     colors = {"hierarchical": OURS, "flat": OTHER}
     for name, by_size in curves.items():
         for size in sizes:
-            times.plot(hosts, [s * 1e3 for s in by_size[size]], color=colors[name],
-                       linestyle="-" if name == "hierarchical" else "--", linewidth=2, alpha=0.9)
+            times.plot(
+                hosts,
+                [s * 1e3 for s in by_size[size]],
+                color=colors[name],
+                linestyle="-" if name == "hierarchical" else "--",
+                linewidth=2,
+                alpha=0.9,
+            )
         for count, size, seconds, predicted in points.get(name, ()):
             if size in sizes:
                 times.plot(count, predicted * 1e3, color=INK, marker="_", markersize=14, linestyle="none")
-                times.plot(count, seconds * 1e3, color=colors[name], marker="o" if name == "hierarchical" else "D",
-                           markersize=7, markeredgecolor="white", linestyle="none")
-        times.plot([], [], color=colors[name], linestyle="-" if name == "hierarchical" else "--", label=f"{name}, predicted")
+                times.plot(
+                    count,
+                    seconds * 1e3,
+                    color=colors[name],
+                    marker="o" if name == "hierarchical" else "D",
+                    markersize=7,
+                    markeredgecolor="white",
+                    linestyle="none",
+                )
+        times.plot(
+            [], [], color=colors[name], linestyle="-" if name == "hierarchical" else "--", label=f"{name}, predicted"
+        )
         if points.get(name):
-            times.plot([], [], color=colors[name], marker="o" if name == "hierarchical" else "D", linestyle="none",
-                       label=f"{name}, measured")
+            times.plot(
+                [],
+                [],
+                color=colors[name],
+                marker="o" if name == "hierarchical" else "D",
+                linestyle="none",
+                label=f"{name}, measured",
+            )
     if any(points.values()):
-        times.plot([], [], color=INK, marker="_", markersize=14, linestyle="none", label="predicted for what was measured")
+        times.plot(
+            [], [], color=INK, marker="_", markersize=14, linestyle="none", label="predicted for what was measured"
+        )
     for size in sizes:
         last = curves["hierarchical"][size][-1]
-        times.annotate(readable(size), (hosts[-1], last * 1e3), (6, 0), textcoords="offset points", va="center", color=OURS)
+        times.annotate(
+            readable(size), (hosts[-1], last * 1e3), (6, 0), textcoords="offset points", va="center", color=OURS
+        )
     times.set_yscale("log")
     times.set_ylabel("milliseconds")
     times.set_title("all_reduce")
     for name, values in scaling.items():
-        ddp.plot(hosts, values, color=colors[name], linestyle="-" if name == "hierarchical" else "--", linewidth=2, label=name)
+        ddp.plot(
+            hosts,
+            values,
+            color=colors[name],
+            linestyle="-" if name == "hierarchical" else "--",
+            linewidth=2,
+            label=name,
+        )
     ddp.set_ylim(0, 1.05)
     ddp.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ddp.set_title("DDP: share of the step that computes")

@@ -1,4 +1,5 @@
 """How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us."""
+
 import itertools
 import os
 import socket
@@ -13,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ..creation.topology import Location
 from ..launch.launcher import detect
-from ..creation.topology import Place
 
 
 def under_mpi():
@@ -92,9 +93,11 @@ def sum_through_store(number):
 
 def hosts():
     """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
-    mine = (Place.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
+    mine = (Location.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     ranks = Counter(host for host, *_ in every)
     first = {host: rest for host, *rest in reversed(every)}
-    return [{"name": first[b][0], "ranks": n, "cores": first[b][1], "load": round(first[b][2], 2)} for b, n in ranks.items()]
+    return [
+        {"name": first[b][0], "ranks": n, "cores": first[b][1], "load": round(first[b][2], 2)} for b, n in ranks.items()
+    ]

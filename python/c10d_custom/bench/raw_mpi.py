@@ -1,4 +1,5 @@
 """MPI's own collectives on the tensors' memory, by mpi4py: one flat communicator of all ranks, in rank order."""
+
 import sys
 from functools import partial
 
@@ -11,7 +12,7 @@ _REDOPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": 
 
 
 def version():
-    """"MPICH 5.0.2", of the MPI library in this process, whoever loaded it; None without one."""
+    """ "MPICH 5.0.2", of the MPI library in this process, whoever loaded it; None without one."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None:
         return None
@@ -30,8 +31,10 @@ class RawMpi:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         if MPI.COMM_WORLD.size != dist.get_world_size():
-            raise Unavailable(f"MPI counts {MPI.COMM_WORLD.size} ranks where this job has {dist.get_world_size()}: is mpirun "
-                              f"that of the library mpi4py found, {version()}?")
+            raise Unavailable(
+                f"MPI counts {MPI.COMM_WORLD.size} ranks where this job has {dist.get_world_size()}: is mpirun "
+                f"that of the library mpi4py found, {version()}?"
+            )
         self.MPI, self.comm = MPI, MPI.COMM_WORLD.Split(0, dist.get_rank())
 
     def barrier(self):

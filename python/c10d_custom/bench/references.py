@@ -3,6 +3,7 @@
 A reference has ``bind(case, buffers)``, which gives the function to be timed (it takes nothing, and does the operation
 ``repeats(case)`` times), a ``barrier``, and ``checked``: whether it computes what the operation asks for.
 """
+
 import os
 from functools import partial
 
@@ -64,6 +65,7 @@ class Backend:
             return lambda: None
         peer = case.size - 1 - case.rank
         if case.asynchronous:
+
             def send():
                 dist.isend(target, group=self.group, group_dst=peer).wait()
 
@@ -101,6 +103,9 @@ def _group(name, hosts):
     try:
         return dist.new_group(backend=name)
     except (RuntimeError, ValueError) as error:
-        hint = ("; over several hosts gloo needs GLOO_SOCKET_IFNAME, the network interface that reaches the others"
-                if name == "gloo" and hosts > 1 and "GLOO_SOCKET_IFNAME" not in os.environ else "")
+        hint = (
+            "; over several hosts gloo needs GLOO_SOCKET_IFNAME, the network interface that reaches the others"
+            if name == "gloo" and hosts > 1 and "GLOO_SOCKET_IFNAME" not in os.environ
+            else ""
+        )
         raise Unavailable(f"no group of the backend {name!r}: {error}{hint}") from error

@@ -79,6 +79,5 @@ def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1
     for i, name in enumerate(groups):
         difference = by_round[:, 2 * i] - by_round[:, 2 * i + 1]
         low, high = torch.quantile(difference, torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
-        result[name] = StepTime(medians[2 * i].item(), medians[2 * i + 1].item(), (low, high),
-                                len(rounds))
+        result[name] = StepTime(medians[2 * i].item(), medians[2 * i + 1].item(), (low, high), len(rounds))
     return result

@@ -1,4 +1,5 @@
 """One run over operations and sizes, on every rank: what each reference makes of each, checked where asked."""
+
 import json
 import statistics
 from dataclasses import dataclass
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from . import environment, noop, raw_mpi, ranks, references, table
+from . import environment, noop, ranks, raw_mpi, references, table
 from .busy import burning
 from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import OPERATIONS
@@ -32,8 +33,16 @@ class Sweep:
     def case(self, operation, nbytes):
         size = dist.get_world_size()
         count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
-        return Case(operation, count, self.dtype, self.redop if operation in REDUCING else None,
-                    self.root if operation in ROOTED else -1, self.asynchronous, dist.get_rank(), size)
+        return Case(
+            operation,
+            count,
+            self.dtype,
+            self.redop if operation in REDUCING else None,
+            self.root if operation in ROOTED else -1,
+            self.asynchronous,
+            dist.get_rank(),
+            size,
+        )
 
 
 def _refusal(reference, case):
@@ -54,7 +63,8 @@ def _refusal(reference, case):
 
 
 def _wrong(call, buffers, reference):
-    """Wrong elements over all ranks after one call. The sum goes through the Store: none of those that are being checked."""
+    """Wrong elements over all ranks after one call. The sum goes through the Store: none of those that are being
+    checked."""
     if not reference.checked:
         return None
     buffers.fill()
@@ -69,11 +79,25 @@ def _result(case, reference, seconds, wrong, ranks_):
     # A group that does nothing moves nothing, and a copy uses no bus.
     algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
     busbw = None if reference in (noop.NAME, "floor") else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
-    return {"operation": case.operation, "bytes": case.nbytes, "count": case.count, "type": name_of(case.dtype),
-            "redop": case.redop, "root": case.root, "async": case.asynchronous, "reference": reference, "ranks": ranks_,
-            "calls": len(ordered), "min_us": ordered[0] * 1e6, "median_us": p50 * 1e6,
-            "p99_us": ordered[int(len(ordered) * 0.99)] * 1e6, "mean_us": statistics.fmean(ordered) * 1e6,
-            "algbw": algbw, "busbw": busbw, "wrong": wrong}
+    return {
+        "operation": case.operation,
+        "bytes": case.nbytes,
+        "count": case.count,
+        "type": name_of(case.dtype),
+        "redop": case.redop,
+        "root": case.root,
+        "async": case.asynchronous,
+        "reference": reference,
+        "ranks": ranks_,
+        "calls": len(ordered),
+        "min_us": ordered[0] * 1e6,
+        "median_us": p50 * 1e6,
+        "p99_us": ordered[int(len(ordered) * 0.99)] * 1e6,
+        "mean_us": statistics.fmean(ordered) * 1e6,
+        "algbw": algbw,
+        "busbw": busbw,
+        "wrong": wrong,
+    }
 
 
 def _of_size(sweep, case, usable):
@@ -90,8 +114,10 @@ def _of_operation(sweep, operation, timed, say):
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
     usable = {name: r for name, r in timed.items() if refusals[name] is None}
-    say(f"\n{operation}{', asynchronous' if sweep.asynchronous else ''}, {smallest.size} ranks; "
-        f"{table.HOW[sweep.plan.average]}")
+    say(
+        f"\n{operation}{', asynchronous' if sweep.asynchronous else ''}, {smallest.size} ranks; "
+        f"{table.HOW[sweep.plan.average]}"
+    )
     for name, why in refusals.items():
         if why is not None:
             say(f"{name} is not timed: {why}")

@@ -1,4 +1,5 @@
 """The sweep's picture: for each operation, time over size with its spread, and bus bandwidth."""
+
 from .picture import pyplot, readable
 
 _COLORS = {"custom": "#1f6fb4", "gloo": "#e0872b", "mpi": "#5a9e4b", "noop": "#9aa1ab", "floor": "#2b2f36"}
@@ -9,15 +10,18 @@ def draw(path, title, results):
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     operations = list(dict.fromkeys(r["operation"] for r in results))
-    figure, axes = plt.subplots(len(operations), 2, figsize=(12, 4 * len(operations)), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(operations), 2, figsize=(12, 4 * len(operations)), layout="constrained", squeeze=False
+    )
     figure.suptitle(title)
     for (times, bandwidth), operation in zip(axes, operations, strict=True):
         for i, name in enumerate(dict.fromkeys(r["reference"] for r in results)):
             mine = [r for r in results if r["operation"] == operation and r["reference"] == name]
             sizes, color = [r["bytes"] for r in mine], _COLORS.get(name, f"C{i}")
             times.plot(sizes, [r["median_us"] for r in mine], color=color, marker="o", markersize=4, label=name)
-            times.fill_between(sizes, [r["min_us"] for r in mine], [r["p99_us"] for r in mine], color=color, alpha=0.12,
-                               linewidth=0)
+            times.fill_between(
+                sizes, [r["min_us"] for r in mine], [r["p99_us"] for r in mine], color=color, alpha=0.12, linewidth=0
+            )
             if all(r["busbw"] is not None for r in mine):
                 bandwidth.plot(sizes, [r["busbw"] for r in mine], color=color, marker="o", markersize=4, label=name)
         times.set_yscale("log")

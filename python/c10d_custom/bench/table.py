@@ -1,7 +1,11 @@
 """The printed table, in the columns of nccl-tests."""
 
-HOW = {"rank0": "times are rank 0's", "mean": "a call's time is the mean over the ranks",
-       "min": "a call's time is its fastest rank's", "max": "a call's time is its slowest rank's"}
+HOW = {
+    "rank0": "times are rank 0's",
+    "mean": "a call's time is the mean over the ranks",
+    "min": "a call's time is its fastest rank's",
+    "max": "a call's time is its slowest rank's",
+}
 
 
 def place(hosts, busy=0):
@@ -16,8 +20,11 @@ def place(hosts, busy=0):
 
 def head(ratio_to):
     """Times in microseconds, bandwidths in GB/s (10^9 bytes). The ratio: how many times as fast as ``ratio_to``."""
-    return (f"{'size':>10} {'count':>10} {'type':>8} {'redop':>7} {'root':>4} {'backend':>8} {'min us':>10} {'time us':>10} "
-            f"{'p99 us':>10} {'algbw':>7} {'busbw':>7} {'#wrong':>6} {'x ' + ratio_to:>8}")
+    return (
+        f"{'size':>10} {'count':>10} {'type':>8} {'redop':>7} {'root':>4} {'backend':>8} {'min us':>10} "
+        f"{'time us':>10} "
+        f"{'p99 us':>10} {'algbw':>7} {'busbw':>7} {'#wrong':>6} {'x ' + ratio_to:>8}"
+    )
 
 
 def ratio(results, result, to):
@@ -28,12 +35,16 @@ def ratio(results, result, to):
 
 def rows(results, ratio_to):
     """One size's results, a row for each."""
+
     def cell(value, form=""):
         return "-" if value is None else format(value, form)
 
     def row(r):
-        return (f"{r['bytes']:>10} {r['count']:>10} {r['type']:>8} {(r['redop'] or 'none').lower():>7} {r['root']:>4} "
-                f"{r['reference']:>8} {r['min_us']:>10.1f} {r['median_us']:>10.1f} {r['p99_us']:>10.1f} "
-                f"{cell(r['algbw'], '.2f'):>7} {cell(r['busbw'], '.2f'):>7} {cell(r['wrong']):>6} "
-                f"{cell(ratio(results, r, ratio_to), '.2f'):>8}")
+        return (
+            f"{r['bytes']:>10} {r['count']:>10} {r['type']:>8} {(r['redop'] or 'none').lower():>7} {r['root']:>4} "
+            f"{r['reference']:>8} {r['min_us']:>10.1f} {r['median_us']:>10.1f} {r['p99_us']:>10.1f} "
+            f"{cell(r['algbw'], '.2f'):>7} {cell(r['busbw'], '.2f'):>7} {cell(r['wrong']):>6} "
+            f"{cell(ratio(results, r, ratio_to), '.2f'):>8}"
+        )
+
     return "\n".join(row(r) for r in results)

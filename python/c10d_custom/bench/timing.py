@@ -4,6 +4,7 @@ hits all alike. Every rank times each of its calls; the ranks' times of one call
 In a block calls follow one another, as in a training step; before every call of call-by-call timing there is a
 barrier, and the caches hold what the other references left.
 """
+
 import time
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Plan:
 @dataclass(frozen=True)
 class Timed:
     """One reference bound to its buffers. ``part``: whether this rank takes part, else its times say nothing."""
+
     call: object
     barrier: object
     repeats: int

@@ -3,6 +3,7 @@
 All values are small integers, so that no partial result needs rounding; they differ between ranks and between
 neighbours, and repeat after a prime number of elements, so that a misplaced block does not go unnoticed.
 """
+
 import functools
 import operator
 
@@ -42,8 +43,16 @@ def _table(dtype, redop, size):
     return 1 + (i + 3 * r) % min(101, most)
 
 
-_REDUCE = {"SUM": operator.add, "AVG": operator.add, "PRODUCT": operator.mul, "MIN": torch.minimum, "MAX": torch.maximum,
-           "BAND": operator.and_, "BOR": operator.or_, "BXOR": operator.xor}
+_REDUCE = {
+    "SUM": operator.add,
+    "AVG": operator.add,
+    "PRODUCT": operator.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": operator.and_,
+    "BOR": operator.or_,
+    "BXOR": operator.xor,
+}
 _OF_BOOL = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
 REDOPS = tuple(_REDUCE)
 
@@ -71,7 +80,7 @@ class Values:
         # As bytes: torch repeats some dtypes only so.
         item, first = self._dtype.itemsize, first % _LENGTH
         copies = values.view(torch.uint8).repeat((first + count) // _LENGTH + 1)
-        return copies[first * item:(first + count) * item].clone().view(self._dtype)
+        return copies[first * item : (first + count) * item].clone().view(self._dtype)
 
 
 def zeros(count, dtype):

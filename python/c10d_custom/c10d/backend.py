@@ -1,18 +1,20 @@
 """The group as torch's C++ sees it, where a torch (2.14 and newer) lets Python make a c10d Backend: raw operators
-(`torch.ops.c10d`), hooks, and groups of which only some devices are ours. It forwards; what is done is in operations.py.
+(`torch.ops.c10d`), hooks, and groups of which only some devices are ours. It forwards; what is done is in
+operations.py.
 
 Calls of `torch.distributed` do not come this way where the whole group is ours: they find the methods of
 process_group.CustomProcessGroup, which takes a tenth of the time.
 """
+
 import weakref
 from datetime import timedelta
 
 import torch
 from torch.distributed import PrefixStore
 
-from .meeting import meet
-from .dynamo import opaque_to_dynamo
 from ..errors import AbortedError, UsageError
+from .dynamo import opaque_to_dynamo
+from .meeting import meet
 from .names import IMPLEMENTATION, NAME
 from .operations import Operations
 from .work import DoneWork
@@ -29,19 +31,40 @@ def _made_in_python():
 
     try:
         return Probe(0, 1) is not None
-    except TypeError:   # "No constructor defined": before torch 2.14
+    except TypeError:  # "No constructor defined": before torch 2.14
         return False
 
 
 # Whether torch takes a Backend made in Python.
 REGISTERED = _made_in_python()
 
-# What torch's C++ passes on to a Backend made in Python; of operations, gather_single alone is not among it (torch 2.15).
+# What torch's C++ passes on to a Backend made in Python; of operations, gather_single alone is not among it (torch
+# 2.15).
 FORWARDED = (
-    "broadcast", "allreduce", "allreduce_sparse", "allreduce_coalesced", "reduce", "allgather", "all_gather_single",
-    "_allgather_base", "allgather_coalesced", "all_gather_single_coalesced", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single_coalesced", "all_to_all_single", "alltoall_base",
-    "alltoall", "send", "recv", "recv_anysource", "barrier")
+    "broadcast",
+    "allreduce",
+    "allreduce_sparse",
+    "allreduce_coalesced",
+    "reduce",
+    "allgather",
+    "all_gather_single",
+    "_allgather_base",
+    "allgather_coalesced",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced",
+    "all_to_all_single",
+    "alltoall_base",
+    "alltoall",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+)
 
 
 def _forwarded(name):
@@ -57,13 +80,16 @@ def _forwarded(name):
 def _tensors(outputs):
     if isinstance(outputs, torch.Tensor):
         return [outputs]
-    return [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []     # options of a barrier
+    return (
+        [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []
+    )  # options of a barrier
 
 
 class _Described:
     """What torch asks a backend about itself."""
+
     supports_splitting = True
-    supports_coalescing = False     # batches of messages are several Works, as gloo's
+    supports_coalescing = False  # batches of messages are several Works, as gloo's
     supports_time_estimate = False
     _supports_time_estimate = False
     supports_shrinking = False
@@ -94,6 +120,7 @@ class _Described:
 
 class DescribedBackend(_Described):
     """What `ProcessGroup._get_backend` answers where torch has no Backend for Python."""
+
     options = None
 
     def __init__(self, operations):
@@ -119,8 +146,8 @@ class DescribedBackend(_Described):
         return id(self.operations)
 
 
-# Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does not keep
-# our half of it alive.
+# Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does
+# not keep our half of it alive.
 _in_use = set()
 
 
@@ -135,10 +162,12 @@ def build_backend(store, rank, size, timeout, name, members=None, devices=None):
 
 
 if REGISTERED:
+
     @opaque_to_dynamo
     class CustomBackend(_Described, _TorchBackend):
-        """Forwards to ``operations``, an Operations. ``owner``: whether that lives as long as this does. Otherwise it is the
-        group, in which torch keeps this: a reference back would be a cycle through C++, which nothing collects."""
+        """Forwards to ``operations``, an Operations. ``owner``: whether that lives as long as this does. Otherwise it
+        is the group, in which torch keeps this: a reference back would be a cycle through C++, which nothing
+        collects."""
 
         def __init__(self, operations, owner):
             _TorchBackend.__init__(self, operations._group_rank, operations._group_size)
@@ -197,18 +226,27 @@ if REGISTERED:
         # --- life
 
         def split(self, store, ranks, opts=None):
-            """The backend of a new group of ``ranks`` (of this group, in that order). Every rank of this group calls it, with
-            disjoint lists."""
+            """The backend of a new group of ``ranks`` (of this group, in that order). Every rank of this group calls
+            it, with disjoint lists."""
             operations, self._splits = self.operations, self._splits + 1
             if operations._group_rank not in ranks:
                 # torch 2.15 crashes on None from a Backend made in Python.
-                raise UsageError(f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
-                                 f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use new_group.")
+                raise UsageError(
+                    f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
+                    f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
+                    "new_group."
+                )
             ours = "_".join(map(str, ranks))
             name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
-            return build_backend(PrefixStore(f"{self._splits}/{ours}", store), ranks.index(operations._group_rank), len(ranks),
-                                 getattr(opts, "_timeout", None) or operations.timeout, name,
-                                 [operations._transport.members[r] for r in ranks], operations._transport.device_types)
+            return build_backend(
+                PrefixStore(f"{self._splits}/{ours}", store),
+                ranks.index(operations._group_rank),
+                len(ranks),
+                getattr(opts, "_timeout", None) or operations.timeout,
+                name,
+                [operations._transport.members[r] for r in ranks],
+                operations._transport.device_types,
+            )
 
         def abort(self):
             self.operations.abort()

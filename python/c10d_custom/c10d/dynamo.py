@@ -1,4 +1,5 @@
 """torch.compile and the group's methods."""
+
 from .optional import optional
 
 

@@ -1,17 +1,19 @@
-"""How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group ends."""
+"""How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group
+ends."""
+
 import weakref
 
 import torch
 
-from ..lowering import sparse
-from .blocking import posted_to_be_awaited
-from ..lowering.collectives import Lowering, only
-from .dynamo import opaque_to_dynamo
 from ..errors import UsageError
+from ..lowering import sparse
+from ..lowering.collectives import Lowering, only
+from ..lowering.fast_path import FastPath
+from . import trace_dump as trace
+from .blocking import posted_to_be_awaited
+from .dynamo import opaque_to_dynamo
 from .own_steps import on_top_of_own_step
 from .profiling import profiler_enabled, recorded
-from ..lowering.fast_path import Quick
-from . import trace_dump as trace
 from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
 
 _live = weakref.WeakSet()
@@ -24,6 +26,7 @@ def live():
 
 class _Extension:
     """Seconds that calls get on top of their time-out until the first one issued after it is over."""
+
     __slots__ = ("seconds", "taken")
 
     def __init__(self, seconds):
@@ -34,7 +37,7 @@ class _Extension:
 class Issuing:
     """The state of one group on one rank, and what all its operations have in common."""
 
-    _registers_works = False    # torch's own group, or dispatcher, does
+    _registers_works = False  # torch's own group, or dispatcher, does
 
     def _set_up(self, transport, store, rank, size, timeout, name):
         self._transport = transport
@@ -43,11 +46,11 @@ class Issuing:
         self.set_timeout(timeout)
         self._name, self._desc = name, ""
         self._lower = Lowering(rank, size)
-        self._quick = Quick(transport, self._lower)
+        self._fast_path = FastPath(transport, self._lower)
         self._completer = Completer(transport, name)
         self._coalescing = None
         self._extensions = []
-        self._detour = False    # whether calls must not go the short way: while coalescing, or with an extension
+        self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers = 0
         self._splits = 0
         self._closed = False
@@ -101,8 +104,8 @@ class Issuing:
         if self._closed:
             return
         if self._transport.interrupted_here() or on_top_of_own_step():
-            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what is left
-            # is closed with the group object, at the latest at exit, or when asked again.
+            # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what
+            # is left is closed with the group object, at the latest at exit, or when asked again.
             self._transport.abort()
             return
         self._closed = True
@@ -114,8 +117,8 @@ class Issuing:
 
     # --- issuing
 
-    def _may_be_short(self, asynchronous=False):
-        """Whether a collective, or a message, may go the short way (quick.py)."""
+    def _may_be_fast(self, asynchronous=False):
+        """Whether a collective, or a message, may go the fast path (fast_path.py)."""
         return not (asynchronous or self._detour or profiler_enabled())
 
     def _limit(self, opts):
@@ -123,10 +126,10 @@ class Issuing:
         given = opts.timeout
         return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
 
-    def _quick_ns(self, opts, kind):
-        """`_limit` of a collective other than all_reduce that may go the short way, else 0; ``kind``: the type of options
-        that c10d gives."""
-        if type(opts) is kind and self._transport.quick is not None and self._may_be_short(opts.asyncOp):
+    def _fast_path_ns(self, opts, kind):
+        """`_limit` of a collective other than all_reduce that may go the fast path, else 0; ``kind``: the type of
+        options that c10d gives."""
+        if type(opts) is kind and self._transport.fast_collective is not None and self._may_be_fast(opts.asyncOp):
             return self._limit(opts)
         return 0
 
@@ -168,7 +171,7 @@ class Issuing:
                 self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
                 self._run([call])
-                return DoneWork(tensors, call.flight)
+                return DoneWork(tensors, call.stream_op)
             return self._submit([call], tensors, record)
 
     def _coalesced(self, name, opts, tensors, lower, argument_lists, inputs=None):
@@ -181,7 +184,7 @@ class Issuing:
                     self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
                 self._run(calls)
-                return DoneWork(tensors, calls[-1].flight if calls else None)
+                return DoneWork(tensors, calls[-1].stream_op if calls else None)
             return self._submit(calls, tensors, record)
 
     def _submit(self, calls, tensors, record, then=None):
@@ -216,7 +219,7 @@ class Issuing:
                     self._lowered(self._transport.issue, call)
                     self._transport.run(call)
                 finish()
-                return DoneWork([tensor], calls[-1].flight)
+                return DoneWork([tensor], calls[-1].stream_op)
             work = self._submit(calls, [tensor], record, finish)
         if not asynchronous:
             work.wait()
@@ -225,12 +228,12 @@ class Issuing:
     def _message(self, name, tensors, peer, tag, seconds, is_recv):
         ticket = None
         try:
-            if self._transport.quick_message is not None and len(tensors) == 1 and self._may_be_short():
-                ticket = self._quick.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
+            if self._transport.fast_message is not None and len(tensors) == 1 and self._may_be_fast():
+                ticket = self._fast_path.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
                 if ticket is None:
                     return DoneMessage(list(tensors), peer if is_recv else -1)
                 if ticket:
-                    work = Work(self._completer, [ticket], list(tensors), None, None)   # its tensors are all it needs
+                    work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
                     return self._awaited(work)
             tensor = self._lowered(only, tensors, name)
@@ -241,7 +244,7 @@ class Issuing:
                 ticket = self._transport.post(message)
                 return self._awaited(self._adopt([ticket], [tensor], [message], record))
         except BaseException:
-            if ticket:      # a signal handler has raised: the caller never sees the Work
+            if ticket:  # a signal handler has raised: the caller never sees the Work
                 ticket.withdraw()
             raise
 
@@ -253,7 +256,7 @@ class Issuing:
 
     def _adopt(self, tickets, tensors, calls, record=None, then=None):
         """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
-        flights = [c.flight for c in calls if c.flight is not None]
+        stream_ops = [c.stream_op for c in calls if c.stream_op is not None]
         copies = [c for c in calls if c.copy_back and c.device is None]
         extensions = self._take_extensions() if self._extensions else None
 
@@ -270,8 +273,8 @@ class Issuing:
         if record is not None:
             record.goes_on()
         finish = finish if ends else None
-        if flights:
-            work = DeviceWork(self._completer, tickets, tensors, finish, calls, flights)
+        if stream_ops:
+            work = DeviceWork(self._completer, tickets, tensors, finish, calls, stream_ops)
         else:
             work = Work(self._completer, tickets, tensors, finish, calls)
         self._completer.adopt(work, eager=ends)
@@ -289,9 +292,9 @@ class Issuing:
             for w in works:
                 w.settle()
 
-        flights = [f for w in works if isinstance(w, DeviceWork) for f in w._flights]
-        if flights:
-            work = DeviceWork(self._completer, tickets, tensors, finish, works, flights)
+        stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
+        if stream_ops:
+            work = DeviceWork(self._completer, tickets, tensors, finish, works, stream_ops)
         else:
             work = Work(self._completer, tickets, tensors, finish, works)
         self._completer.adopt(work, eager=False)

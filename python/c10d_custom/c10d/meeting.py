@@ -1,4 +1,5 @@
 """How the ranks of a group meet: they tell each other through a store who and where they are, and get a transport."""
+
 import functools
 import time
 
@@ -6,18 +7,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from ..creation.bounded_store import BoundedStore
 from ..config import Config, restart_attempt
+from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange
-from .issuing import Issuing
 from ..creation.liveness import Members
 from ..creation.membership import Membership
+from ..creation.topology import by_host, locations, require_mpi, require_one_user
 from ..launch.mpi_job import abandon, job
-from ..creation.topology import by_host, places, require_mpi, require_one_user
-from . import trace_dump as trace
 from ..transport.by_device import ByDevice
 from ..transport.hosts.transport import HierarchicalTransport
 from ..transport.shm.transport import ShmTransport
+from . import trace_dump as trace
+from .issuing import Issuing
 
 
 @functools.cache
@@ -26,20 +27,25 @@ def configuration():
 
 
 def meet(store, rank, size, timeout, name, members=None, processes=None, devices=None):
-    """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the group's
-    ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks; ``processes``: a
-    liveness.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of device whose tensors
-    the group takes, None for all."""
+    """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
+    group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks;
+    ``processes``: a liveness.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
+    device whose tensors the group takes, None for all."""
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
     # has not counted that life, hence the attempt.
     seconds, members = timeout.total_seconds(), members or list(range(size))
-    bounded = BoundedStore(PrefixStore(f"custom/{restart_attempt()}", store), time.monotonic() + seconds,
-                           f"creation of group {name or '(unnamed)'}, rank {rank}")
+    bounded = BoundedStore(
+        PrefixStore(f"custom/{restart_attempt()}", store),
+        time.monotonic() + seconds,
+        f"creation of group {name or '(unnamed)'}, rank {rank}",
+    )
     with bounded, Membership(bounded, rank, members, name) as membership:
         store = bounded.under(membership.digest)
         life = store.add(f"lives/{rank}", 1)
-        exchange = Exchange(store.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look)
+        exchange = Exchange(
+            store.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look
+        )
         trace.install_signal(configuration())
         try:
             transport = _transport(exchange, name, members, devices)
@@ -53,12 +59,13 @@ def meet(store, rank, size, timeout, name, members=None, processes=None, devices
 
 
 def operations_of(group):
-    """What carries out the operations of CPU tensors of one of torch's groups, if that is this package: an Issuing, else None."""
+    """What carries out the operations of CPU tensors of one of torch's groups, if that is this package: an Issuing,
+    else None."""
     if group is None or isinstance(group, Issuing):
         return group
     try:
         return getattr(group._get_backend(torch.device("cpu")), "operations", None)
-    except RuntimeError:    # a group without a backend for the CPU
+    except RuntimeError:  # a group without a backend for the CPU
         return None
 
 
@@ -70,10 +77,14 @@ def _members_of_world(members):
 
 
 def _transport(exchange, name, members, devices):
-    everywhere = places(exchange)
+    everywhere = locations(exchange)
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:
-        return ByDevice(ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices)
+        return ByDevice(
+            ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices
+        )
     require_mpi(exchange, everywhere)
-    cpu = HierarchicalTransport(exchange, configuration(), name, members, everywhere, ShmTransport, job(exchange.left()), abandon)
+    cpu = HierarchicalTransport(
+        exchange, configuration(), name, members, everywhere, ShmTransport, job(exchange.left()), abandon
+    )
     return ByDevice(cpu, configuration(), one_host=False, devices=devices)

@@ -3,6 +3,7 @@
 Messages, not a collective: rank 0 hears from each rank, then lets all go. Numbered tags keep a
 check-in that came too late out of the next barrier.
 """
+
 import time
 from datetime import timedelta
 
@@ -35,23 +36,27 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
             raise CollectiveTimeoutError(
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
                 f"for send/recv from rank 0 within {milliseconds} ms. Please check rank 0 logs for faulty "
-                f"rank. ({error})") from error
+                f"rank. ({error})"
+            ) from error
         return
     missing = {}
     for peer in range(1, size):
         if time.monotonic() >= deadline and not missing:
             raise CollectiveTimeoutError(
-                f"Rank {rank} timed out in monitoredBarrier after {milliseconds} ms, before it heard from rank {peer}")
+                f"Rank {rank} timed out in monitoredBarrier after {milliseconds} ms, before it heard from rank {peer}"
+            )
         try:
             exchange("recv", peer)
         except CustomBackendError as error:
             missing[peer] = error
             if not wait_all_ranks:
                 raise CollectiveTimeoutError(
-                    f"Rank {peer} failed to pass monitoredBarrier in {milliseconds} ms. ({error})") from error
+                    f"Rank {peer} failed to pass monitoredBarrier in {milliseconds} ms. ({error})"
+                ) from error
     if missing:
         raise CollectiveTimeoutError(
             f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms. "
-            f"({'; '.join(map(str, missing.values()))})")
+            f"({'; '.join(map(str, missing.values()))})"
+        )
     for peer in range(1, size):
         exchange("send", peer)

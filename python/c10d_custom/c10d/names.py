@@ -2,6 +2,6 @@
 
 # By users, and by whatever reads the name of a group.
 NAME = "custom"
-# By `_get_backend_name`. A group of torch's own answers NAME there for every backend that torch does not know; libraries
-# (torchrec 1.9) take such a group for a fake one, and leave its communication out.
+# By `_get_backend_name`. A group of torch's own answers NAME there for every backend that torch does not know;
+# libraries (torchrec 1.9) take such a group for a fake one, and leave its communication out.
 IMPLEMENTATION = "c10d_custom"

@@ -1,10 +1,10 @@
-"""c10d's operations on one group: unpacks c10d's arguments, asks `Lowering` for a Call, issues it, and returns a Work. Only
-this file knows c10d's names and options.
+"""c10d's operations on one group: unpacks c10d's arguments, asks `Lowering` for a Call, issues it, and returns a Work.
+Only this file knows c10d's names and options.
 
-Each method takes the forms that c10d's callers use, for a Python override shadows every C++ overload of its name: an options
-object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose positional arguments
-stand one place before ours.
-"""
+Each method takes the forms that c10d's callers use, for a Python override shadows every C++ overload of its name: an
+options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
+positional arguments stand one place before ours."""
+
 from datetime import timedelta
 
 from torch.distributed import ReduceOp
@@ -22,10 +22,10 @@ from torch.distributed.distributed_c10d import (
 
 from .. import dtypes
 from ..lowering.collectives import only, own_list
+from ..lowering.raw_tensor import raw_tensor
 from .dynamo import opaque_to_dynamo
 from .issuing import Issuing
 from .monitored_barrier import monitored_barrier
-from ..lowering.raw_tensor import ordinary
 
 
 @opaque_to_dynamo
@@ -33,8 +33,11 @@ class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
     def broadcast(self, tensors, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, BroadcastOptions)) and len(tensors) == 1 and (
-                self._quick.broadcast(tensors[0], opts.rootRank, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, BroadcastOptions))
+            and len(tensors) == 1
+            and (self._fast_path.broadcast(tensors[0], opts.rootRank, ns))
+        ):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -45,9 +48,13 @@ class Operations(Issuing):
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if self._may_be_short(opts.asyncOp) and len(tensors) == 1 and (found := ordinary(tensors[0])) and (
-                    kind := dtypes.kind_of(found[2], op)):
-                self._transport.quick_all_reduce(found[0], found[1], kind, self._limit, opts)
+            if (
+                self._may_be_fast(opts.asyncOp)
+                and len(tensors) == 1
+                and (found := raw_tensor(tensors[0]))
+                and (kind := dtypes.kind_of(found[2], op))
+            ):
+                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit, opts)
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -63,8 +70,11 @@ class Operations(Issuing):
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
 
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceOptions)) and len(tensors) == 1 and (
-                self._quick.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, ReduceOptions))
+            and len(tensors) == 1
+            and (self._fast_path.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns))
+        ):
             return None
         if isinstance(opts, int):
             if root is not None:
@@ -76,104 +86,164 @@ class Operations(Issuing):
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
     def allgather(self, output_lists, inputs, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllgatherOptions)) and len(inputs) == 1 and (
-                self._quick.all_gather(own_list(output_lists), inputs[0], ns)):
+        if (
+            (ns := self._fast_path_ns(opts, AllgatherOptions))
+            and len(inputs) == 1
+            and (self._fast_path.all_gather(own_list(output_lists), inputs[0], ns))
+        ):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
         outputs = own_list(output_lists)
-        return self._collective("all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor,
-                                inputs=[tensor])
+        return self._collective(
+            "all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor, inputs=[tensor]
+        )
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         # c10d passes, for each rank, one output for each input.
         per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
-        return self._coalesced("all_gather", opts, [t for outs in per_input for t in outs],
-                               self._lower.all_gather, list(zip(per_input, inputs)), inputs=inputs)
+        return self._coalesced(
+            "all_gather",
+            opts,
+            [t for outs in per_input for t in outs],
+            self._lower.all_gather,
+            list(zip(per_input, inputs)),
+            inputs=inputs,
+        )
 
     def all_gather_single(self, output, input, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllgatherOptions)) and self._quick.all_gather_single(output, input, ns):
+        if (ns := self._fast_path_ns(opts, AllgatherOptions)) and self._fast_path.all_gather_single(output, input, ns):
             return None
-        return self._collective("_all_gather_base", opts, timeout, [output], self._lower.all_gather_single,
-                                output, input, inputs=[input])
+        return self._collective(
+            "_all_gather_base", opts, timeout, [output], self._lower.all_gather_single, output, input, inputs=[input]
+        )
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        return self._coalesced("all_gather_into_tensor_coalesced", opts, list(outputs),
-                               self._lower.all_gather_single, list(zip(outputs, inputs, strict=True)), inputs=inputs)
+        return self._coalesced(
+            "all_gather_into_tensor_coalesced",
+            opts,
+            list(outputs),
+            self._lower.all_gather_single,
+            list(zip(outputs, inputs, strict=True)),
+            inputs=inputs,
+        )
 
     def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and len(outputs) == 1 and (
-                self._quick.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, ReduceScatterOptions))
+            and len(outputs) == 1
+            and (self._fast_path.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns))
+        ):
             return None
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
         output = self._lowered(only, outputs, "reduce_scatter")
         inputs = own_list(input_lists)
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
-        return self._collective("reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter,
-                                output, inputs, op, inputs=inputs)
+        return self._collective(
+            "reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter, output, inputs, op, inputs=inputs
+        )
 
     def reduce_scatter_single(self, output, input, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, ReduceScatterOptions)) and (
-                self._quick.reduce_scatter_single(output, input, opts.reduceOp, ns)):
+        if (ns := self._fast_path_ns(opts, ReduceScatterOptions)) and (
+            self._fast_path.reduce_scatter_single(output, input, opts.reduceOp, ns)
+        ):
             return None
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
-        return self._collective("_reduce_scatter_base", opts, timeout, [output],
-                                self._lower.reduce_scatter_single, output, input, op, inputs=[input])
+        return self._collective(
+            "_reduce_scatter_base",
+            opts,
+            timeout,
+            [output],
+            self._lower.reduce_scatter_single,
+            output,
+            input,
+            op,
+            inputs=[input],
+        )
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
-        return self._coalesced("reduce_scatter_tensor_coalesced", opts, list(outputs),
-                               self._lower.reduce_scatter_single,
-                               [(o, i, op) for o, i in zip(outputs, inputs, strict=True)], inputs=inputs)
+        return self._coalesced(
+            "reduce_scatter_tensor_coalesced",
+            opts,
+            list(outputs),
+            self._lower.reduce_scatter_single,
+            [(o, i, op) for o, i in zip(outputs, inputs, strict=True)],
+            inputs=inputs,
+        )
 
     def alltoall(self, outputs, inputs, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllToAllOptions)) and self._quick.all_to_all(outputs, inputs, ns):
+        if (ns := self._fast_path_ns(opts, AllToAllOptions)) and self._fast_path.all_to_all(outputs, inputs, ns):
             return None
-        return self._collective("all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs,
-                                inputs=inputs)
+        return self._collective(
+            "all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs, inputs=inputs
+        )
 
     def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, AllToAllOptions)) and not output_splits and not input_splits and (
-                self._quick.all_to_all_single(output, input, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, AllToAllOptions))
+            and not output_splits
+            and not input_splits
+            and (self._fast_path.all_to_all_single(output, input, ns))
+        ):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
-        return self._collective("all_to_all", opts, timeout, [output], self._lower.all_to_all_single,
-                                output, input, list(output_splits), list(input_splits), inputs=[input])
+        return self._collective(
+            "all_to_all",
+            opts,
+            timeout,
+            [output],
+            self._lower.all_to_all_single,
+            output,
+            input,
+            list(output_splits),
+            list(input_splits),
+            inputs=[input],
+        )
 
     def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, GatherOptions)) and len(inputs) == 1 and (
-                self._quick.gather(own_list(output_lists), inputs[0], opts.rootRank, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, GatherOptions))
+            and len(inputs) == 1
+            and (self._fast_path.gather(own_list(output_lists), inputs[0], opts.rootRank, ns))
+        ):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, inputs, "gather")
         root = opts.rootRank if opts is not None else root or 0
         outputs = own_list(output_lists)
-        return self._collective("gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root,
-                                inputs=[tensor])
+        return self._collective(
+            "gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root, inputs=[tensor]
+        )
 
     def gather_single(self, output, input, opts=None, root=None, timeout=None):
         root = opts.rootRank if opts is not None else root or 0
-        return self._collective("gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root,
-                                inputs=[input])
+        return self._collective(
+            "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
+        )
 
     def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
-        if (ns := self._quick_ns(opts, ScatterOptions)) and len(outputs) == 1 and (
-                self._quick.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns)):
+        if (
+            (ns := self._fast_path_ns(opts, ScatterOptions))
+            and len(outputs) == 1
+            and (self._fast_path.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns))
+        ):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         output = self._lowered(only, outputs, "scatter")
         root = opts.rootRank if opts is not None else root or 0
         inputs = own_list(input_lists)
-        return self._collective("scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root,
-                                inputs=inputs)
+        return self._collective(
+            "scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root, inputs=inputs
+        )
 
     def barrier(self, opts=None, timeout=None):
-        if (ns := self._quick_ns(opts, BarrierOptions)) and self._quick.barrier(ns):
+        if (ns := self._fast_path_ns(opts, BarrierOptions)) and self._fast_path.barrier(ns):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts

@@ -1,5 +1,6 @@
 """What a group can do without. Some features rest on private names of torch, which move: then the feature is off, a
 warning says so once, and all else goes on."""
+
 import contextlib
 import warnings
 
@@ -16,5 +17,9 @@ def optional(feature):
             _told.add(feature)
             import torch
 
-            warnings.warn(f"c10d-custom: {feature} is off, because torch {torch.__version__} does not have what it rests on "
-                          f"({type(error).__name__}: {error})", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"c10d-custom: {feature} is off, because torch {torch.__version__} does not have what it rests on "
+                f"({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=3,
+            )

@@ -1,11 +1,14 @@
 """Whether a signal handler has interrupted a step of this package, in the thread that asks.
 
-Such a step may hold a lock, or be about to start a thread: who ends a group there, and waits for its threads, waits for itself.
-"""
+Such a step may hold a lock, or be about to start a thread: who ends a group there, and waits for its threads, waits for
+itself."""
+
 import sys
 
 _PACKAGE = "c10d_custom."
-_STEPS = tuple(_PACKAGE + name for name in ("c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport"))
+_STEPS = tuple(
+    _PACKAGE + name for name in ("c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport")
+)
 
 
 def on_top_of_own_step():

@@ -1,4 +1,5 @@
 """The group as Python sees it: what `torch.distributed`, DDP, FSDP and DTensor call."""
+
 import atexit
 import os
 import signal
@@ -7,11 +8,11 @@ import threading
 import torch
 from torch.distributed import PrefixStore, ProcessGroup
 
-from .backend import FORWARDED, REGISTERED, DescribedBackend
-from .meeting import meet
-from .dynamo import opaque_to_dynamo
 from ..errors import UsageError
+from .backend import FORWARDED, REGISTERED, DescribedBackend
+from .dynamo import opaque_to_dynamo
 from .issuing import live
+from .meeting import meet
 from .names import IMPLEMENTATION, NAME
 from .operations import Operations
 from .optional import optional
@@ -19,7 +20,8 @@ from .served import served_devices
 
 
 def build(store, rank, size, timeout, name, members=None, processes=None, devices=None):
-    """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see creation.meet."""
+    """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see
+    creation.meet."""
     transport, store = meet(store, rank, size, timeout, name, members, processes, devices)
     group = CustomProcessGroup(transport, store, rank, size, timeout, name)
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
@@ -91,8 +93,10 @@ class CustomProcessGroup(Operations, ProcessGroup):
 
     def _get_backend(self, device):
         if torch.device(device).type not in {d.type for d in self._devices()}:
-            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}: group {self._name} was "
-                               f"made for {', '.join(d.type for d in self._devices())}")
+            raise RuntimeError(
+                f"No backend type associated with device type {torch.device(device).type}: group {self._name} was "
+                f"made for {', '.join(d.type for d in self._devices())}"
+            )
         return self._backend
 
     get_backend = _get_backend
@@ -109,8 +113,8 @@ class CustomProcessGroup(Operations, ProcessGroup):
     # --- hooks
 
     def dispatch(self):
-        """From now on, calls of this group go through torch's dispatcher, where hooks are called before and after them, and
-        which takes some 20 to 50 us longer."""
+        """From now on, calls of this group go through torch's dispatcher, where hooks are called before and after them,
+        and which takes some 20 to 50 us longer."""
         self.__class__ = DispatchedProcessGroup
 
     def register_pre_hook(self, hook_id, hook):
@@ -133,7 +137,9 @@ class CustomProcessGroup(Operations, ProcessGroup):
         store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
         members = [self._transport.members[r] for r in ranks]
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
-        group = build(store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members, devices=devices)
+        group = build(
+            store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members, devices=devices
+        )
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 

@@ -1,4 +1,5 @@
 """Events of the torch profiler, named as c10d's own backends name theirs ("custom:all_reduce")."""
+
 import contextlib
 
 import torch

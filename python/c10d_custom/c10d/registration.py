@@ -1,6 +1,7 @@
 """Makes the backend known to torch.distributed, and makes its groups when torch asks for them.
 
 What is done at `import torch` is here and costs next to nothing; what a group needs is imported when one is made."""
+
 import contextlib
 import os
 import sys
@@ -9,12 +10,12 @@ from .names import NAME
 from .optional import optional
 from .served import Served
 
-_FIRST_TO_MIX = "2.14"   # the first torch in which a Backend made in Python serves some of a group's devices
+_FIRST_TO_MIX = "2.14"  # the first torch in which a Backend made in Python serves some of a group's devices
 
 # What an MPI launcher leaves in the environment of the processes that it starts; launcher.py knows the details.
 _SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"
 
-_ready = None   # see ready_made
+_ready = None  # see ready_made
 
 
 def register():
@@ -31,19 +32,24 @@ def register():
 
 
 def _warn_of_torchcomms():
-    """torch before 2.14 then asks torchcomms for every group, whatever its backend, and torchcomms does not know ours."""
+    """torch before 2.14 then asks torchcomms for every group, whatever its backend, and torchcomms does not know
+    ours."""
     import warnings
 
     from torch.distributed import distributed_c10d as c10d
 
     if getattr(c10d, "_TORCHCOMM_AVAILABLE", False) and not hasattr(c10d, "_torchcomms_handles_backend"):
-        warnings.warn(f"init_process_group(\"{NAME}\") will fail: TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, and this torch then asks "
-                      "torchcomms for every group. Unset it, or use torch 2.14 or newer.", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f'init_process_group("{NAME}") will fail: TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, and this '
+            "torch then asks torchcomms for every group. Unset it, or use torch 2.14 or newer.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def look_for_launcher():
-    """Under an MPI launcher scripts find RANK and the like in their environment, and ``env://`` finds the ranks; ``mpi://``
-    always does."""
+    """Under an MPI launcher scripts find RANK and the like in their environment, and ``env://`` finds the ranks;
+    ``mpi://`` always does."""
     import importlib
 
     if _may_be_launched():
@@ -96,15 +102,22 @@ def create(options, _backend_options):
 
     asked = _device_map(options)
     others = {device: name for device, name in asked.items() if name != NAME}
-    ours = [device for device, name in asked.items() if name == NAME] or None   # None: all
+    ours = [device for device, name in asked.items() if name == NAME] or None  # None: all
     if others:
         return _for_some_devices(options, ours, others)
     if _ready is not None:
         group, _ready = _ready, None
         group.setGroupName(options.group_id)
     else:
-        group = build(options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
-                      list(options.global_ranks_in_group), devices=ours)
+        group = build(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            options.timeout,
+            options.group_id,
+            list(options.global_ranks_in_group),
+            devices=ours,
+        )
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
         group.bound_device_id = plain.bound_device_id
@@ -116,31 +129,47 @@ def _for_some_devices(options, ours, others):
     import torch
     from torch.distributed import Backend, ProcessGroup
 
-    from .backend import REGISTERED, build_backend
     from ..errors import UsageError
+    from .backend import REGISTERED, build_backend
 
     string = ",".join(f"{device}:{name}" for device, name in {**dict.fromkeys(ours, NAME), **others}.items())
     if not REGISTERED:
         raise UsageError(
-            f"backend \"{string}\": torch {torch.__version__} drops the other backend of a group as soon as one of them is "
-            f"\"{NAME}\"; it takes torch {_FIRST_TO_MIX} or newer to have both. Write init_process_group(\"{NAME}\") for all "
-            f"devices, or make two groups: init_process_group(\"{next(iter(others.values()))}\") and new_group(backend=\"{NAME}\").")
-    alike = [name for name in others.values() if Backend.backend_type_map.get(name) in (None, ProcessGroup.BackendType.CUSTOM)]
+            f'backend "{string}": torch {torch.__version__} drops the other backend of a group as soon as one of '
+            f'them is "{NAME}"; it takes torch {_FIRST_TO_MIX} or newer to have both. Write '
+            f'init_process_group("{NAME}") for all devices, or make two groups: '
+            f'init_process_group("{next(iter(others.values()))}") and new_group(backend="{NAME}").'
+        )
+    alike = [
+        name
+        for name in others.values()
+        if Backend.backend_type_map.get(name) in (None, ProcessGroup.BackendType.CUSTOM)
+    ]
     if alike:
         raise UsageError(
-            f"backend \"{string}\": of \"{NAME}\" and \"{alike[0]}\" torch keeps one in a group, because both are of the type that "
-            f"it calls custom. Make two groups: init_process_group(\"{alike[0]}\") and new_group(backend=\"{NAME}\").")
+            f'backend "{string}": of "{NAME}" and "{alike[0]}" torch keeps one in a group, because both are of the '
+            f'type that it calls custom. Make two groups: init_process_group("{alike[0]}") and '
+            f'new_group(backend="{NAME}").'
+        )
     plain = options.process_group
-    for device in ours:     # one serves all of ours; torch asks once for each
+    for device in ours:  # one serves all of ours; torch asks once for each
         if any(known.type == device for known in plain._device_types):
             return plain._get_backend(torch.device(device))
-    return build_backend(options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
-                         list(options.global_ranks_in_group), ours)
+    return build_backend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        list(options.global_ranks_in_group),
+        ours,
+    )
 
 
 def _device_map(options):
-    """{type of device: name of backend} of the group that torch is making; {} where no device was named, or where that cannot
-    be told and nothing speaks for a second backend. torch does not say it to the maker of a backend: the caller's variables do."""
+    """{type of device: name of backend} of the group that torch is making; {} where no device was named, or where that
+    cannot be told and nothing speaks for a second backend. torch does not say it to the maker of a backend: the
+    caller's variables do."""
     from ..errors import UsageError
 
     with optional("telling apart which devices of a group are for this backend"):
@@ -151,6 +180,8 @@ def _device_map(options):
         return dict(frame.f_locals["backend_config"].get_device_backend_map()) if named else {}
     plain = getattr(options, "process_group", None)
     if plain is not None and (plain._device_types or plain.name() != NAME):
-        raise UsageError(f"this torch does not let \"{NAME}\" be one backend of several in a group: write "
-                         f"init_process_group(\"{NAME}\") for all devices, or make two groups")
+        raise UsageError(
+            f'this torch does not let "{NAME}" be one backend of several in a group: write '
+            f'init_process_group("{NAME}") for all devices, or make two groups'
+        )
     return {}

@@ -1,4 +1,5 @@
 """The types of device whose tensors this backend takes."""
+
 from collections.abc import Sequence
 
 

@@ -1,30 +1,39 @@
 """Going on without the dead: the ranks of the default group that are left make themselves a new default group.
 
-torch's own shrink_group cannot do it: it wraps what a backend returns into a C++ ProcessGroup, and takes C++ backends only.
-It also wants to be told who is gone, and to be told the same on every rank; and it keeps a store that may have died with
-rank 0. Here the old group's shared memory decides, for it outlives any rank:
+torch's own shrink_group cannot do it: it wraps what a backend returns into a C++ ProcessGroup, and takes C++ backends
+only. It also wants to be told who is gone, and to be told the same on every rank; and it keeps a store that may have
+died with rank 0. Here the old group's shared memory decides, for it outlives any rank:
 
 - A roll call, in rounds. A rank calls out, then waits until each other rank has called out too, or its process has
   ended (the kernel drops its lock on the segment). Both are final and seen alike by all, so all know the same ranks.
-- The first of them serves a new TCPStore and tells its port with its call. Then they make a group as always, and meet in a
+- The first of them serves a new TCPStore and tells its port with its call. Then they make a group as always, and meet
+in a
   barrier, which all pass or none does.
 - If a rank dies on the way, whoever notices goes on to the next round, and the rest follow.
 
 The old groups are destroyed when the new one is there: a rank for which this raises still has them, and may try again.
 """
+
 import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import (DistError, PrefixStore, TCPStore, destroy_process_group, get_backend_config, group,
-                               init_process_group)
+from torch.distributed import (
+    DistError,
+    PrefixStore,
+    TCPStore,
+    destroy_process_group,
+    get_backend_config,
+    group,
+    init_process_group,
+)
 
-from . import issuing, process_group, registration
-from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from ..creation.liveness import Members
+from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from ..transport.shm.transport import ShmTransport
+from . import issuing, process_group, registration
 
-_FIRST, _MOST = 0.2e-3, 5e-3    # s: between two looks at the roll
+_FIRST, _MOST = 0.2e-3, 5e-3  # s: between two looks at the roll
 _CONNECT = timedelta(seconds=2)
 
 
@@ -35,17 +44,19 @@ class _Over(Exception):
 def shrink_group(timeout=None):
     """Makes the ranks of the default group whose processes are alive the new default group, which it returns: ranks are
     renumbered in their old order. Every one of them calls it, after an error or not; what is under way on any group of
-    this process fails, and all its groups are destroyed. ``timeout``: a timedelta, how long to wait for the other ranks;
-    the group's own if None.
+    this process fails, and all its groups are destroyed. ``timeout``: a timedelta, how long to wait for the other
+    ranks; the group's own if None.
 
-    Raises CollectiveTimeoutError if a rank neither comes nor ends, UsageError for ranks on several hosts; the old groups
-    are then still there."""
+    Raises CollectiveTimeoutError if a rank neither comes nor ends, UsageError for ranks on several hosts; the old
+    groups are then still there."""
     old = group.WORLD
     if not isinstance(old, process_group.CustomProcessGroup):
-        raise UsageError("shrink_group: the default group is not there, or not one of the backend \"custom\"")
+        raise UsageError('shrink_group: the default group is not there, or not one of the backend "custom"')
     if not isinstance(old.cpu_transport, ShmTransport):
-        raise UsageError("shrink_group: the default group spans several hosts. MPI does not go on without a rank: restart "
-                         "the job from a checkpoint")
+        raise UsageError(
+            "shrink_group: the default group spans several hosts. MPI does not go on without a rank: restart "
+            "the job from a checkpoint"
+        )
     backend, own = get_backend_config(old), old.timeout
     for each in issuing.live():
         each.abort()
@@ -76,7 +87,7 @@ class _Survivors:
         while True:
             before, members = members, self._call_the_roll(round)
             if failed is not None and members == before:
-                raise failed    # on every rank: it was nobody's death
+                raise failed  # on every rank: it was nobody's death
             try:
                 return self._meet(round, members)
             except _Over:
@@ -104,9 +115,12 @@ class _Survivors:
 
         if not self._until(complete):
             raise CollectiveTimeoutError(
-                f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(awaited[0])} neither came nor ended in "
-                f"{time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive call shrink_group? "
-                "One that hangs has to be ended.")
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(awaited[0])} neither came nor "
+                "ended in "
+                f"{time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive call "
+                "shrink_group? "
+                "One that hangs has to be ended."
+            )
         return sorted(present)
 
     def _more(self, ranks):
@@ -120,8 +134,14 @@ class _Survivors:
         else:
             store = self._connect(round, members[0])
             store.set_timeout(left)
-        new = process_group.build(PrefixStore("shrunk", store), members.index(self.rank), len(members), left, self.name,
-                                  processes=Members(self.board, members))
+        new = process_group.build(
+            PrefixStore("shrunk", store),
+            members.index(self.rank),
+            len(members),
+            left,
+            self.name,
+            processes=Members(self.board, members),
+        )
         try:
             new.barrier().wait()
         except BaseException:
@@ -135,7 +155,7 @@ class _Survivors:
         def connected():
             nonlocal store
             if server not in self.board.roll(round + 1)[1]:
-                raise _Over     # it has gone on to the next round, or ended
+                raise _Over  # it has gone on to the next round, or ended
             if port := self.board.roll(round)[0][server]:
                 try:
                     # TCPStore goes on trying where nobody listens any more.
@@ -146,8 +166,10 @@ class _Survivors:
             return store is not None
 
         if not self._until(connected):
-            raise CollectiveTimeoutError(f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(server)} was to "
-                                         f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s")
+            raise CollectiveTimeoutError(
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(server)} was to "
+                f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s"
+            )
         return store
 
     def _until(self, there):

@@ -4,6 +4,7 @@ if C10D_CUSTOM_TRACE_DIR names a folder.
 A source is a transport: it has name, rank, size, members, trace() and peers(). Files are readable by their user only,
 and no two have the same name: rank, host and pid, and a number counted up until the name is free.
 """
+
 import itertools
 import os
 import signal
@@ -15,8 +16,8 @@ import weakref
 from ..errors import UsageError
 from ..transport.trace_file import Dump, GroupTrace, write
 
-_sources = {}   # id -> weak reference; iterated over in copies that take no lock, as a signal may come at any time
-_said = set()   # ids of sources whose failure has been written
+_sources = {}  # id -> weak reference; iterated over in copies that take no lock, as a signal may come at any time
+_said = set()  # ids of sources whose failure has been written
 
 
 def follow(source, config):
@@ -70,8 +71,10 @@ def install_signal(config):
     if not config.trace_signal or _installed.get(config.trace_signal) is not None:
         return
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("C10D_CUSTOM_TRACE_SIGNAL: the first group of a process must be created in its main thread, as "
-                         "Python sets signal handlers there only")
+        raise UsageError(
+            "C10D_CUSTOM_TRACE_SIGNAL: the first group of a process must be created in its main thread, as "
+            "Python sets signal handlers there only"
+        )
     number = config.trace_signal
     before = signal.getsignal(number)
 

@@ -1,4 +1,5 @@
 """Work handles, their futures, and the threads that complete what must be completed in Python."""
+
 import contextlib
 import itertools
 import threading
@@ -10,8 +11,8 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import AbortedError, CollectiveTimeoutError, TransportError
-from .optional import optional
 from ..threads import start
+from .optional import optional
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -38,12 +39,13 @@ def _never():
 # Whether we are in torch's allow_inflight_collective_as_graph_input_ctx.
 works_are_graph_inputs, _register_work = _never, None
 with optional("collectives under way as inputs of compiled graphs"):
-    from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input as works_are_graph_inputs
     from torch._C._distributed_c10d import _register_work
 
 
 class _Failure:
-    """The value of an inner future whose operation has failed. A future of a device looks for tensors in it by pickling."""
+    """The value of an inner future whose operation has failed. A future of a device looks for tensors in it by
+    pickling."""
+
     __slots__ = ("error",)
 
     def __init__(self, error=None):
@@ -61,19 +63,19 @@ def _value(done):
 
 
 def _can_fail(inner):
-    """The future to hand out for ``inner``. Future.set_exception is for callers in Python: one in C++, as DDP's Reducer,
-    would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a RuntimeError
-    that quotes it)."""
+    """The future to hand out for ``inner``. Future.set_exception is for callers in Python: one in C++, as DDP's
+    Reducer, would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a
+    RuntimeError that quotes it)."""
     return inner.then(_value)
 
 
 class DoneWork(_TorchWork):
     """A synchronous operation, over when the caller gets to see it."""
 
-    def __init__(self, tensors, flight=None):
+    def __init__(self, tensors, stream_op=None):
         super().__init__()
         self._tensors = tensors
-        self._flight = flight   # of tensors on a device: the current stream waits for it already
+        self._stream_op = stream_op  # of tensors on a device: the current stream waits for it already
 
     def wait(self, timeout=None):
         return True
@@ -94,9 +96,9 @@ class DoneWork(_TorchWork):
         return self._tensors
 
     def get_future(self):
-        if self._flight is not None:
-            future = self._flight.future()
-            self._flight.resolve(future, self._tensors, [self._flight])
+        if self._stream_op is not None:
+            future = self._stream_op.future()
+            self._stream_op.resolve(future, self._tensors, [self._stream_op])
             return future
         future = torch.futures.Future()
         future.set_result(self._tensors)
@@ -151,9 +153,9 @@ class Work(_TorchWork):
     # --- torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx
 
     def become_graph_inputs(self, register):
-        """A compiled graph that is given this Work's tensors may wait for them (wait_tensor), as for those of c10d's own Works.
-        ``register``: enter it into torch's registry, where torch does not do that; as this does not keep our half of a Work
-        alive, the completer does."""
+        """A compiled graph that is given this Work's tensors may wait for them (wait_tensor), as for those of c10d's
+        own Works. ``register``: enter it into torch's registry, where torch does not do that; as this does not keep our
+        half of a Work alive, the completer does."""
         self._graph_inputs = self._tensors
         if register:
             self._completer.hold(self)
@@ -161,9 +163,9 @@ class Work(_TorchWork):
                 _register_work(tensor, self)
 
     def _forget_graph_inputs(self):
-        tensors, self._graph_inputs = self._graph_inputs, ()    # first: wait_tensor comes back here
+        tensors, self._graph_inputs = self._graph_inputs, ()  # first: wait_tensor comes back here
         for tensor in tensors:
-            torch.ops._c10d_functional.wait_tensor(tensor)      # the only way out of torch's registry
+            torch.ops._c10d_functional.wait_tensor(tensor)  # the only way out of torch's registry
         self._completer.release(self)
 
     def is_completed(self):
@@ -191,7 +193,7 @@ class Work(_TorchWork):
 
     def get_future(self):
         future = self._new_future()
-        self._futures.append(future)    # before the look whether it is over: whoever ends it then sees this one, or we do
+        self._futures.append(future)  # before the look whether it is over: whoever ends it then sees this one, or we do
         if self._over:
             self._resolve_futures()
         else:
@@ -208,8 +210,8 @@ class Work(_TorchWork):
         self._await(None)
 
     def _await(self, seconds):
-        """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing behind that
-        would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
+        """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
+        behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
         if self._over:
             return
         self._completer.refuse_inside(self._tickets)
@@ -221,8 +223,8 @@ class Work(_TorchWork):
         if late is not None:
             what, waits = late.standing()
             raise CollectiveTimeoutError(
-                f"{what}: not done after the {seconds:g} s given to wait(); it goes on until its own "
-                f"time-out. {waits}")
+                f"{what}: not done after the {seconds:g} s given to wait(); it goes on until its own time-out. {waits}"
+            )
         self.settle()
 
     def _await_tickets(self, deadline):
@@ -245,11 +247,11 @@ class Work(_TorchWork):
     def settle(self):
         """All tickets are done: run `finish`, drop what was kept, resolve the futures."""
         with self._lock:
-            if self._over or self._settling:    # the latter: by an outer frame, below a signal handler
+            if self._over or self._settling:  # the latter: by an outer frame, below a signal handler
                 return
             self._settling = True
             try:
-                self._error = next((e for e in map(lambda t: t.error(), self._tickets) if e), None)
+                self._error = next((e for t in self._tickets if (e := t.error())), None)
                 if self._error is None and self._finish is not None:
                     self._finish()
             except BaseException as error:  # what a signal handler raises, too: `wait` raises it
@@ -285,19 +287,19 @@ class Work(_TorchWork):
 
 class DeviceWork(Work):
     """Work on tensors of a device. It is settled when the GPU has been told of all of it: then futures resolve,
-    and `wait` lets the current stream wait for the rest. ``flights``: what tells of the GPU's side, one for
+    and `wait` lets the current stream wait for the rest. ``stream_ops``: what tells of the GPU's side, one for
     each operation. What was kept is so until a stream waits, or the GPU is done."""
 
-    def __init__(self, completer, tickets, tensors, finish, keep, flights):
+    def __init__(self, completer, tickets, tensors, finish, keep, stream_ops):
         super().__init__(completer, tickets, tensors, finish, keep)
-        self._flights = flights
+        self._stream_ops = stream_ops
 
     def wait(self, timeout=None):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         began = time.monotonic()
         super().wait(timeout)
-        for flight in self._flights:
-            flight.join()
+        for stream_op in self._stream_ops:
+            stream_op.join()
         if seconds and seconds > 0:
             self._await_gpu(began + seconds, seconds)
         super()._let_go()
@@ -306,13 +308,13 @@ class DeviceWork(Work):
     def is_completed(self):
         if not super().is_completed():
             return False
-        if self._error is None and not all(f.completed() for f in self._flights):
+        if self._error is None and not all(f.completed() for f in self._stream_ops):
             return False
         super()._let_go()
         return True
 
     def _await_gpu(self, deadline, seconds):
-        while not all(f.completed() for f in self._flights):
+        while not all(f.completed() for f in self._stream_ops):
             if time.monotonic() >= deadline:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
             time.sleep(_GPU_STEP)
@@ -322,13 +324,13 @@ class DeviceWork(Work):
             super()._let_go()
 
     def _new_future(self):
-        return self._flights[0].future()
+        return self._stream_ops[0].future()
 
     def _resolve(self, future):
         if self._error is not None:
             future.set_result(_Failure(self._error))
         else:
-            self._flights[0].resolve(future, self._tensors, self._flights)
+            self._stream_ops[0].resolve(future, self._tensors, self._stream_ops)
 
 
 class Completer:
@@ -337,18 +339,17 @@ class Completer:
     Callbacks of a future run in the thread that completes it and may wait for further operations of
     the same group, so there is always one more thread than there are callbacks running.
 
-    A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken twice by
-    one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs.
-    """
+    A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken
+    twice by one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs."""
 
     def __init__(self, transport, name):
         self._transport, self._name = transport, name
         self._lock = threading.RLock()
         self._tokens = itertools.count(1)
-        self._watched = {}      # token -> (work, index of the ticket it stands for)
-        self._in_flight = {}     # an ordered set: keeps Works, and so their tensors, alive until they end
+        self._watched = {}  # token -> (work, index of the ticket it stands for)
+        self._in_flight = {}  # an ordered set: keeps Works, and so their tensors, alive until they end
         self._remembered = deque(maxlen=_REMEMBERED)
-        self._held = set()      # Works that torch's registry of graph inputs has
+        self._held = set()  # Works that torch's registry of graph inputs has
         self._idle = 0
         self._threads = set()
 
@@ -413,8 +414,8 @@ class Completer:
 
     def close(self):
         """Ends the threads; the transport has left, so nothing keeps them."""
-        # One that ends may have started another; and one that is still at the end of a callback when the interpreter goes
-        # away takes the process with it.
+        # One that ends may have started another; and one that is still at the end of a callback when the interpreter
+        # goes away takes the process with it.
         until = time.monotonic() + _JOIN
         while (threads := self._others()) and time.monotonic() < until:
             threads[0].join(until - time.monotonic())
@@ -454,7 +455,7 @@ class Completer:
                     self._idle -= 1
                     last = not self._idle
                 if last:
-                    with contextlib.suppress(TransportError):   # then callbacks have to wait for this one
+                    with contextlib.suppress(TransportError):  # then callbacks have to wait for this one
                         self._start()
                 if work is not None:
                     self.watch(work, index + 1)

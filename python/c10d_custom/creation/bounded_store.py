@@ -1,9 +1,9 @@
 """A c10d Store, each call of which ends by a deadline.
 
-A TCPStore whose server is stopped, or behind a network that is cut, does not answer, and its time-out holds for few of its calls.
-So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread that got none stays
-behind until the server answers or its connection ends.
-"""
+A TCPStore whose server is stopped, or behind a network that is cut, does not answer, and its time-out holds for few of
+its calls. So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread
+that got none stays behind until the server answers or its connection ends."""
+
 import queue
 import threading
 import time
@@ -15,12 +15,12 @@ from ..threads import start
 
 
 class BoundedStore:
-    """Of ``store``. Its calls raise TransportError at ``deadline`` (time.monotonic), and at once after one that did. ``close`` ends
-    its thread; after that there is ``plain``, the Store itself."""
+    """Of ``store``. Its calls raise TransportError at ``deadline`` (time.monotonic), and at once after one that did.
+    ``close`` ends its thread; after that there is ``plain``, the Store itself."""
 
     def __init__(self, store, deadline, what):
         self.plain, self.deadline = store, deadline
-        self._what = what   # is being done, for errors
+        self._what = what  # is being done, for errors
         self._asker = _Asker()
 
     def under(self, prefix):
@@ -54,8 +54,10 @@ class BoundedStore:
         if not self._asker.ask(answer := _Answer(call, arguments), self.deadline):
             raise TransportError(
                 f"{self._what}: the store has not answered for {self._asker.silent:.1f} s. It is "
-                f"{_whereabouts(self.plain)}. Is the process that serves it (rank 0, or the launcher's agent) stopped, or the network "
-                "to it cut?")
+                f"{_whereabouts(self.plain)}. Is the process that serves it (rank 0, or the launcher's agent) "
+                "stopped, or the network "
+                "to it cut?"
+            )
         if answer.error is not None:
             raise answer.error
         return answer.value
@@ -73,7 +75,7 @@ class _Asker:
 
     def __init__(self):
         self._asked = queue.SimpleQueue()
-        self.silent = 0.0       # s: that a call was waited for in vain
+        self.silent = 0.0  # s: that a call was waited for in vain
         start(self._run, "c10d_custom:store")
 
     def ask(self, answer, deadline):

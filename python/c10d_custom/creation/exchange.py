@@ -1,4 +1,5 @@
 """What the ranks of a group tell each other through its Store while they make it."""
+
 import contextlib
 import json
 import time
@@ -8,18 +9,21 @@ from .liveness import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
 _FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
-# Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it who
-# is missing.
+# Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
+# who is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
 _HEARD_SECONDS = 10.0
-_KINDS = {kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)}  # of an error told to others
-_LOOK = 0.1   # s: between two calls of `look`
+_KINDS = {
+    kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
+}  # of an error told to others
+_LOOK = 0.1  # s: between two calls of `look`
 
 
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
-    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something else.
-    ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and may raise."""
+    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something
+    else. ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and
+    may raise."""
 
     def __init__(self, store, rank, size, seconds, processes=None, look=None):
         self.store, self.rank, self.size = store, rank, size
@@ -45,7 +49,8 @@ class Exchange:
                 raise TransportError(
                     f"group creation: rank {self.rank} heard nothing from {who} for "
                     f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
-                    "init_process_group (or new_group) with the same ranks?")
+                    "init_process_group (or new_group) with the same ranks?"
+                )
             return json.loads(self.store.get(key))
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
@@ -71,8 +76,8 @@ class Exchange:
     def gather_and_decide(self, topic, value, decide, meet=None):
         """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
-        exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon as
-        they are there."""
+        exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
+        as they are there."""
         self.say(f"{topic}/{self.rank}", value)
         if self.rank:
             verdict = self._hear_verdict(topic, meet)
@@ -137,7 +142,9 @@ class Exchange:
         """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"gave up/{self.rank}", "")
-            self.store.set("gave up", json.dumps({"rank": self.rank, "kind": type(error).__name__, "error": str(error)}))
+            self.store.set(
+                "gave up", json.dumps({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
+            )
 
     def _given_up(self, why):
         kind = _KINDS.get(why["kind"], TransportError)
@@ -160,8 +167,10 @@ class Exchange:
 
     def _store_lost(self, error):
         if isinstance(error, TransportError):
-            return error    # BoundedStore's says it all
+            return error  # BoundedStore's says it all
         if obituary := self.processes.obituary():
             return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
-        return TransportError(f"group creation, rank {self.rank}: the store does not answer; has the process that serves "
-                              f"it (rank 0, often) ended? ({error})")
+        return TransportError(
+            f"group creation, rank {self.rank}: the store does not answer; has the process that serves "
+            f"it (rank 0, often) ended? ({error})"
+        )

@@ -1,11 +1,13 @@
 """Which ranks of this host have ended, while their group is being made. Once it is, the native core watches."""
+
 import contextlib
 import os
 import select
 
 
 def started(pid):
-    """When a process started, in the kernel's ticks: with its PID, what no other process ever has. None: there is none."""
+    """When a process started, in the kernel's ticks: with its PID, what no other process ever has. None: there is
+    none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             return int(f.read().rpartition(b")")[2].split()[19])
@@ -20,7 +22,7 @@ class Processes:
     def __init__(self, who="rank {}".format):
         self._who = who
         self._poll = select.poll()
-        self._ranks = {}    # pidfd -> rank
+        self._ranks = {}  # pidfd -> rank
         self._pids = {}
         self._ended = set()
 
@@ -58,7 +60,8 @@ class Processes:
 
 class Members(Processes):
     """Of a group that is made by some ranks of another, on one host: they are known before they have told who they are.
-    ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all this."""
+    ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all
+    this."""
 
     def __init__(self, parent, ranks, roll=False):
         super().__init__()
@@ -66,15 +69,17 @@ class Members(Processes):
         self._pids = {rank: state.pid for rank, state in enumerate(self._states())}
 
     def _states(self):
-        states = self._parent.states(0) or []   # none: closed
+        states = self._parent.states(0) or []  # none: closed
         return [states[r] for r in self._in_parent] if states else []
 
     def ended(self):
         return {rank for rank, state in enumerate(self._states()) if not state.alive}
 
     def obituary(self):
-        return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died, or left the group that this one is made from"
-                         for rank in sorted(self.ended()))
+        return "; ".join(
+            f"{self._who(rank)} (pid {self._pids[rank]}) has died, or left the group that this one is made from"
+            for rank in sorted(self.ended())
+        )
 
     def left_for(self):
         if self._roll and (present := self._parent.roll(1)[0]):

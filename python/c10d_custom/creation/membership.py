@@ -3,13 +3,14 @@
 Ranks that were given different members wait for each other in vain. So each says under its global rank which members it
 was given, and looks at what the others say while it waits.
 """
+
 import hashlib
 import json
 import time
 
 from ..errors import CollectiveMismatchError
 
-_AT_ONCE = 16   # ranks looked at in one look: a store serves all of them
+_AT_ONCE = 16  # ranks looked at in one look: a store serves all of them
 _TOLD_SECONDS = 0.5
 
 
@@ -19,7 +20,9 @@ class Membership:
     def __init__(self, store, rank, members, name):
         self.store, self.me, self.members, self.name = store, members[rank], members, name
         self._next = 0
-        self._said = ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
+        self._said = (
+            ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
+        )
         # Of the store's keys, those of ranks that mean this group.
         self.digest = hashlib.sha256(self._said.encode()).hexdigest()[:16]
 
@@ -50,7 +53,8 @@ class Membership:
         table = "\n".join(f"  rank {m}: ranks {said[m]}" for m in sorted(said))
         raise CollectiveMismatchError(
             f"creation of group {self.name or '(unnamed)'}, rank {self.me}: the ranks were given different members:\n"
-            f"{table}\nGive the same ranks, in the same order, on every rank.")
+            f"{table}\nGive the same ranks, in the same order, on every rank."
+        )
 
     def _tell(self, others):
         # The process that serves the store may end with this error: let the others hear first.

@@ -1,4 +1,5 @@
 """Which ranks share a host."""
+
 import os
 import socket
 from dataclasses import asdict, dataclass
@@ -9,16 +10,17 @@ from .liveness import started
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace, in which
-    the segment is handed over (transport/segment.py): two pods of one machine are two hosts. Host names repeat and containers make
-    them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+class Location:
+    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace,
+    in which the segment is handed over (transport/segment.py): two pods of one machine are two hosts. Host names repeat
+    and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+
     boot_id: str
     hostname: str
     pid: int
     uid: int
-    started: int    # see liveness.py
-    network: int    # the network namespace; of one boot id, equal numbers are the same
+    started: int  # see liveness.py
+    network: int  # the network namespace; of one boot id, equal numbers are the same
 
     @property
     def host(self):
@@ -38,26 +40,26 @@ def _network():
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
-        return 0    # a kernel without network namespaces
+        return 0  # a kernel without network namespaces
 
 
-def places(exchange):
-    """The Place of every rank of the group, in rank order, on every rank."""
-    here = Place.here()
+def locations(exchange):
+    """The Location of every rank of the group, in rank order, on every rank."""
+    here = Location.here()
 
     def meet(rank, value):
-        place = Place(**value)
+        place = Location(**value)
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
 
     table = exchange.gather_and_decide("place", asdict(here), lambda values: values, meet)
     for rank, value in enumerate(table):
         meet(rank, value)
-    return [Place(**p) for p in table]
+    return [Location(**p) for p in table]
 
 
 def by_host(all_places):
-    """{Place.host: its ranks}"""
+    """{Location.host: its ranks}"""
     hosts = {}
     for rank, place in enumerate(all_places):
         hosts.setdefault(place.host, []).append(rank)
@@ -69,21 +71,28 @@ def require_one_user(all_places):
     for ranks in by_host(all_places).values():
         users = {all_places[r].uid for r in ranks}
         if len(users) > 1:
-            raise TransportError(f"ranks {ranks} run as different users (uids {sorted(users)}) of host "
-                                 f"{all_places[ranks[0]].hostname}; the shared memory is private to one")
+            raise TransportError(
+                f"ranks {ranks} run as different users (uids {sorted(users)}) of host "
+                f"{all_places[ranks[0]].hostname}; the shared memory is private to one"
+            )
 
 
 def require_mpi(exchange, all_places):
     """Raises TransportError, on every rank alike, unless an MPI launcher has started every rank."""
+
     def decide(found):
         if not all(found):
-            where = "; ".join(f"{all_places[ranks[0]].hostname}: ranks {', '.join(map(str, ranks))}"
-                              for ranks in by_host(all_places).values())
+            where = "; ".join(
+                f"{all_places[ranks[0]].hostname}: ranks {', '.join(map(str, ranks))}"
+                for ranks in by_host(all_places).values()
+            )
             raise TransportError(
                 f"the ranks of this group run on several hosts ({where}), and not all were started by an MPI "
                 "launcher. Between hosts this backend uses MPI, which only works among processes that mpirun "
                 "(mpiexec, srun --mpi=...) has started: start the job with it, as in `mpirun -n 8 -hosts a,b "
-                f"python train.py`, instead of torchrun.{_one_machine(all_places)}")
+                f"python train.py`, instead of torchrun.{_one_machine(all_places)}"
+            )
+
     exchange.gather_and_decide("launcher", detect() is not None, decide)
 
 
@@ -95,6 +104,10 @@ def _one_machine(all_places):
     apart = next((ranks for ranks in machines.values() if len(ranks) > 1), None)
     if apart is None:
         return ""
-    return (f" Ranks {' and '.join(map(str, apart))} are on one machine, but in network namespaces of their own, as the containers of "
-            "different pods are: they cannot hand each other shared memory. Run them in one pod, or with the host's network "
-            "(docker run --network=host).")
+    return (
+        f" Ranks {' and '.join(map(str, apart))} are on one machine, but in network namespaces of their own, as the "
+        "containers of "
+        "different pods are: they cannot hand each other shared memory. Run them in one pod, or with the host's "
+        "network "
+        "(docker run --network=host)."
+    )

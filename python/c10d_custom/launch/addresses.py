@@ -1,4 +1,5 @@
 """Where other hosts may reach this one, without third-party packages."""
+
 import fcntl
 import socket
 import struct
@@ -21,6 +22,7 @@ def addresses():
             lines = [line.split() for line in f]
     except OSError:
         lines = []  # a kernel without IPv6
-    found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
-              for text, _, _, scope, _, _ in lines if scope == "00"]
+    found += [
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text)) for text, _, _, scope, _, _ in lines if scope == "00"
+    ]
     return [a for a in found if not a.startswith("127.")]

@@ -2,6 +2,7 @@
 
 A launcher gives every rank its place in variables of its own. Those are inherited by whatever the rank
 starts, so each kind is believed only as far as its variables can be told from inherited ones."""
+
 import os
 import re
 import stat
@@ -14,6 +15,7 @@ from ..config import launcher_wanted
 @dataclass(frozen=True)
 class Launcher:
     """A rank's place in its job. The local ones are None where the launcher does not tell them."""
+
     name: str
     rank: int
     size: int
@@ -22,8 +24,12 @@ class Launcher:
 
     def variables(self):
         """The same in torchrun's names, which scripts read."""
-        values = {"RANK": self.rank, "WORLD_SIZE": self.size,
-                  "LOCAL_RANK": self.local_rank, "LOCAL_WORLD_SIZE": self.local_size}
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+        }
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -51,8 +57,13 @@ def _launcher(name, rank, size, local_rank, local_size):
 
 
 def _open_mpi():
-    return _launcher("Open MPI", _number("OMPI_COMM_WORLD_RANK"), _number("OMPI_COMM_WORLD_SIZE"),
-                     _number("OMPI_COMM_WORLD_LOCAL_RANK"), _number("OMPI_COMM_WORLD_LOCAL_SIZE"))
+    return _launcher(
+        "Open MPI",
+        _number("OMPI_COMM_WORLD_RANK"),
+        _number("OMPI_COMM_WORLD_SIZE"),
+        _number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        _number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
 
 
 def _pmi():
@@ -62,9 +73,13 @@ def _pmi():
     if "PMI_FD" in os.environ and not _is_open_socket(_number("PMI_FD")):
         return None
     slurm = _slurm()
-    return _launcher("PMI", _number("PMI_RANK"), _number("PMI_SIZE"),
-                     _number("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
-                     _number("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE") or (slurm and slurm.local_size))
+    return _launcher(
+        "PMI",
+        _number("PMI_RANK"),
+        _number("PMI_SIZE"),
+        _number("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
+        _number("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE") or (slurm and slurm.local_size),
+    )
 
 
 def _is_open_socket(fd):
@@ -78,8 +93,13 @@ def _slurm():
     """srun. A batch script also has SLURM_PROCID=0, but it is no step."""
     if "SLURM_STEP_ID" not in os.environ:
         return None
-    return _launcher("srun", _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-                     _number("SLURM_LOCALID"), _slurm_tasks_here())
+    return _launcher(
+        "srun",
+        _number("SLURM_PROCID"),
+        _number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        _number("SLURM_LOCALID"),
+        _slurm_tasks_here(),
+    )
 
 
 def _slurm_tasks_here():

@@ -1,6 +1,7 @@
 """This process's use of MPI, by way of mpi4py: one per process, begun by the first `job()`.
 
 Every wait here polls, with a deadline: blocking calls of MPI have none, and burn a core."""
+
 import _sitebuiltins
 import atexit
 import contextlib
@@ -14,8 +15,8 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from . import launcher
 from ..errors import TransportError
+from . import launcher
 
 SPIN_SECONDS = 200e-6
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
@@ -37,6 +38,7 @@ _exit_status = 0  # what this process is about to exit with, if it is to abort t
 @dataclass(frozen=True)
 class Job:
     """All ranks that the launcher started. ``world`` is COMM_WORLD itself, whose errors are exceptions."""
+
     MPI: object
     world: object
     rank: int
@@ -77,7 +79,9 @@ def job(seconds=None):
         if _job is None:
             _job = _begin(seconds)
     if _job.pid != os.getpid():
-        raise TransportError("a forked child cannot use its parent's MPI: start it with spawn, and not as a rank of the job")
+        raise TransportError(
+            "a forked child cannot use its parent's MPI: start it with spawn, and not as a rank of the job"
+        )
     if _job.MPI.Is_finalized():
         raise TransportError("MPI has been finalized in this process; it cannot start again")
     return _job
@@ -99,15 +103,21 @@ def _begin(seconds):
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TransportError(
             f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs. "
-            + ("Use a build of MPI that has it." if ours else
-               'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or leave it to us.'))
+            + (
+                "Use a build of MPI that has it."
+                if ours
+                else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or '
+                "leave it to us."
+            )
+        )
     found = launcher.detect()
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
             f"the launcher ({found.name}) says rank {found.rank} of {found.size}, but the MPI library says rank "
             f"{begun.rank} of {begun.size}: they do not belong together. Use the mpiexec of the library ("
             f"{_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
-            "another srun --mpi=... (srun --mpi=list).")
+            "another srun --mpi=... (srun --mpi=list)."
+        )
     return begun
 
 
@@ -128,8 +138,10 @@ def _initialise(MPI, seconds):
         _init.start()
     _init.join(seconds)
     if _init.is_alive():
-        raise TransportError(f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
-                             "start it; did one fail before, or not call init_process_group?")
+        raise TransportError(
+            f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
+            "start it; did one fail before, or not call init_process_group?"
+        )
     if not MPI.Is_initialized():
         raise TransportError("MPI failed to start; the reason is above")
 
@@ -151,7 +163,8 @@ def _import():
     except (ImportError, RuntimeError) as error:
         raise TransportError(
             f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): {INSTALL} brings one; "
-            "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another") from error
+            "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another"
+        ) from error
     return MPI
 
 
@@ -174,6 +187,7 @@ def _library(MPI):
 
 # --- the end of a rank is the end of the job
 
+
 def _end_job_with_rank(job):
     """MPI's Finalize waits for all ranks, so a rank that fails would wait, at its exit, for those that
     wait for it. Hence an uncaught exception aborts the job at once, and sys.exit(code) other than 0
@@ -193,8 +207,10 @@ def _abort(job, kind, error, trace):
         return sys.__excepthook__(kind, error, trace)
     with contextlib.suppress(Exception):
         text = "".join(traceback.format_exception(kind, error, trace))
-        sys.__stderr__.write(f"{text}rank {job.rank} of {job.size} ({socket.gethostname()}, pid {job.pid}) "
-                             "ends the MPI job: uncaught exception above\n")
+        sys.__stderr__.write(
+            f"{text}rank {job.rank} of {job.size} ({socket.gethostname()}, pid {job.pid}) "
+            "ends the MPI job: uncaught exception above\n"
+        )
     for stream in (sys.stdout, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -208,6 +224,7 @@ def _watch_exit(job):
     """Python tells no exit handler the code it exits with. But the interpreter reads the attribute
     ``code`` of a SystemExit that nobody caught, and does so when no Python frame is left. (A program
     that raises SystemExit itself escapes this: its rank waits in Finalize.)"""
+
     class Exit(SystemExit):
         @property
         def code(self):

@@ -11,6 +11,7 @@ Rank 0 serves a TCPStore on a port the kernel chooses and offers its addresses o
 that all can reach. Host names play no part: a host's own name may resolve to 127.0.1.1. MASTER_ADDR and
 MASTER_PORT are then set for scripts that read them; as long as they stay as set here they count as unset,
 so that init_process_group after destroy_process_group makes another store."""
+
 import hashlib
 import json
 import os
@@ -22,10 +23,10 @@ from datetime import timedelta
 from importlib.util import find_spec
 from urllib.parse import parse_qsl, urlparse
 
-from . import launcher
-from .addresses import addresses
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
+from . import launcher
+from .addresses import addresses
 from .mpi_job import INSTALL, job
 
 CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
@@ -74,8 +75,10 @@ def _refuse_contradictions(mpi, query):
     for what, name, real in (("rank", "RANK", mpi.rank), ("world_size", "WORLD_SIZE", mpi.size)):
         for source, text in ((f"the argument {what}", query.get(what)), (name, os.environ.get(name))):
             if text is not None and text != str(real):
-                raise UsageError(f"{source} says {text}, but MPI says {real}. Leave it out, or set RANK, WORLD_SIZE, "
-                                 "MASTER_ADDR and MASTER_PORT, all four, to go without MPI.")
+                raise UsageError(
+                    f"{source} says {text}, but MPI says {real}. Leave it out, or set RANK, WORLD_SIZE, "
+                    "MASTER_ADDR and MASTER_PORT, all four, to go without MPI."
+                )
 
 
 class _Meeting:
@@ -100,13 +103,15 @@ class _Meeting:
                 return store
         raise TransportError(
             f"rendezvous: no address of rank 0's host is reachable from all ranks; tried {offer['addresses']}, port "
-            f"{offer['port']}. Is there a firewall, or a network that only some hosts have?")
+            f"{offer['port']}. Is there a firewall, or a network that only some hosts have?"
+        )
 
     def _wait(self, request, what):
         if not self.mpi.wait_all([request], self.deadline):
             raise TransportError(
                 f"rendezvous: rank {self.mpi.rank} waited {self.timeout.total_seconds():.0f} s for {what}; do all "
-                f"{self.mpi.size} ranks of the MPI job call init_process_group?")
+                f"{self.mpi.size} ranks of the MPI job call init_process_group?"
+            )
 
     def _ranks_here(self):
         """The ranks on this host, in order. Hosts differ in their kernel's boot id; names repeat."""
@@ -115,7 +120,7 @@ class _Meeting:
         every = bytearray(len(mine) * self.mpi.size)
         self._wait(self.mpi.world.Iallgather(mine, every), "the other ranks")
         width = len(mine)
-        return [r for r in range(self.mpi.size) if every[r * width:(r + 1) * width] == mine]
+        return [r for r in range(self.mpi.size) if every[r * width : (r + 1) * width] == mine]
 
     def _broadcast(self, value):
         text = bytearray(json.dumps(value).encode())
@@ -128,8 +133,10 @@ class _Meeting:
 
     def _all(self, good):
         mine, every = bytearray([good]), bytearray(1)
-        self._wait(self.mpi.world.Iallreduce([mine, self.mpi.MPI.BYTE], [every, self.mpi.MPI.BYTE],
-                                             self.mpi.MPI.BAND), "the other ranks to connect")
+        self._wait(
+            self.mpi.world.Iallreduce([mine, self.mpi.MPI.BYTE], [every, self.mpi.MPI.BYTE], self.mpi.MPI.BAND),
+            "the other ranks to connect",
+        )
         return bool(every[0])
 
     def _serve(self, one_host):

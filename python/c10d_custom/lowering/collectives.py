@@ -1,5 +1,6 @@
 """c10d's operations lowered to the primitives of a transport: tensors checked, made contiguous, and
 named in a Call. Every function returns a Call; UsageError where the arguments make no sense."""
+
 import torch
 
 from .. import dtypes
@@ -49,8 +50,10 @@ def check_tensor(name, t, what="tensor"):
     if not isinstance(t, torch.Tensor):
         raise UsageError(f"{name}: {what} is {type(t).__name__}, not a torch.Tensor")
     if t.layout is not torch.strided:
-        raise UsageError(f"{name}: {what} has layout {t.layout}; only dense tensors can be communicated"
-                         + (" (all_reduce with SUM takes sparse COO tensors)" if t.is_sparse else ""))
+        raise UsageError(
+            f"{name}: {what} has layout {t.layout}; only dense tensors can be communicated"
+            + (" (all_reduce with SUM takes sparse COO tensors)" if t.is_sparse else "")
+        )
     if not (t.is_cpu or t.is_cuda):
         raise UsageError(f"{name}: {what} is on {t.device}; only CPU and CUDA tensors can be communicated")
     return dtypes.lookup(t.dtype)
@@ -103,8 +106,15 @@ class Lowering:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
     def broadcast(self, t, root, timeout):
-        call = Call(Op.broadcast, "broadcast", check_tensor("broadcast", t), timeout, root=root, count=t.numel(),
-                    device=device_of(t))
+        call = Call(
+            Op.broadcast,
+            "broadcast",
+            check_tensor("broadcast", t),
+            timeout,
+            root=root,
+            count=t.numel(),
+            device=device_of(t),
+        )
         check_root("broadcast", root, self.size)
         if root == self.rank:
             call.inputs = [source(t)]
@@ -113,16 +123,18 @@ class Lowering:
         return call
 
     def all_reduce(self, t, op, timeout):
-        call = Call(Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(),
-                    device=device_of(t))
+        call = Call(
+            Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(), device=device_of(t)
+        )
         self._reducing(call, op)
         call.outputs = [target(t, call.copy_back)]
         call.inputs = call.outputs if not call.copy_back else [source(t)]
         return call
 
     def reduce(self, t, root, op, timeout):
-        call = Call(Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(),
-                    device=device_of(t))
+        call = Call(
+            Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(), device=device_of(t)
+        )
         check_root("reduce", root, self.size)
         self._reducing(call, op)
         call.inputs = [source(t)]
@@ -151,8 +163,7 @@ class Lowering:
         check_device(name, output, t, "output")
         if output.numel() != t.numel() * self.size:
             raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
-        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)],
-                    device=device_of(t))
+        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)], device=device_of(t))
         in_place = is_plain(output) and t.data_ptr() == output.data_ptr() + self.rank * t.nbytes
         whole = output if in_place else self._apart(output, call.inputs, call)
         call.outputs = split_flat(name, whole, self.size, "output")
@@ -163,7 +174,9 @@ class Lowering:
         call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, device=device_of(output))
         check_list(name, inputs, self.size, output, "input list", equal=False)
         if inputs[self.rank].numel() != output.numel():
-            raise UsageError(f"{name}: input[{self.rank}] has {inputs[self.rank].numel()} elements, the output {output.numel()}")
+            raise UsageError(
+                f"{name}: input[{self.rank}] has {inputs[self.rank].numel()} elements, the output {output.numel()}"
+            )
         even = all(i.numel() == output.numel() for i in inputs)
         call.count = output.numel() if even else ANY_COUNT
         self._reducing(call, op)
@@ -174,8 +187,14 @@ class Lowering:
     def reduce_scatter_single(self, output, t, op, timeout):
         name = "reduce_scatter_tensor"
         check_tensor(name, t, "input")
-        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, count=output.numel(),
-                    device=device_of(output))
+        call = Call(
+            Op.reduce_scatter,
+            name,
+            check_tensor(name, output, "output"),
+            timeout,
+            count=output.numel(),
+            device=device_of(output),
+        )
         if output.dtype is not t.dtype:
             raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
         check_device(name, output, t, "output")
@@ -190,8 +209,14 @@ class Lowering:
         name = "all_to_all"
         if not inputs or not outputs:
             raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
-        call = Call(Op.all_to_all, name, check_tensor(name, inputs[0], "input[0]"), timeout, count=ANY_COUNT,
-                    device=device_of(inputs[0]))
+        call = Call(
+            Op.all_to_all,
+            name,
+            check_tensor(name, inputs[0], "input[0]"),
+            timeout,
+            count=ANY_COUNT,
+            device=device_of(inputs[0]),
+        )
         check_list(name, inputs, self.size, inputs[0], "input list", equal=False)
         check_list(name, outputs, self.size, inputs[0], "output list", equal=False)
         self._own_part(name, inputs, outputs)
@@ -202,8 +227,7 @@ class Lowering:
     def all_to_all_single(self, output, t, output_splits, input_splits, timeout):
         name = "all_to_all_single"
         check_tensor(name, output, "output")
-        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT,
-                    device=device_of(t))
+        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT, device=device_of(t))
         if output.dtype is not t.dtype:
             raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
         check_device(name, output, t, "output")
@@ -214,8 +238,9 @@ class Lowering:
         return call
 
     def gather(self, outputs, t, root, timeout):
-        call = Call(Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(),
-                    device=device_of(t))
+        call = Call(
+            Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(), device=device_of(t)
+        )
         check_root("gather", root, self.size)
         call.inputs = [source(t)]
         if root == self.rank:
@@ -236,13 +261,22 @@ class Lowering:
                 raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
             check_device(name, output, t, "output")
             if output.numel() != t.numel() * self.size:
-                raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
+                raise UsageError(
+                    f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks"
+                )
             call.outputs = split_flat(name, self._apart(output, call.inputs, call), self.size, "output")
         return call
 
     def scatter(self, output, inputs, root, timeout):
-        call = Call(Op.scatter, "scatter", check_tensor("scatter", output), timeout, root=root, count=output.numel(),
-                    device=device_of(output))
+        call = Call(
+            Op.scatter,
+            "scatter",
+            check_tensor("scatter", output),
+            timeout,
+            root=root,
+            count=output.numel(),
+            device=device_of(output),
+        )
         check_root("scatter", root, self.size)
         if root == self.rank:
             check_list("scatter", inputs, self.size, output, "scatter list")
@@ -283,7 +317,7 @@ class Lowering:
         """The one output of a call with an input for each rank: it may be this rank's own input."""
         others = [t for r, t in enumerate(call.inputs) if r != self.rank]
         plain = self._apart(output, others, call)
-        return self._apart(plain, call.inputs[self.rank:self.rank + 1], call, own=True) if plain is output else plain
+        return self._apart(plain, call.inputs[self.rank : self.rank + 1], call, own=True) if plain is output else plain
 
     def _own_part(self, name, inputs, outputs):
         here, there = inputs[self.rank].numel(), outputs[self.rank].numel()
@@ -293,11 +327,15 @@ class Lowering:
     def _split_rows(self, name, t, splits, what):
         if not splits:
             if t.dim() and t.size(0) % self.size:
-                raise UsageError(f"{name}: {what}'s first dimension, {t.size(0)}, is not a multiple of the {self.size} ranks")
+                raise UsageError(
+                    f"{name}: {what}'s first dimension, {t.size(0)}, is not a multiple of the {self.size} ranks"
+                )
             return split_flat(name, t, self.size, what)
         if len(splits) != self.size or min(splits) < 0 or (t.size(0) if t.dim() else 1) != sum(splits):
-            raise UsageError(f"{name}: {what} splits {list(splits)} do not cover a first dimension of "
-                             f"{t.size(0) if t.dim() else 'none'} over {self.size} ranks")
+            raise UsageError(
+                f"{name}: {what} splits {list(splits)} do not cover a first dimension of "
+                f"{t.size(0) if t.dim() else 'none'} over {self.size} ranks"
+            )
         rows = t.size(0) if t.dim() else 1
         per_row = t.numel() // rows if rows else 0
         return t.view(-1).split([s * per_row for s in splits]) if t.numel() else [t.view(-1)] * self.size

@@ -1,10 +1,10 @@
-"""Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of the CPU,
-whose bytes are their values, and of no class of somebody's own.
+"""Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of
+the CPU, whose bytes are their values, and of no class of somebody's own.
 
-`ordinary(t)` is (address, elements, dtype's code) of such a tensor, else None. `parts(tensors, n, code, elements)`
-is the addresses of ``n`` such, of that dtype and number of elements each, as bytes; None where they are not. Both in C where
-that can be had: backend/python/ordinary.h.
-"""
+`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None. `parts(tensors, n, code, elements)` is
+the addresses of ``n`` such, of that dtype and number of elements each, as bytes; None where they are not. Both in C
+where that can be had: backend/python/raw_tensor.h."""
+
 from array import array
 
 import torch
@@ -15,18 +15,40 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 # DLPack's code and bits of torch's dtypes, those that it has.
 _DLPACK = {
-    "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64),
-    "uint8": (1, 8), "uint16": (1, 16), "uint32": (1, 32), "uint64": (1, 64),
-    "float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16),
-    "complex32": (5, 32), "complex64": (5, 64), "complex128": (5, 128), "bool": (6, 8),
-    "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8),
+    "int8": (0, 8),
+    "int16": (0, 16),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "uint16": (1, 16),
+    "uint32": (1, 32),
+    "uint64": (1, 64),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "bfloat16": (4, 16),
+    "complex32": (5, 32),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
+    "bool": (6, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
     "float8_e8m0fnu": (14, 8),
 }
 
 
 def in_python(t):
-    if type(t) in _TYPES and t.is_cpu and t.layout is _STRIDED and t.is_contiguous() and not t.is_neg() and not t.is_conj() and (
-            dtype := BY_DTYPE.get(t.dtype)):
+    if (
+        type(t) in _TYPES
+        and t.is_cpu
+        and t.layout is _STRIDED
+        and t.is_contiguous()
+        and not t.is_neg()
+        and not t.is_conj()
+        and (dtype := BY_DTYPE.get(t.dtype))
+    ):
         return t.data_ptr(), t.numel(), dtype.code
     return None
 
@@ -39,14 +61,14 @@ def parts_in_python(tensors, n, code, count):
 
 
 def _in_c():
-    from ..native._fast import ordinary, parts, set_up  # see setup.py for when it is not there
+    from ..native._fast import raw_parts, raw_tensor, set_up  # see setup.py for when it is not there
 
     known = bytes(n for dtype in BY_DTYPE.values() if dtype.name in _DLPACK for n in (*_DLPACK[dtype.name], dtype.code))
     set_up(torch.Tensor.__dlpack_c_exchange_api__, _TYPES, torch.Tensor.is_neg, torch.Tensor.is_conj, known)
-    return ordinary, parts
+    return raw_tensor, raw_parts
 
 
 try:
-    ordinary, parts = _in_c()
-except (ImportError, AttributeError, ValueError):   # not built, or a torch that has no such exchange
-    ordinary, parts = in_python, parts_in_python
+    raw_tensor, raw_parts = _in_c()
+except (ImportError, AttributeError, ValueError):  # not built, or a torch that has no such exchange
+    raw_tensor, raw_parts = in_python, parts_in_python

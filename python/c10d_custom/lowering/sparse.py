@@ -2,6 +2,7 @@
 
 Every rank gathers every rank's coordinates and values and adds them up in rank order.
 """
+
 import torch
 
 from .. import dtypes
@@ -28,7 +29,9 @@ def exchange(lower, tensor, sizes_call, seconds):
 
     def finish():
         # Indices that came from a peer: outside of the shape they would be used as they are.
-        parts = [torch.sparse_coo_tensor(i, v, tensor.shape, check_invariants=True) for i, v in zip(all_indices, all_values)]
+        parts = [
+            torch.sparse_coo_tensor(i, v, tensor.shape, check_invariants=True) for i, v in zip(all_indices, all_values)
+        ]
         total = parts[0]
         for part in parts[1:]:
             total = total + part

@@ -1,21 +1,23 @@
 """ctypes binding of backend/shm/api.h. Names, layouts and order are those of that header."""
+
 import ctypes as c
 from functools import partial
 from pathlib import Path
 
 ABI_VERSION = 12
-RECEIVED = 1 << 32      # of c10d_message
-NEVER = 2**64 - 1   # kNever
+RECEIVED = 1 << 32  # of c10d_message
+NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 JOINED, LEFT = 1, 2
-LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33    # of quick
-LONG_WAY, DONE_WAKE = 32, 33    # of direct_quick
-LENGTHS, REDUCE_OPS = 5, 16    # of DirectQuick
+LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of quick
+SLOW_PATH, DONE_WAKE = 32, 33  # of leader_fast_path
+LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
 
 
 class Geometry(c.Structure):
-    _fields_ = [(n, c.c_uint32) for n in
-                ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells", "board_bytes")]
+    _fields_ = [
+        (n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells", "board_bytes")
+    ]
 
 
 class Span(c.Structure):
@@ -26,68 +28,153 @@ Interrupted = c.CFUNCTYPE(c.c_int)
 
 
 class CallArgs(c.Structure):
-    _fields_ = [("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32), ("root", c.c_int32),
-                ("count", c.c_uint64), ("item_bytes", c.c_uint32), ("device", c.c_uint32),
-                ("factor", c.c_double), ("number", c.c_uint64), ("outer", c.c_uint64),
-                ("timeout_ns", c.c_int64), ("nin", c.c_uint32), ("nout", c.c_uint32),
-                ("inputs", c.POINTER(Span)), ("outputs", c.POINTER(Span)), ("bridge", c.c_void_p)]
+    _fields_ = [
+        ("op", c.c_uint32),
+        ("redop", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("root", c.c_int32),
+        ("count", c.c_uint64),
+        ("item_bytes", c.c_uint32),
+        ("device", c.c_uint32),
+        ("factor", c.c_double),
+        ("number", c.c_uint64),
+        ("outer", c.c_uint64),
+        ("timeout_ns", c.c_int64),
+        ("nin", c.c_uint32),
+        ("nout", c.c_uint32),
+        ("inputs", c.POINTER(Span)),
+        ("outputs", c.POINTER(Span)),
+        ("pipelined", c.c_void_p),
+    ]
 
 
 class Phase(c.Structure):
     _fields_ = [("requests", c.c_void_p), ("n", c.c_uint64)]
 
 
-class BridgeSlot(c.Structure):
+class PipelinedSlot(c.Structure):
     _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
 
 
 Look = c.CFUNCTYPE(c.c_int)
-LOOKED, LATE, TRANSFER = 1, 2, 3    # BridgeEnd
+LOOKED, LATE, TRANSFER = 1, 2, 3  # PipelinedEnd
 
 
-class Bridge(c.Structure):
-    """See backend/shm/bridge.h."""
-    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("look", Look),
-                ("later_ns", c.c_int64), ("chunk", c.c_uint64), ("factor", c.POINTER(c.c_double)), ("slots", c.POINTER(BridgeSlot)),
-                ("nslots", c.c_uint32), ("lanes", c.c_uint32), ("hosts", c.c_uint32), ("own", c.c_uint32), ("op", c.c_uint32),
-                ("keeps", c.c_uint32), ("end", c.c_uint32), ("slot", c.c_uint32)]
+class PipelinedReduce(c.Structure):
+    """See backend/shm/pipelined_reduce.h."""
+
+    _fields_ = [
+        ("startall", c.c_void_p),
+        ("testall", c.c_void_p),
+        ("statuses", c.c_void_p),
+        ("look", Look),
+        ("later_ns", c.c_int64),
+        ("chunk", c.c_uint64),
+        ("factor", c.POINTER(c.c_double)),
+        ("slots", c.POINTER(PipelinedSlot)),
+        ("nslots", c.c_uint32),
+        ("carriers", c.c_uint32),
+        ("hosts", c.c_uint32),
+        ("own", c.c_uint32),
+        ("op", c.c_uint32),
+        ("keeps", c.c_uint32),
+        ("end", c.c_uint32),
+        ("slot", c.c_uint32),
+    ]
 
 
 class MessageArgs(c.Structure):
-    _fields_ = [("is_recv", c.c_uint32), ("dtype", c.c_uint32), ("peer", c.c_int32),
-                ("reserved", c.c_uint32), ("tag", c.c_int64), ("data", Span), ("timeout_ns", c.c_int64)]
+    _fields_ = [
+        ("is_recv", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("peer", c.c_int32),
+        ("reserved", c.c_uint32),
+        ("tag", c.c_int64),
+        ("data", Span),
+        ("timeout_ns", c.c_int64),
+    ]
 
 
 class Failure(c.Structure):
-    _fields_ = [("status", c.c_int32), ("peer", c.c_int32), ("by", c.c_int32), ("cause", c.c_int32),
-                ("call", c.c_uint64), ("seq", c.c_uint64), ("elapsed_ns", c.c_int64), ("expected", c.c_uint64),
-                ("actual", c.c_uint64), ("expected_dtype", c.c_uint32), ("actual_dtype", c.c_uint32)]
+    _fields_ = [
+        ("status", c.c_int32),
+        ("peer", c.c_int32),
+        ("by", c.c_int32),
+        ("cause", c.c_int32),
+        ("call", c.c_uint64),
+        ("seq", c.c_uint64),
+        ("elapsed_ns", c.c_int64),
+        ("expected", c.c_uint64),
+        ("actual", c.c_uint64),
+        ("expected_dtype", c.c_uint32),
+        ("actual_dtype", c.c_uint32),
+    ]
 
 
 class Head(c.Structure):
-    """What a rank says of its call over hosts: see backend/mpi/head.h."""
-    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
-                ("root", c.c_int32), ("count", c.c_uint64), ("payload", c.c_uint64), ("factor", c.c_double),
-                ("reserved", c.c_uint64 * 2)]
+    """What a rank says of its call over hosts: see backend/hosts/head.h."""
+
+    _fields_ = [
+        ("number", c.c_uint64),
+        ("op", c.c_uint32),
+        ("redop", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("root", c.c_int32),
+        ("count", c.c_uint64),
+        ("payload", c.c_uint64),
+        ("factor", c.c_double),
+        ("reserved", c.c_uint64 * 2),
+    ]
 
 
-class Direct(c.Structure):
-    _fields_ = [("startall", c.c_void_p), ("testall", c.c_void_p), ("statuses", c.c_void_p), ("idle", c.c_void_p),
-                ("board", c.c_void_p), ("stride", c.c_uint64), ("ranks", c.c_uint32), ("local", c.c_uint32),
-                ("between", c.POINTER(c.c_void_p)), ("nbetween", c.c_uint32), ("own_between", c.c_uint32)]
+class LeaderAllReduce(c.Structure):
+    _fields_ = [
+        ("startall", c.c_void_p),
+        ("testall", c.c_void_p),
+        ("statuses", c.c_void_p),
+        ("idle", c.c_void_p),
+        ("board", c.c_void_p),
+        ("stride", c.c_uint64),
+        ("ranks", c.c_uint32),
+        ("local", c.c_uint32),
+        ("between", c.POINTER(c.c_void_p)),
+        ("nbetween", c.c_uint32),
+        ("own_between", c.c_uint32),
+    ]
 
 
-class DirectReduce(c.Structure):
-    _fields_ = [("head", Head), ("data", c.c_void_p), ("inside_factor", c.POINTER(c.c_double)),
-                ("between_factor", c.POINTER(c.c_double)), ("requests", c.c_void_p), ("nrequests", c.c_uint32),
-                ("inside_op", c.c_uint32), ("between_op", c.c_uint32), ("stage", c.c_uint32), ("peer", c.c_int32)]
+class LeaderCall(c.Structure):
+    _fields_ = [
+        ("head", Head),
+        ("data", c.c_void_p),
+        ("inside_factor", c.POINTER(c.c_double)),
+        ("between_factor", c.POINTER(c.c_double)),
+        ("requests", c.c_void_p),
+        ("nrequests", c.c_uint32),
+        ("inside_op", c.c_uint32),
+        ("between_op", c.c_uint32),
+        ("step", c.c_uint32),
+        ("peer", c.c_int32),
+    ]
 
 
-class DirectQuick(c.Structure):
-    """See backend/mpi/quick.h."""
-    _fields_ = [("turn", c.c_uint64), ("runner", c.c_uint64), ("stopped", c.c_uint32), ("limit", c.c_uint32),
-                ("lengths", c.c_uint64 * LENGTHS), ("way", c.c_void_p), ("calls", c.c_void_p),
-                ("now", c.c_void_p), ("began", c.c_int64), ("log", c.c_void_p), ("logged", c.c_uint64), ("room", c.c_uint64)]
+class LeaderFastPath(c.Structure):
+    """See backend/hosts/leader_all_reduce.h."""
+
+    _fields_ = [
+        ("sequencer", c.c_uint64),
+        ("runner", c.c_uint64),
+        ("stopped", c.c_uint32),
+        ("limit", c.c_uint32),
+        ("lengths", c.c_uint64 * LENGTHS),
+        ("way", c.c_void_p),
+        ("calls", c.c_void_p),
+        ("now", c.c_void_p),
+        ("began", c.c_int64),
+        ("log", c.c_void_p),
+        ("logged", c.c_uint64),
+        ("room", c.c_uint64),
+    ]
 
 
 class Idle(c.Structure):
@@ -95,25 +182,55 @@ class Idle(c.Structure):
 
 
 class PublishedFingerprint(c.Structure):
-    _fields_ = [("seq", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
-                ("root", c.c_int32), ("count", c.c_uint64), ("device", c.c_uint32),
-                ("reserved", c.c_uint32), ("factor", c.c_double), ("outer", c.c_uint64), ("pad", c.c_uint64)]
+    _fields_ = [
+        ("seq", c.c_uint64),
+        ("op", c.c_uint32),
+        ("redop", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("root", c.c_int32),
+        ("count", c.c_uint64),
+        ("device", c.c_uint32),
+        ("reserved", c.c_uint32),
+        ("factor", c.c_double),
+        ("outer", c.c_uint64),
+        ("pad", c.c_uint64),
+    ]
 
 
 class PeerState(c.Structure):
-    _fields_ = [("arrived", c.c_uint64), ("blocks_in", c.c_uint64), ("blocks_reduced", c.c_uint64),
-                ("blocks_out", c.c_uint64), ("state", c.c_uint32), ("pid", c.c_uint32),
-                ("alive", c.c_int32), ("mark", c.c_uint32), ("fingerprint", PublishedFingerprint)]
+    _fields_ = [
+        ("arrived", c.c_uint64),
+        ("blocks_in", c.c_uint64),
+        ("blocks_reduced", c.c_uint64),
+        ("blocks_out", c.c_uint64),
+        ("state", c.c_uint32),
+        ("pid", c.c_uint32),
+        ("alive", c.c_int32),
+        ("mark", c.c_uint32),
+        ("fingerprint", PublishedFingerprint),
+    ]
 
 
 TRACE_SEND, TRACE_RECV = 64, 65
 
 
 class TraceRecord(c.Structure):
-    _fields_ = [("number", c.c_uint64), ("op", c.c_uint32), ("redop", c.c_uint32), ("dtype", c.c_uint32),
-                ("peer", c.c_int32), ("count", c.c_uint64), ("in_bytes", c.c_uint64), ("out_bytes", c.c_uint64),
-                ("tag", c.c_int64), ("issued", c.c_int64), ("began", c.c_int64), ("ended", c.c_int64),
-                ("status", c.c_int32), ("reserved", c.c_uint32)]
+    _fields_ = [
+        ("number", c.c_uint64),
+        ("op", c.c_uint32),
+        ("redop", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("peer", c.c_int32),
+        ("count", c.c_uint64),
+        ("in_bytes", c.c_uint64),
+        ("out_bytes", c.c_uint64),
+        ("tag", c.c_int64),
+        ("issued", c.c_int64),
+        ("began", c.c_int64),
+        ("ended", c.c_int64),
+        ("status", c.c_int32),
+        ("reserved", c.c_uint32),
+    ]
 
 
 def _load():
@@ -133,10 +250,20 @@ def _load():
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
         "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
-        "quick": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "fast_collective": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "last_failure": (None, failure),
         "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
-        "message": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.POINTER(ticket)),
+        "message": (
+            c.c_int,
+            handle,
+            c.c_uint64,
+            c.c_int32,
+            c.c_int64,
+            c.c_void_p,
+            c.c_uint64,
+            c.c_int64,
+            c.POINTER(ticket),
+        ),
         "ticket_source": (c.c_int, ticket),
         "ticket_number": (c.c_uint64, ticket),
         "test": (c.c_int, ticket),
@@ -159,21 +286,29 @@ def _load():
         "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
         "complete": (None, handle, c.c_uint64),
         "probe": (c.c_int, handle, c.c_int64),
-        "reduce": (c.c_int, c.c_uint32, c.c_uint32, c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64,
-                   c.POINTER(c.c_double)),
-        "direct_reduce": (c.c_int, c.POINTER(Direct), c.POINTER(DirectReduce), c.c_int64),
+        "reduce": (
+            c.c_int,
+            c.c_uint32,
+            c.c_uint32,
+            c.c_void_p,
+            c.POINTER(c.c_void_p),
+            c.c_uint32,
+            c.c_uint64,
+            c.POINTER(c.c_double),
+        ),
+        "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
         "board": (c.c_void_p, handle),
         "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
-        "direct_quick": (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
-        "direct_over": (c.c_int, c.c_void_p, c.c_int),
-        "direct_log": (c.c_uint64, c.c_void_p, c.c_void_p),
-        "turn_last": (c.c_uint64, c.c_void_p),
-        "turn_take": (c.c_uint64, c.c_void_p),
-        "turn_wait": (c.c_uint64, c.c_void_p),
-        "turn_next": (c.c_int, c.c_void_p),
-        "turn_taken": (c.c_int, c.c_void_p),
-        "turn_free": (c.c_int, c.c_void_p),
-        "turn_close": (None, c.c_void_p),
+        "leader_fast_path": (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
+        "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
+        "sequencer_last": (c.c_uint64, c.c_void_p),
+        "sequencer_take": (c.c_uint64, c.c_void_p),
+        "sequencer_wait": (c.c_uint64, c.c_void_p),
+        "sequencer_next": (c.c_int, c.c_void_p),
+        "sequencer_taken": (c.c_int, c.c_void_p),
+        "sequencer_free": (c.c_int, c.c_void_p),
+        "sequencer_close": (None, c.c_void_p),
         "mpi_progress": (None, c.c_void_p),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
     }
@@ -185,13 +320,15 @@ def _load():
     return library
 
 
-def _quickly(lib):
-    """(c10d_all_reduce, c10d_quick, c10d_direct_quick), which carry out a collective in one call, c10d_settle, and
-    c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address is in the list ``ticket``. What
-    a function returns may be lost to a signal handler that raises; what is in the caller's list is not."""
+def _fast_functions(lib):
+    """(c10d_all_reduce, c10d_fast_collective, c10d_leader_fast_path), which carry out a collective in one call,
+    c10d_settle, and c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address
+    is in the list ``ticket``. What a function returns may be lost to a signal handler that raises; what is in the
+    caller's list is not."""
     try:
-        from ._fast import all_reduce, message, quick, settle  # see setup.py for when it is not there
+        from ._fast import all_reduce, fast_collective, message, settle  # see setup.py for when it is not there
     except ImportError:
+
         def with_ticket(*arguments):
             *arguments, out = arguments
             ticket = c.c_void_p()
@@ -201,15 +338,19 @@ def _quickly(lib):
                 if ticket.value:
                     out.append(ticket.value)
 
-        return lib.c10d_all_reduce, lib.c10d_quick, lib.c10d_direct_quick, lib.c10d_settle, with_ticket
+        return lib.c10d_all_reduce, lib.c10d_fast_collective, lib.c10d_leader_fast_path, lib.c10d_settle, with_ticket
 
     def at(function):
         return c.cast(function, c.c_void_p).value
 
-    return (partial(all_reduce, at(lib.c10d_all_reduce)), partial(quick, at(lib.c10d_quick)),
-            partial(all_reduce, at(lib.c10d_direct_quick)), partial(settle, at(lib.c10d_settle)),
-            partial(message, at(lib.c10d_message)))
+    return (
+        partial(all_reduce, at(lib.c10d_all_reduce)),
+        partial(fast_collective, at(lib.c10d_fast_collective)),
+        partial(all_reduce, at(lib.c10d_leader_fast_path)),
+        partial(settle, at(lib.c10d_settle)),
+        partial(message, at(lib.c10d_message)),
+    )
 
 
 lib = _load()
-all_reduce, quick, direct_quick, settle, message = _quickly(lib)
+all_reduce, fast_collective, leader_fast_path, settle, message = _fast_functions(lib)

@@ -1,15 +1,18 @@
 """``python -m c10d_custom trace FILE...``"""
+
 import sys
 
-from .merge import report
 from ..transport.trace_file import read
+from .merge import report
 
 
 def add_to(commands):
     trace = commands.add_parser(
-        "trace", help="says from the ranks' trace files who stands where and who waits for whom",
-        description="Reads the files that ranks wrote to C10D_CUSTOM_TRACE_DIR, of one run; of several by one rank, the "
-                    "last.")
+        "trace",
+        help="says from the ranks' trace files who stands where and who waits for whom",
+        description="Reads the files that ranks wrote to C10D_CUSTOM_TRACE_DIR, of one run; of several by one rank, "
+        "the last.",
+    )
     trace.add_argument("files", nargs="+", metavar="FILE")
     trace.set_defaults(run=lambda args: main(args.files))
 

@@ -5,6 +5,7 @@ A rank stands at the last collective of a group that it has begun: inside it, if
 past it. Inside collective #k it waits for every rank that has not entered #k. A rank without a file stands where the
 others' files say that they saw it. Ranks below are global unless said otherwise.
 """
+
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ..transport.trace_file import UNDER_WAY
 @dataclass(frozen=True)
 class Wait:
     """Rank ``rank`` waits for ``other``; ``why`` says in what."""
+
     rank: int
     other: int
     why: str
@@ -41,8 +43,8 @@ class GroupStanding:
 
     def __init__(self, name, members):
         self.name, self.members = name, members
-        self.views = {}     # group rank -> its GroupTrace
-        self.seen = {}      # group rank -> the Peer that tells most of it
+        self.views = {}  # group rank -> its GroupTrace
+        self.seen = {}  # group rank -> the Peer that tells most of it
 
     def add(self, trace):
         self.views[trace.rank] = trace
@@ -64,7 +66,9 @@ class GroupStanding:
         return self.seen[rank].entered if rank in self.seen else None
 
     def messages(self, rank):
-        return [c for c in self._calls(rank) if c.is_message and c.state in UNDER_WAY + ("timed_out", "peer_lost", "broken")]
+        return [
+            c for c in self._calls(rank) if c.is_message and c.state in UNDER_WAY + ("timed_out", "peer_lost", "broken")
+        ]
 
     def _calls(self, rank):
         return self.views[rank].calls if rank in self.views else []
@@ -101,8 +105,9 @@ class GroupStanding:
     def _answered(self, rank, message):
         """Whether the other side has posted its half: then both are in it, and neither is waited for."""
         other = "recv" if message.operation == "send" else "send"
-        return any(m.operation == other and m.tag == message.tag and m.peer in (rank, -1)
-                   for m in self.messages(message.peer))
+        return any(
+            m.operation == other and m.tag == message.tag and m.peer in (rank, -1) for m in self.messages(message.peer)
+        )
 
 
 def standings(newest):
@@ -125,30 +130,46 @@ def _ago(then, now):
 
 def _describe_group(group, newest):
     """Lines: which ranks stand where, ranks at the same place together."""
-    places = defaultdict(list)
+    locations = defaultdict(list)
     for r, member in enumerate(group.members):
         last = group.last(r)
         if r not in group.views:
             seen = group.seen.get(r)
-            said = "; seen by the others: " + ", ".join(
-                [f"pid {seen.pid}", {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"
-                                     }.get(seen.state, seen.state)]
-                + ([f"entered {seen.entered} collectives"] if seen.entered is not None else [])
-                + ([f"the last was {seen.calling}"] if seen.calling != "-" else [])) if seen else ""
-            place = f"no file{said}" if member not in newest else f"not in its file (destroyed there, or not yet made){said}"
+            said = (
+                "; seen by the others: "
+                + ", ".join(
+                    [
+                        f"pid {seen.pid}",
+                        {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"}.get(
+                            seen.state, seen.state
+                        ),
+                    ]
+                    + ([f"entered {seen.entered} collectives"] if seen.entered is not None else [])
+                    + ([f"the last was {seen.calling}"] if seen.calling != "-" else [])
+                )
+                if seen
+                else ""
+            )
+            place = (
+                f"no file{said}"
+                if member not in newest
+                else f"not in its file (destroyed there, or not yet made){said}"
+            )
         elif last is None:
             place = "has begun no collective"
         elif inside(last):
             place = f"inside #{last.number}: {last.asked()}"
         else:
             place = f"past #{last.number}: {last.asked()}"
-        places[place].append(member)
+        locations[place].append(member)
     lines = [f"group {group.name or '(unnamed)'}, {_ranks(group.members)}"]
-    lines += [f"  {_ranks(members)}: {place}" for place, members in places.items()]
+    lines += [f"  {_ranks(members)}: {place}" for place, members in locations.items()]
     for r, member in enumerate(group.members):
         for m in group.messages(r):
-            lines.append(f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "
-                         f"called {_ago(m.issued, newest[member].written)} before its file was written")
+            lines.append(
+                f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "
+                f"called {_ago(m.issued, newest[member].written)} before its file was written"
+            )
     return lines
 
 
@@ -160,15 +181,19 @@ def _describe_rank(rank, dump, groups):
         for c in g.calls:
             if c.state == "running" or c.state == "waiting":
                 number = f" #{c.number}" if not c.is_message else ""
-                under_way.append(f"{c.operation}{number} of group {g.name or '(unnamed)'} for {_ago(c.issued, dump.written)}")
+                under_way.append(
+                    f"{c.operation}{number} of group {g.name or '(unnamed)'} for {_ago(c.issued, dump.written)}"
+                )
             elif c.ended is not None and (last is None or c.ended > last[0].ended):
                 last = c, g
     if under_way:
         text += "in " + "; ".join(under_way)
     elif last is not None:
         c, g = last
-        text += (f"in no call; the last, {c.operation}{'' if c.is_message else f' #{c.number}'} of group "
-                 f"{g.name or '(unnamed)'}, ended {c.state.replace('_', ' ')} {_ago(c.ended, dump.written)} before")
+        text += (
+            f"in no call; the last, {c.operation}{'' if c.is_message else f' #{c.number}'} of group "
+            f"{g.name or '(unnamed)'}, ended {c.state.replace('_', ' ')} {_ago(c.ended, dump.written)} before"
+        )
     else:
         text += "has made no call"
     return f"{text}. Written on: {dump.reason}" + ("" if dump.whole else " (the file is cut off)")
@@ -229,7 +254,9 @@ def report(dumps):
                 disagreement.setdefault(last.number, defaultdict(list))[last.asked()].append(group.members[r])
         for number, asked in disagreement.items():
             if len(asked) > 1:
-                lines.append(f"  #{number} was not called alike: " + "; ".join(f"{_ranks(m)}: {a}" for a, m in asked.items()))
+                lines.append(
+                    f"  #{number} was not called alike: " + "; ".join(f"{_ranks(m)}: {a}" for a, m in asked.items())
+                )
     waits = [w for g in groups for w in g.waits()]
     lines += ["", "who waits for whom:"]
     together = defaultdict(list)
@@ -240,8 +267,11 @@ def report(dumps):
     if not waits:
         lines.append("  nobody for anybody")
     for circle in circles(waits):
-        lines.append("circle: " + " waits for ".join(f"rank {r}" for r in (*circle, circle[0]))
-                     + " (a deadlock, unless these are asynchronous operations that a rank will come back to)")
+        lines.append(
+            "circle: "
+            + " waits for ".join(f"rank {r}" for r in (*circle, circle[0]))
+            + " (a deadlock, unless these are asynchronous operations that a rank will come back to)"
+        )
     for rank, behind in holders(waits).items():
         lines.append(f"rank {rank} waits for nobody here, and holds up {_ranks(behind)}")
     return lines

@@ -5,6 +5,7 @@ ticket is done. Threading: any method from any thread; collectives of one transp
 they were issued, one at a time; messages are independent of them and of each other. Blocking: `run`,
 `Ticket.wait` and `next_completed` block without the GIL; nothing else does.
 """
+
 from abc import ABC, abstractmethod
 
 from ..errors import UsageError
@@ -33,8 +34,8 @@ class Ticket(ABC):
 
     @abstractmethod
     def withdraw(self):
-        """Takes the operation back, if it is not done: once this returns it is, and nothing touches its tensors. A collective, and
-        a message of which bytes may have moved, end the group (abort) for all its ranks."""
+        """Takes the operation back, if it is not done: once this returns it is, and nothing touches its tensors. A
+        collective, and a message of which bytes may have moved, end the group (abort) for all its ranks."""
 
     def standing(self):
         """(the operation, and whom it waits for), for the error of who gives up waiting while it is not done."""
@@ -52,13 +53,14 @@ class Ticket(ABC):
 
 
 class Transport(ABC):
-    """Leaving a call by an exception that is not its own (a signal handler's, Ctrl-C): `run` has aborted the group before the
-    exception leaves; of what has a Ticket, whoever lets the exception leave its wait withdraws it.
+    """Leaving a call by an exception that is not its own (a signal handler's, Ctrl-C): `run` has aborted the group
+    before the exception leaves; of what has a Ticket, whoever lets the exception leave its wait withdraws it.
 
-    Being called on top of itself: a thread that is amid a collective of this transport, in a signal handler or a callback, and
-    runs or awaits another gets UsageError at once, and the outer one goes on."""
-    quick = None            # the core's short ways, where there are any: see ShmTransport
-    quick_message = None
+    Being called on top of itself: a thread that is amid a collective of this transport, in a signal handler or a
+    callback, and runs or awaits another gets UsageError at once, and the outer one goes on."""
+
+    fast_collective = None  # the core's fast paths, where there are any: see ShmTransport
+    fast_message = None
 
     @abstractmethod
     def run(self, call):
@@ -88,9 +90,12 @@ class Transport(ABC):
     def inside(self, name):
         """The UsageError for ``name``, called in such a handler."""
         return UsageError(
-            f"{name} of group {self.name or '(unnamed)'}, rank {self.rank}: this thread is amid {self.under_way()} of the same group, "
-            "which cannot end before this call returns (a signal handler, a callback or __del__ has called it). Call it "
-            "afterwards, or use another group there.")
+            f"{name} of group {self.name or '(unnamed)'}, rank {self.rank}: this thread is amid {self.under_way()} of "
+            "the same group, "
+            "which cannot end before this call returns (a signal handler, a callback or __del__ has called it). Call "
+            "it "
+            "afterwards, or use another group there."
+        )
 
     @abstractmethod
     def under_way(self):
@@ -98,11 +103,11 @@ class Transport(ABC):
 
     @abstractmethod
     def trace(self):
-        """The last calls of this rank: a list of trace.record.Record, oldest first."""
+        """The last calls of this rank: a list of trace_file.Record, oldest first."""
 
     @abstractmethod
     def peers(self):
-        """The group's ranks as this one sees them: a list of trace.record.Peer."""
+        """The group's ranks as this one sees them: a list of trace_file.Peer."""
 
     def failed(self, error):
         """Called with each exception made for a call that failed on the group. Whoever watches the transport

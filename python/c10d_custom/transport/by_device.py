@@ -3,6 +3,7 @@
 Until the first CUDA tensor comes, everything goes straight to the CPU transport. From then on a queue holds
 the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
 """
+
 import logging
 import threading
 import weakref
@@ -19,8 +20,8 @@ log = logging.getLogger("c10d_custom")
 
 
 class ByDevice(Transport):
-    """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of those
-    that the group was made for, None for all. A call or message on a device goes through `issue` first."""
+    """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of
+    those that the group was made for, None for all. A call or message on a device goes through `issue` first."""
 
     def __init__(self, cpu, config, one_host, devices=None):
         self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
@@ -28,12 +29,16 @@ class ByDevice(Transport):
         me = weakref.ref(self)
         cpu.failed = lambda error: me() is not None and me().failed(error)
         self._changed = threading.Condition()
-        self._opening = None    # the thread that makes a CudaTransport
-        self._cuda = {}     # torch.device -> CudaTransport
+        self._opening = None  # the thread that makes a CudaTransport
+        self._cuda = {}  # torch.device -> CudaTransport
         self._first = None  # the device of the first collective: the one that the ranks' modes are for
         self._queue = None
         self._here = threading.local()
-        self.quick_all_reduce, self.quick, self.quick_message = cpu.quick_all_reduce, cpu.quick, cpu.quick_message
+        self.fast_all_reduce, self.fast_collective, self.fast_message = (
+            cpu.fast_all_reduce,
+            cpu.fast_collective,
+            cpu.fast_message,
+        )
 
     @property
     def name(self):
@@ -49,23 +54,32 @@ class ByDevice(Transport):
         """UsageError if the call cannot be made, before any rank is told of it."""
         device = call.device
         if self.device_types is not None and device.type not in self.device_types:
-            raise UsageError(f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
-                             f"{', '.join(self.device_types)} only")
+            raise UsageError(
+                f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
+                f"{', '.join(self.device_types)} only"
+            )
         cuda = self._cuda.get(device) or self._open(device)
         if isinstance(call, Call) and call.op is not Op.barrier:
             if self._first is None:
                 self._first = device
             elif self._first != device:
-                raise UsageError(f"{call.name}: tensors on {device}, but this group's collectives began with tensors "
-                                 f"on {self._first}; a rank uses one GPU in one group")
+                raise UsageError(
+                    f"{call.name}: tensors on {device}, but this group's collectives began with tensors "
+                    f"on {self._first}; a rank uses one GPU in one group"
+                )
         cuda.issue(call)
 
     def _open(self, device):
-        """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls this, too."""
+        """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls
+        this, too."""
         with self._changed:
             if self._opening == get_ident():
-                raise UsageError(f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has been "
-                                 "interrupted by a signal handler that calls the group. Call it afterwards, or use another group there.")
+                raise UsageError(
+                    f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has "
+                    "been "
+                    "interrupted by a signal handler that calls the group. Call it afterwards, or use another group "
+                    "there."
+                )
             self._changed.wait_for(lambda: self._opening is None)
             if device in self._cuda:
                 return self._cuda[device]
@@ -74,7 +88,7 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.quick_all_reduce, self.quick = self._ordered_all_reduce, None
+                self.fast_all_reduce, self.fast_collective = self._ordered_all_reduce, None
             self._cuda[device] = cuda
             return cuda
         finally:
@@ -107,32 +121,32 @@ class ByDevice(Transport):
             self._here.depth -= 1
 
     def _ordered_all_reduce(self, address, count, kind, limit, opts):
-        self.run(Call.quick_all_reduce(address, count, kind, limit(opts)))
+        self.run(Call.fast_all_reduce(address, count, kind, limit(opts)))
 
     # --- the Transport's face
 
     def run(self, call):
         if self._queue is None:
             return self.cpu.run(call)
-        if call.flight is not None and call.flight.captured:
+        if call.stream_op is not None and call.stream_op.captured:
             return  # `issue` has launched it
         error = self._queue.run(call)
         if error is not None:
             raise error
-        if call.flight is not None and call.op is not Op.barrier:
-            call.flight.join()
+        if call.stream_op is not None and call.op is not Op.barrier:
+            call.stream_op.join()
 
     def submit(self, call):
         if self._queue is None:
             return self.cpu.submit(call)
-        if call.flight is not None and call.flight.captured:
+        if call.stream_op is not None and call.stream_op.captured:
             ticket = PyTicket(self.cpu.complete)
             ticket.finish()
             return ticket
         return self._queue.submit(call)
 
     def post(self, message):
-        return self.cpu.post(message) if message.flight is None else self._cuda[message.device].post(message)
+        return self.cpu.post(message) if message.stream_op is None else self._cuda[message.device].post(message)
 
     def next_completed(self, seconds):
         return self.cpu.next_completed(seconds)
@@ -170,6 +184,11 @@ class ByDevice(Transport):
                 cuda.close()
             except Exception as error:
                 # CUDA fails for good once a kernel has: the process's end frees what this did not.
-                log.warning("group %s, rank %d: %s could not be left in good order: %s", self.cpu.name, self.cpu.rank,
-                            device, error)
+                log.warning(
+                    "group %s, rank %d: %s could not be left in good order: %s",
+                    self.cpu.name,
+                    self.cpu.rank,
+                    device,
+                    error,
+                )
         self.cpu.close()

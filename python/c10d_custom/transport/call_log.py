@@ -1,14 +1,14 @@
 """What a transport remembers of its calls, as records of the trace."""
+
 import time
 from collections import deque
 from ctypes import byref
 from time import monotonic_ns
 
-from .. import dtypes
+from .. import dtypes, native
 from ..call import ANY_COUNT, Fingerprint, Op
-from .trace_file import STATES, Peer, Record
-from .. import native
 from ..native import lib
+from .trace_file import STATES, Peer, Record
 
 _REDUCING = Op.all_reduce, Op.reduce, Op.reduce_scatter
 _SEEN = {0: "absent", native.JOINED: "joined", native.LEFT: "left"}
@@ -35,8 +35,21 @@ def _record(r, clock):
         operation = Op(r.op).name if r.op in Op.__members__.values() else f"operation{r.op}"
         reduce = dtypes.REDUCE_OPS.get(r.redop, str(r.redop)) if r.op in _REDUCING else "-"
         count = "uneven" if r.count == ANY_COUNT else str(r.count)
-    return Record(operation, r.number, reduce, _dtype(r.dtype), count, r.in_bytes, r.out_bytes, r.peer, r.tag,
-                  state, at(r.issued), at(r.began), at(r.ended))
+    return Record(
+        operation,
+        r.number,
+        reduce,
+        _dtype(r.dtype),
+        count,
+        r.in_bytes,
+        r.out_bytes,
+        r.peer,
+        r.tag,
+        state,
+        at(r.issued),
+        at(r.began),
+        at(r.ended),
+    )
 
 
 def native_records(handle):
@@ -77,12 +90,26 @@ class CallLog:
     def __init__(self, calls):
         self._collectives, self._messages = deque(maxlen=calls), deque(maxlen=calls)
         self._current = []
-        self._moving = {}   # tickets of messages under way
+        self._moving = {}  # tickets of messages under way
 
     def begin(self, number, op, redop, dtype, root, count, in_bytes, out_bytes):
         """Returns monotonic_ns(), the time of its begin."""
         now = monotonic_ns()
-        self._current = [number, op, redop, dtype.code, root, count, in_bytes, out_bytes, 0, now, now, 0, native.PENDING]
+        self._current = [
+            number,
+            op,
+            redop,
+            dtype.code,
+            root,
+            count,
+            in_bytes,
+            out_bytes,
+            0,
+            now,
+            now,
+            0,
+            native.PENDING,
+        ]
         self._collectives.append(self._current)
         return now
 
@@ -107,17 +134,47 @@ class CallLog:
     def _message(ticket, ended, status):
         m, size, began = ticket.message, ticket.message.tensor.nbytes, int(ticket.began * 1e9)
         peer = ticket.source if m.is_recv and ticket.source >= 0 else m.peer
-        return [ticket.number, native.TRACE_RECV if m.is_recv else native.TRACE_SEND, 0, m.dtype.code, peer, 0,
-                0 if m.is_recv else size, size if m.is_recv else 0, m.tag, began, began if ticket.matched else 0, ended,
-                status]
+        return [
+            ticket.number,
+            native.TRACE_RECV if m.is_recv else native.TRACE_SEND,
+            0,
+            m.dtype.code,
+            peer,
+            0,
+            0 if m.is_recv else size,
+            size if m.is_recv else 0,
+            m.tag,
+            began,
+            began if ticket.matched else 0,
+            ended,
+            status,
+        ]
 
     def records(self, queued, others=()):
         """``queued``: (number, Call) of collectives that have not begun; ``others``: TraceRecords of collectives that
         somebody else remembers."""
         now, clock = monotonic_ns(), _clock()
-        known = sorted([native.TraceRecord(*row) for row in list(self._collectives)] + list(others), key=lambda r: r.number)
-        known = known[max(0, len(known) - self._collectives.maxlen):]
-        waiting = [[number, call.op, call.redop, call.dtype.code, call.root, call.count, sum(t.nbytes for t in call.inputs),
-                    sum(t.nbytes for t in call.outputs), 0, now, 0, 0, native.PENDING] for number, call in queued]
+        known = sorted(
+            [native.TraceRecord(*row) for row in list(self._collectives)] + list(others), key=lambda r: r.number
+        )
+        known = known[max(0, len(known) - self._collectives.maxlen) :]
+        waiting = [
+            [
+                number,
+                call.op,
+                call.redop,
+                call.dtype.code,
+                call.root,
+                call.count,
+                sum(t.nbytes for t in call.inputs),
+                sum(t.nbytes for t in call.outputs),
+                0,
+                now,
+                0,
+                0,
+                native.PENDING,
+            ]
+            for number, call in queued
+        ]
         messages = list(self._messages) + [self._message(t, 0, native.PENDING) for t in list(self._moving)]
         return [_record(r, clock) for r in known + [native.TraceRecord(*row) for row in waiting + messages]]

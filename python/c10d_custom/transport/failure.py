@@ -1,14 +1,21 @@
 """What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice."""
+
 import os
 from dataclasses import dataclass
 
-from .. import dtypes
-from ..errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError,
-                      PeerLostError, TransportError, UsageError)
-from .. import native
+from .. import dtypes, native
+from ..errors import (
+    AbortedError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CustomBackendError,
+    PeerLostError,
+    TransportError,
+    UsageError,
+)
 
-# s: by how much stages inside a host outlast a call over hosts. A rank that waits there may wait for one that waits for another
-# host, and that one knows who is missing.
+# s: by how much stages inside a host outlast a call over hosts. A rank that waits there may wait for one that waits for
+# another host, and that one knows who is missing.
 LATER = 0.1
 
 
@@ -19,6 +26,7 @@ def rank_name(members, rank):
 @dataclass
 class Trouble(Exception):
     """A failure in numbers: the fields of the native Failure, ranks being those of the group."""
+
     status: int
     peer: int = -1
     by: int = -1
@@ -53,8 +61,10 @@ class ErrorText:
         if status == native.TIMEOUT:
             return self._timed_out(found_by)
         if status == native.PEER_LOST:
-            return PeerLostError(f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
-                                 "Destroy the group; the ranks that remain can create a new one.")
+            return PeerLostError(
+                f"{self.where}: {self._fate(peer)}, noticed {self.after}{found_by}. "
+                "Destroy the group; the ranks that remain can create a new one."
+            )
         if status == native.MISMATCH:
             return self._mismatch(found_by)
         if status == native.ABORTED:
@@ -69,15 +79,20 @@ class ErrorText:
 
     def _exhausted(self, found_by):
         if found_by:
-            return TransportError(f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
-                                  "group is of no more use.")
-        what, knobs, whose = (("messages", "CELLS and C10D_CUSTOM_CELL_BYTES", "two ranks that exchange messages take")
-                              if hasattr(self.call, "tag") else
-                              ("data", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes"))
+            return TransportError(
+                f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
+                "group is of no more use."
+            )
+        what, knobs, whose = (
+            ("messages", "CELLS and C10D_CUSTOM_CELL_BYTES", "two ranks that exchange messages take")
+            if hasattr(self.call, "tag")
+            else ("data", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes")
+        )
         return TransportError(
             f"{self.where}: this process got no memory for its {what}, or no thread: {os.strerror(self.f.actual)}. "
             f"(C10D_CUSTOM_{knobs} say how much memory {whose}; ulimit -u, how many threads a user may have.) "
-            "The group is of no more use: destroy it.")
+            "The group is of no more use: destroy it."
+        )
 
     def _timed_out(self, found_by):
         if hasattr(self.call, "tag"):
@@ -99,14 +114,19 @@ class ErrorText:
         by = f" ({how}by {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
         if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
             return self._of(f.cause, by)
-        reason = {native.TIMEOUT: "timed out", native.PEER_LOST: "lost a rank",
-                  native.MISMATCH: "was not called alike on all ranks",
-                  native.ABORTED: "was aborted", native.EXHAUSTED: "found no memory or no thread"}.get(f.cause, "failed")
-        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(f.cause, CustomBackendError)
+        reason = {
+            native.TIMEOUT: "timed out",
+            native.PEER_LOST: "lost a rank",
+            native.MISMATCH: "was not called alike on all ranks",
+            native.ABORTED: "was aborted",
+            native.EXHAUSTED: "found no memory or no thread",
+        }.get(f.cause, "failed")
+        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(
+            f.cause, CustomBackendError
+        )
         about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
         what = f"its collective #{f.seq} {reason}" if f.seq else reason
-        return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. "
-                    "Destroy it and create a new one.")
+        return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. Destroy it and create a new one.")
 
     def _fate(self, peer):
         return "a rank is gone" if peer < 0 else self.fate(peer)
@@ -115,20 +135,26 @@ class ErrorText:
         what = "send it" if self.call.is_recv else "receive it"
         peer = self.call.peer
         others = [peer] if peer >= 0 else [r for r in range(self.t.size) if r != self.t.rank]
-        return f"Did {self.who(peer) if peer >= 0 else 'any rank'} {what}, with tag {self.call.tag}? {self.doing(others)}"
+        return (
+            f"Did {self.who(peer) if peer >= 0 else 'any rank'} {what}, with tag {self.call.tag}? {self.doing(others)}"
+        )
 
     def _mismatch(self, found_by):
         f = self.f
         if hasattr(self.call, "tag"):
-            names = [dtypes.BY_CODE[c].name if c in dtypes.BY_CODE else f"dtype {c}"
-                     for c in (f.expected_dtype, f.actual_dtype)]
+            names = [
+                dtypes.BY_CODE[c].name if c in dtypes.BY_CODE else f"dtype {c}"
+                for c in (f.expected_dtype, f.actual_dtype)
+            ]
             here, there = ("receives", "sends") if self.call.is_recv else ("sends", "receives")
             return CollectiveMismatchError(
                 f"{self.where}: this rank {here} {f.expected} bytes of {names[0]}, {self.who(f.peer)} "
-                f"{there} {f.actual} bytes of {names[1]} (tag {self.call.tag}).")
+                f"{there} {f.actual} bytes of {names[1]} (tag {self.call.tag})."
+            )
         return CollectiveMismatchError(
             f"{self.where}: the ranks of the group called different things{found_by}; "
-            f"{self.table()}\nNothing was moved. The group is of no more use: destroy it and create a new one.")
+            f"{self.table()}\nNothing was moved. The group is of no more use: destroy it and create a new one."
+        )
 
     # --- what the transport knows
 

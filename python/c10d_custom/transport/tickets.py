@@ -1,12 +1,13 @@
 """Tickets of operations that Python carries out, and the queue that runs collectives in order."""
+
 import threading
 from collections import deque
 from ctypes import addressof, c_uint64
 
 from ..errors import AbortedError
+from ..native import lib
 from ..threads import start
 from .base import Ticket
-from ..native import lib
 
 
 class PyTicket(Ticket):
@@ -14,7 +15,7 @@ class PyTicket(Ticket):
 
     def __init__(self, complete):
         self._complete = complete
-        self._changed = threading.Condition()   # of an RLock: a signal handler may end it amid a step of its own thread
+        self._changed = threading.Condition()  # of an RLock: a signal handler may end it amid a step of its own thread
         self._done = False
         self._error = None
         self._token = None
@@ -29,7 +30,7 @@ class PyTicket(Ticket):
         if token is not None:
             try:
                 self._complete(token)
-            except BaseException:   # a signal handler's; a token that comes twice is known the first time only
+            except BaseException:  # a signal handler's; a token that comes twice is known the first time only
                 self._complete(token)
                 raise
 
@@ -53,7 +54,7 @@ class PyTicket(Ticket):
             return True
 
     def withdraw(self):
-        raise NotImplementedError   # of those that are under way
+        raise NotImplementedError  # of those that are under way
 
     @property
     def source(self):
@@ -62,6 +63,7 @@ class PyTicket(Ticket):
 
 class QueuedTicket(PyTicket):
     """A collective in a Queue; whoever waits for it may run what the queue holds."""
+
     collective = True
 
     def __init__(self, complete, queue):
@@ -69,7 +71,7 @@ class QueuedTicket(PyTicket):
         self._queue = queue
 
     def withdraw(self):
-        self._queue.owner.abort()   # what is under way ends, and what waits fails in its turn
+        self._queue.owner.abort()  # what is under way ends, and what waits fails in its turn
         while not self.wait(0.1, may_run=True):
             pass
 
@@ -80,34 +82,36 @@ class QueuedTicket(PyTicket):
 
 
 class Queue:
-    """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if
-    nothing is under way, else in one of the queue's own. ``execute(number, call)`` returns an error or
-    None; it does not raise. ``turn``: the address of a Turn (backend/mpi/turn.h) that others take, too: whoever frees
-    it calls `wake` if somebody waits. ``owner``: the transport whose collectives these are."""
+    """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if nothing is under
+    way, else in one of the queue's own. ``execute(number, call)`` returns an error or None; it does not raise.
+    ``turn``: the address of a Turn (backend/hosts/sequencer.h) that others take, too: whoever frees it calls `wake` if
+    somebody waits. ``owner``: the transport whose collectives these are."""
 
-    def __init__(self, execute, complete, name, owner, turn=None):
+    def __init__(self, execute, complete, name, owner, sequencer=None):
         self.owner = owner
         self._execute, self._complete, self._name = execute, complete, name
-        self._word = c_uint64() if turn is None else None
-        self._turn = addressof(self._word) if turn is None else turn
-        self._changed = threading.Condition()   # of an RLock: see PyTicket
-        self._jobs = deque()    # as many as wait for their turn
+        self._word = c_uint64() if sequencer is None else None
+        self._sequencer = addressof(self._word) if sequencer is None else sequencer
+        self._changed = threading.Condition()  # of an RLock: see PyTicket
+        self._jobs = deque()  # as many as wait for their turn
         self._starts = self._closing = False
         self._thread = None
 
     @property
     def number(self):
         """Of the last collective issued."""
-        return lib.c10d_turn_last(self._turn)
+        return lib.c10d_sequencer_last(self._sequencer)
 
     def run(self, call):
         taken, ticket = [], None
         try:
             with self._changed:
-                taken.extend(map(lib.c10d_turn_take, (self._turn,)))    # no signal handler runs before it is in the list
+                taken.extend(
+                    map(lib.c10d_sequencer_take, (self._sequencer,))
+                )  # no signal handler runs before it is in the list
                 if not taken[0]:
                     if self.owner.interrupted_here():
-                        return self.owner.inside(call.name)     # it would wait for its own outer frame
+                        return self.owner.inside(call.name)  # it would wait for its own outer frame
                     ticket = self._enqueue(call)
             if ticket is None:
                 return self._execute(taken[0], call)
@@ -119,7 +123,8 @@ class Queue:
             if ticket is not None:
                 ticket.withdraw()
             elif taken:
-                self.owner.abort()  # the others have this collective, and this rank has not; or it was queued, and has no owner
+                # The others have this collective, and this rank has not; or it was queued, and has no owner
+                self.owner.abort()
             raise
         finally:
             if taken and taken[0]:
@@ -131,7 +136,7 @@ class Queue:
         with self._changed:
             ticket = self._enqueue(call)
         self._ensure_thread()
-        while self._closing and self.run_next():    # it fails, the group being over
+        while self._closing and self.run_next():  # it fails, the group being over
             pass
         return ticket
 
@@ -140,7 +145,7 @@ class Queue:
         begun, job, error = [], [], None
         try:
             with self._changed:
-                begun.extend(map(lib.c10d_turn_next, (self._turn,)))
+                begun.extend(map(lib.c10d_sequencer_next, (self._sequencer,)))
                 if not begun[0]:
                     return False
                 job.extend(map(deque.popleft, (self._jobs,)))
@@ -165,9 +170,9 @@ class Queue:
         """Runs what is left (it fails at once, the group being over), and ends the thread."""
         with self._changed:
             self._closing = True
-            lib.c10d_turn_close(self._turn)
+            lib.c10d_sequencer_close(self._sequencer)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not lib.c10d_turn_taken(self._turn) and not self._jobs, 5.0)
+            self._changed.wait_for(lambda: not lib.c10d_sequencer_taken(self._sequencer) and not self._jobs, 5.0)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         while self.run_next():
@@ -180,7 +185,7 @@ class Queue:
 
     def _enqueue(self, call):
         ticket = QueuedTicket(self._complete, self)
-        self._jobs.append((lib.c10d_turn_wait(self._turn), call, ticket))
+        self._jobs.append((lib.c10d_sequencer_wait(self._sequencer), call, ticket))
         self._changed.notify_all()
         return ticket
 
@@ -197,13 +202,15 @@ class Queue:
             raise
 
     def _free(self):
-        if lib.c10d_turn_free(self._turn):
+        if lib.c10d_sequencer_free(self._sequencer):
             self.wake()
 
     def _work(self):
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._jobs or self._closing) and not lib.c10d_turn_taken(self._turn))
+                self._changed.wait_for(
+                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_taken(self._sequencer)
+                )
                 if self._closing and not self._jobs:
                     return
             self.run_next()

@@ -3,24 +3,36 @@
 One file is one process, which is one rank of each of its groups. Ranks of a group are numbered within it; `members`
 gives their global ranks. Times are seconds since 1970, in UTC where written.
 """
+
 import json
 import re
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 HEAD = "c10d-custom trace 1"
 MESSAGES = "send", "recv"
 
 # States: of a call, by the codes of the native core's Status; and before it ends.
-STATES = {0: "done", 2: "timed_out", 3: "peer_lost", 4: "mismatch", 5: "aborted", 6: "refused", 7: "broken",
-          8: "interrupted", 9: "forked"}
+STATES = {
+    0: "done",
+    2: "timed_out",
+    3: "peer_lost",
+    4: "mismatch",
+    5: "aborted",
+    6: "refused",
+    7: "broken",
+    8: "interrupted",
+    9: "forked",
+}
 UNDER_WAY = "queued", "waiting", "running"
 
 
 @dataclass(slots=True)
 class Record:
     """One call. ``number``: of collectives, the same on all ranks; of messages, this rank's own. ``peer``: the root; of
-    messages the other rank, -1 for any. ``began``: a collective left the queue; both sides of a long message were in."""
+    messages the other rank, -1 for any. ``began``: a collective left the queue; both sides of a long message were
+    in."""
+
     operation: str
     number: int
     reduce: str
@@ -47,14 +59,19 @@ class Record:
             return f"{self.operation} of {self.in_bytes or self.out_bytes} bytes of {self.dtype} {way}, tag {self.tag}"
         if self.operation == "barrier":
             return "barrier"
-        parts = [self.operation, self.reduce if self.reduce != "-" else "", f"{self.dtype}[{self.count}]",
-                 f"root {self.peer}" if self.peer >= 0 else ""]
+        parts = [
+            self.operation,
+            self.reduce if self.reduce != "-" else "",
+            f"{self.dtype}[{self.count}]",
+            f"root {self.peer}" if self.peer >= 0 else "",
+        ]
         return " ".join(p for p in parts if p)
 
 
 @dataclass(slots=True)
 class Peer:
     """A rank as another one sees it. ``entered``: the number of the last collective it announced, None if not known."""
+
     rank: int
     pid: int
     state: str
@@ -90,11 +107,11 @@ _GROUP = re.compile(r'group (".*"), rank (\d+) of (\d+), global ranks ([\d ]+)')
 
 
 def _time(seconds):
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
 def _seconds(text):
-    return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
 def _later(seconds, since):
@@ -109,15 +126,45 @@ def _table(columns, rows):
 
 def write(dump):
     """The file's text. It ends with a line `end`: without it, the writer was cut off."""
-    lines = [HEAD, f"rank {dump.rank}, pid {dump.pid} on {dump.host}, written {_time(dump.written)}: "
-                   f"{dump.reason.splitlines()[0] if dump.reason else '-'}"]
+    lines = [
+        HEAD,
+        f"rank {dump.rank}, pid {dump.pid} on {dump.host}, written {_time(dump.written)}: "
+        f"{dump.reason.splitlines()[0] if dump.reason else '-'}",
+    ]
     for g in dump.groups:
-        lines += ["", f"group {json.dumps(g.name)}, rank {g.rank} of {g.size}, global ranks {' '.join(map(str, g.members))}"]
-        lines += _table(["ranks:", *_PEER_COLUMNS], [
-            ["", str(p.rank), str(p.pid), p.state, "-" if p.entered is None else str(p.entered), p.calling] for p in g.peers])
-        lines += _table(["calls:", *_COLUMNS], [
-            ["", c.operation, str(c.number), c.reduce, c.dtype, c.count, str(c.in_bytes), str(c.out_bytes), str(c.peer),
-             str(c.tag), c.state, _time(c.issued), _later(c.began, c.issued), _later(c.ended, c.issued)] for c in g.calls])
+        lines += [
+            "",
+            f"group {json.dumps(g.name)}, rank {g.rank} of {g.size}, global ranks {' '.join(map(str, g.members))}",
+        ]
+        lines += _table(
+            ["ranks:", *_PEER_COLUMNS],
+            [
+                ["", str(p.rank), str(p.pid), p.state, "-" if p.entered is None else str(p.entered), p.calling]
+                for p in g.peers
+            ],
+        )
+        lines += _table(
+            ["calls:", *_COLUMNS],
+            [
+                [
+                    "",
+                    c.operation,
+                    str(c.number),
+                    c.reduce,
+                    c.dtype,
+                    c.count,
+                    str(c.in_bytes),
+                    str(c.out_bytes),
+                    str(c.peer),
+                    str(c.tag),
+                    c.state,
+                    _time(c.issued),
+                    _later(c.began, c.issued),
+                    _later(c.ended, c.issued),
+                ]
+                for c in g.calls
+            ],
+        )
     return "\n".join([*lines, "end", ""])
 
 
@@ -125,8 +172,20 @@ def _record(words):
     operation, number, reduce, dtype, count, in_bytes, out_bytes, peer, tag, state, issued, began, ended = words
     issued = _seconds(issued)
     after = [None if t == "-" else issued + float(t) for t in (began, ended)]
-    return Record(operation, int(number), reduce, dtype, count, int(in_bytes), int(out_bytes), int(peer), int(tag), state,
-                  issued, *after)
+    return Record(
+        operation,
+        int(number),
+        reduce,
+        dtype,
+        count,
+        int(in_bytes),
+        int(out_bytes),
+        int(peer),
+        int(tag),
+        state,
+        issued,
+        *after,
+    )
 
 
 def _peer(line):
@@ -148,7 +207,9 @@ def read(text):
         try:
             if group := _GROUP.fullmatch(line):
                 name, rank, size, members = group.groups()
-                dump.groups.append(GroupTrace(json.loads(name), int(rank), int(size), [int(m) for m in members.split()]))
+                dump.groups.append(
+                    GroupTrace(json.loads(name), int(rank), int(size), [int(m) for m in members.split()])
+                )
             elif line.startswith(("  ranks:", "  calls:")):
                 part = line.split()[0]
             elif line.strip():

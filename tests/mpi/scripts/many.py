@@ -2,7 +2,7 @@
 
     many.py [RANKS]
 
-RANKS: the most that take part in direct collectives; in a group of more, the agreement is a dissemination barrier between
+RANKS: the most that take part in flat exchanges; in a group of more, the agreement is a dissemination barrier between
 the hosts.
 """
 import json

@@ -4,6 +4,7 @@ NVRTC is called directly: cupy's RawModule appends -ftz=true to all options, whi
 numbers to zero. The text includes no header of CUDA's or the host's, so that nothing but NVRTC's library
 need be installed; it comes with torch.
 """
+
 import contextlib
 import hashlib
 import os
@@ -40,8 +41,9 @@ def text_of(instances, files=()):
     parts = []
     for name in FILES:
         path = instead.get(name, folder() / name)
-        lines = ["" if line.startswith(('#include "', "#pragma once")) else line
-                 for line in path.read_text().splitlines()]
+        lines = [
+            "" if line.startswith(('#include "', "#pragma once")) else line for line in path.read_text().splitlines()
+        ]
         parts += [f'#line 1 "{name}"', *lines]
     parts.append('#line 1 "instances"')
     for algorithm, dtype, redop in instances:
@@ -67,14 +69,15 @@ def compile_text(text, capability):
     program = call(nvrtc.nvrtcCreateProgram, text.encode(), b"c10d_custom.cu", 0, [], [])
     try:
         options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}")]
-        status, = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * call(nvrtc.nvrtcGetProgramLogSize, program)
             call(nvrtc.nvrtcGetProgramLog, program, log)
             text = log.rstrip(b" " + bytes(1)).decode()
             raise TransportError(f"the CUDA kernels did not compile for {arch}:\n{text}")
-        size, get = ((nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if own else
-                     (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
+        size, get = (
+            (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if own else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        )
         code = b" " * call(size, program)
         call(get, program, code)
         return code

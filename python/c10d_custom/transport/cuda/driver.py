@@ -4,6 +4,7 @@ Memory, streams and events are plain integers: an address, a cudaStream_t, a cud
 for the GPU; who must, asks `done` until its deadline. Any thread, inside `activate`. cupy and
 cuda.bindings are imported when the first driver is made.
 """
+
 import contextlib
 import functools
 import os
@@ -206,6 +207,7 @@ class CudaDriver(Driver):
 
     def allow_captures(self):
         from cuda.bindings import driver
+
         _checked(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
 
     def create_event(self, shared=False):
@@ -235,12 +237,14 @@ class CudaDriver(Driver):
 
     def write_value(self, stream, address, value):
         from cuda.bindings import driver
-        _checked(driver.cuStreamWriteValue32(stream, address, value & 0xffffffff, 0))
+
+        _checked(driver.cuStreamWriteValue32(stream, address, value & 0xFFFFFFFF, 0))
 
     def wait_value(self, stream, address, value):
         from cuda.bindings import driver
+
         flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        _checked(driver.cuStreamWaitValue32(stream, address, value & 0xffffffff, int(flags)))
+        _checked(driver.cuStreamWaitValue32(stream, address, value & 0xFFFFFFFF, int(flags)))
 
     # --- work
 
@@ -253,6 +257,7 @@ class CudaDriver(Driver):
     def kernels(self):
         if self._kernels is None:
             from .kernels import Kernels
+
             self._kernels = Kernels(self.device.index)
         return self._kernels
 

@@ -4,6 +4,7 @@ with a staging area of its own, and the record in which its kernels say why they
 The rounds of `shared.py` have other staging memory: each of the two reuses its own by what its own calls have
 made sure of, and knows nothing of the other's.
 """
+
 import ctypes
 import threading
 
@@ -12,7 +13,7 @@ from . import p2p
 
 _ALIGN = 256
 _PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
-_MOST = 16 << 20      # bytes of staging: longer calls take several kernels
+_MOST = 16 << 20  # bytes of staging: longer calls take several kernels
 
 
 class Fused:
@@ -23,10 +24,10 @@ class Fused:
     def __init__(self, driver, rank, size, staging_bytes):
         self._driver, self._rank, self._size = driver, rank, size
         self._staging = min(_MOST, staging_bytes)
-        self._memory = {}      # rank -> address
+        self._memory = {}  # rank -> address
         self._record = None
         self._p2p = None
-        self._failure = None   # once the record is gone
+        self._failure = None  # once the record is gone
         self._lock = threading.RLock()
 
     def allocate(self, stream):
@@ -42,8 +43,9 @@ class Fused:
         self._memory[rank] = self._driver.open_memory(bytes.fromhex(handle))
         if len(self._memory) == self._size:
             pads = [self._memory[r] for r in range(self._size)]
-            self._p2p = p2p.P2p(self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging,
-                                self._record)
+            self._p2p = p2p.P2p(
+                self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging, self._record
+            )
 
     # --- calls
 
@@ -56,9 +58,16 @@ class Fused:
 
     def all_reduce(self, stream, call, seconds):
         """Enqueues it; on the GPU it waits up to ``seconds`` for the other ranks."""
-        self._p2p.all_reduce(stream, call.dtype, call.redop, call.factor if call.redop == p2p.PREMUL_SUM else None,
-                             call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), self._count(call),
-                             max(1, int(seconds * 1e9)))
+        self._p2p.all_reduce(
+            stream,
+            call.dtype,
+            call.redop,
+            call.factor if call.redop == p2p.PREMUL_SUM else None,
+            call.inputs[0].data_ptr(),
+            call.outputs[0].data_ptr(),
+            self._count(call),
+            max(1, int(seconds * 1e9)),
+        )
 
     @staticmethod
     def _count(call):
@@ -72,11 +81,15 @@ class Fused:
             return None
         over = "Its result is void, and the group of no more use: destroy it."
         if failure.kind == p2p.TIMEOUT:
-            return CollectiveTimeoutError(f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not "
-                                          f"come to it in the call's time. {over}")
+            return CollectiveTimeoutError(
+                f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not "
+                f"come to it in the call's time. {over}"
+            )
         if failure.kind == p2p.MISMATCH:
-            return CollectiveMismatchError(f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
-                                           f"ranks replay the same CUDA graphs, in the same order? {over}")
+            return CollectiveMismatchError(
+                f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
+                f"ranks replay the same CUDA graphs, in the same order? {over}"
+            )
         if failure.kind == p2p.ABORTED:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")

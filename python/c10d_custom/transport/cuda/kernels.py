@@ -1,4 +1,5 @@
 """The CUDA kernels of one device: compiled when first asked for, launched on raw streams."""
+
 import ctypes as c
 import functools
 import operator
@@ -16,10 +17,19 @@ _BLOCKS_PER_PROCESSOR = 4
 
 class ReduceArguments(c.Structure):
     """Reduce::Arguments of backend/cuda/reduce.h."""
-    _fields_ = [("source", c.c_uint64 * MAX_ARRAYS), ("target", c.c_uint64 * MAX_ARRAYS),
-                ("factor", c.c_double * MAX_ARRAYS), ("bytes", c.c_uint64), ("sources", c.c_uint32),
-                ("targets", c.c_uint32), ("unit", c.c_uint32), ("skew", c.c_uint32), ("divisor", c.c_uint32),
-                ("reserved", c.c_uint32)]
+
+    _fields_ = [
+        ("source", c.c_uint64 * MAX_ARRAYS),
+        ("target", c.c_uint64 * MAX_ARRAYS),
+        ("factor", c.c_double * MAX_ARRAYS),
+        ("bytes", c.c_uint64),
+        ("sources", c.c_uint32),
+        ("targets", c.c_uint32),
+        ("unit", c.c_uint32),
+        ("skew", c.c_uint32),
+        ("divisor", c.c_uint32),
+        ("reserved", c.c_uint32),
+    ]
 
 
 def alignment(addresses, item_bytes):
@@ -51,18 +61,26 @@ class Kernels:
         sources), of PREMUL_SUM one factor per source. A target may be one of the sources, and must not overlap
         them otherwise. Fast where all addresses have the same remainder modulo 16."""
         if not (1 <= len(sources) <= MAX_ARRAYS and len(targets) <= MAX_ARRAYS):
-            raise UsageError(f"a CUDA reduction takes 1 to {MAX_ARRAYS} sources and up to {MAX_ARRAYS} targets, "
-                             f"not {len(sources)} and {len(targets)}")
+            raise UsageError(
+                f"a CUDA reduction takes 1 to {MAX_ARRAYS} sources and up to {MAX_ARRAYS} targets, "
+                f"not {len(sources)} and {len(targets)}"
+            )
         function = self.function("Reduce", dtype, redop)
         if count == 0 or not targets:
             return
         unit, skew = alignment([*sources, *targets], dtype.item_bytes)
-        arguments = ReduceArguments(bytes=count * dtype.item_bytes, sources=len(sources), targets=len(targets),
-                                    unit=unit, skew=skew, divisor=divisor_of(redop, factor, len(sources)))
-        arguments.source[:len(sources)] = sources
-        arguments.target[:len(targets)] = targets
+        arguments = ReduceArguments(
+            bytes=count * dtype.item_bytes,
+            sources=len(sources),
+            targets=len(targets),
+            unit=unit,
+            skew=skew,
+            divisor=divisor_of(redop, factor, len(sources)),
+        )
+        arguments.source[: len(sources)] = sources
+        arguments.target[: len(targets)] = targets
         if redop == PREMUL_SUM:
-            arguments.factor[:len(sources)] = [float(f) for f in factor]
+            arguments.factor[: len(sources)] = [float(f) for f in factor]
         vectors = (skew + arguments.bytes + 15) // 16
         blocks = min(-(-vectors // _THREADS), _BLOCKS_PER_PROCESSOR * self.processors)
         self.launch(function, stream, blocks, _THREADS, arguments)

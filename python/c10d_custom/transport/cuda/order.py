@@ -18,9 +18,10 @@ event was recorded before it; it reuses in round k what was released in round k 
 event of round k is recorded again in round k + 2; its waits were enqueued before meeting k + 1 (published)
 or k + 2 (released: the recorder does so after that meeting).
 """
+
 HALVES = 2
-_BEYOND = 1 << 30     # further on than any waiter is
-_WORD = 256           # bytes from one word of a pad to the next
+_BEYOND = 1 << 30  # further on than any waiter is
+_WORD = 256  # bytes from one word of a pad to the next
 
 
 class EventOrder:

@@ -1,5 +1,6 @@
 """all_reduce by fused kernels, for ranks that each have a GPU of their own and reach each other's memory: the
 host's side of backend/cuda/p2p.h, which has the protocol."""
+
 import ctypes as c
 import functools
 import operator
@@ -15,17 +16,31 @@ TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
 PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
 RECORD_BYTES = 16
 # Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
-_ONE_SHOT_BYTES = {n: 512 << 10 for n in range(1, 5)}
+_ONE_SHOT_BYTES = dict.fromkeys(range(1, 5), 512 << 10)
 _ONE_SHOT_BYTES_MANY = 256 << 10
 
 
 class Arguments(c.Structure):
     """p2p::Arguments."""
-    _fields_ = [("pad", c.c_uint64 * MAX_RANKS), ("staging", c.c_uint64 * MAX_RANKS), ("input", c.c_uint64),
-                ("output", c.c_uint64), ("bytes", c.c_uint64), ("half", c.c_uint64), ("slice", c.c_uint64),
-                ("record", c.c_uint64), ("timeout_ns", c.c_uint64), ("factor", c.c_double), ("rank", c.c_uint32),
-                ("ranks", c.c_uint32), ("fingerprint", c.c_uint32), ("unit", c.c_uint32), ("divisor", c.c_uint32),
-                ("reserved", c.c_uint32)]
+
+    _fields_ = [
+        ("pad", c.c_uint64 * MAX_RANKS),
+        ("staging", c.c_uint64 * MAX_RANKS),
+        ("input", c.c_uint64),
+        ("output", c.c_uint64),
+        ("bytes", c.c_uint64),
+        ("half", c.c_uint64),
+        ("slice", c.c_uint64),
+        ("record", c.c_uint64),
+        ("timeout_ns", c.c_uint64),
+        ("factor", c.c_double),
+        ("rank", c.c_uint32),
+        ("ranks", c.c_uint32),
+        ("fingerprint", c.c_uint32),
+        ("unit", c.c_uint32),
+        ("divisor", c.c_uint32),
+        ("reserved", c.c_uint32),
+    ]
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class Failure:
     """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something
     else), ABORTED (by this rank's host) or PEER (``peer`` gave up). ``number``: of the kernel, from 0, in the
     order in which the device ran them."""
+
     kind: int
     peer: int
     number: int
@@ -76,20 +92,32 @@ class P2p:
         size = count * dtype.item_bytes
         bits = functools.reduce(operator.or_, (source, target))
         self.prepare(dtype, redop, count)
-        common = dict(half=self._half, record=self._record, timeout_ns=timeout_ns, rank=self._rank,
-                      ranks=self._ranks, unit=min(bits & -bits, 16) if bits else 16,
-                      factor=float(factor) if redop == PREMUL_SUM else 0.0,
-                      divisor=divisor_of(redop, factor, self._ranks))
+        common = dict(
+            half=self._half,
+            record=self._record,
+            timeout_ns=timeout_ns,
+            rank=self._rank,
+            ranks=self._ranks,
+            unit=min(bits & -bits, 16) if bits else 16,
+            factor=float(factor) if redop == PREMUL_SUM else 0.0,
+            divisor=divisor_of(redop, factor, self._ranks),
+        )
         for start, part, algorithm in self._parts(size):
             share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
-            arguments = Arguments(input=source + start, output=target + start, bytes=part, slice=share,
-                                  fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
-                                  **common)
-            arguments.pad[:self._ranks] = self._pads
-            arguments.staging[:self._ranks] = self._stagings
+            arguments = Arguments(
+                input=source + start,
+                output=target + start,
+                bytes=part,
+                slice=share,
+                fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
+                **common,
+            )
+            arguments.pad[: self._ranks] = self._pads
+            arguments.staging[: self._ranks] = self._stagings
             blocks = min(self._blocks, -(-share // (16 * self._threads)))
-            self._kernels.launch(self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads,
-                                 arguments)
+            self._kernels.launch(
+                self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads, arguments
+            )
 
     def prepare(self, dtype, redop, count):
         """Compiles the kernels of such a call, so that all_reduce only launches."""
@@ -112,7 +140,7 @@ class P2p:
     def failure(self):
         """The Failure, or None while the kernels have not given up."""
         word = c.c_uint64.from_address(self._record).value
-        return Failure(word >> 56, word >> 48 & 0xff, word & 0xffffffff) if word else None
+        return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else None
 
     def abort(self):
         """Ends the waiting of this rank's kernels, and then of the other ranks'."""

@@ -4,6 +4,7 @@ Set up by the first collective on CUDA tensors, in steps that all ranks take tog
 is told to all, and all fall back alike. They speak through the CPU transport, whose waits have deadlines and
 see the dead.
 """
+
 import ctypes
 import json
 import time
@@ -15,15 +16,15 @@ from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import TransportError
 from . import p2p
-from .stream_op import poll
 from .fused import Fused
 from .order import EventOrder, ValueOrder
+from .stream_op import poll
 
 _WORDS_BYTES = 8192
 _BYTES = dtypes.BY_DTYPE[torch.uint8]
-_CHECKED = 4096       # bytes at the start of the staging memory that the trial reads
+_CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
-_MARK = 1             # in the segment: this rank holds no memory of another any more
+_MARK = 1  # in the segment: this rank holds no memory of another any more
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def choose(table):
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
     if wanted == "p2p" and len(gpus) > 1:
-        raise TransportError("C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here "
-                             f"{len(gpus)} ranks share {len(set(gpus))}")
+        raise TransportError(
+            f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
+        )
     return Mode("shared", f"{len(gpus)} ranks on {len(set(gpus))} GPU{'s' if len(set(gpus)) > 1 else ''}")
 
 
@@ -78,8 +80,15 @@ class Setup:
 
     def _run(self):
         c = self.config
-        table = self.tell({"pid": self.driver.process, "gpu": self.driver.uuid, "mode": c.cuda_mode,
-                           "staging": c.cuda_staging_bytes, "order": c.cuda_order})
+        table = self.tell(
+            {
+                "pid": self.driver.process,
+                "gpu": self.driver.uuid,
+                "mode": c.cuda_mode,
+                "staging": c.cuda_staging_bytes,
+                "order": c.cuda_order,
+            }
+        )
         mode = self.mode = choose(table)
         if mode.name == "staged":
             return mode, None
@@ -136,11 +145,18 @@ class Setup:
         mine = ctypes.create_string_buffer(data.ljust(_WORDS_BYTES), _WORDS_BYTES)
         all_words = ctypes.create_string_buffer(_WORDS_BYTES * n)
         base = ctypes.addressof(all_words)
-        self.cpu.run(Call(
-            Op.all_gather, f"{self.call.name} (set-up of CUDA)", _BYTES, self._left(), count=_WORDS_BYTES,
-            inputs=[Region(ctypes.addressof(mine), _WORDS_BYTES, _WORDS_BYTES)],
-            outputs=[Region(base + r * _WORDS_BYTES, _WORDS_BYTES, _WORDS_BYTES) for r in range(n)]))
-        return [json.loads(all_words.raw[r * _WORDS_BYTES:(r + 1) * _WORDS_BYTES]) for r in range(n)]
+        self.cpu.run(
+            Call(
+                Op.all_gather,
+                f"{self.call.name} (set-up of CUDA)",
+                _BYTES,
+                self._left(),
+                count=_WORDS_BYTES,
+                inputs=[Region(ctypes.addressof(mine), _WORDS_BYTES, _WORDS_BYTES)],
+                outputs=[Region(base + r * _WORDS_BYTES, _WORDS_BYTES, _WORDS_BYTES) for r in range(n)],
+            )
+        )
+        return [json.loads(all_words.raw[r * _WORDS_BYTES : (r + 1) * _WORDS_BYTES]) for r in range(n)]
 
     def settle(self):
         """Waits for what is on the streams."""
@@ -156,8 +172,9 @@ class Setup:
 
 
 class Peers:
-    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each
-    rank; ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes before the exporter frees."""
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
+    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes
+    before the exporter frees."""
 
     def __init__(self, setup):
         self._setup = setup
@@ -179,8 +196,11 @@ class Peers:
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)
         self._setup.settle()
-        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.order.handles(),
-                self.fused and self.fused.handle()]
+        return [
+            self.driver.export_memory(self.staging[self.rank]).hex(),
+            self.order.handles(),
+            self.fused and self.fused.handle(),
+        ]
 
     def open(self, table):
         for rank, (memory, order, fused) in enumerate(table):
@@ -215,15 +235,21 @@ class Peers:
     def read_others(self):
         for rank in range(self.size):
             if rank != self.rank:
-                self._expect(self.staging[rank], self._pattern(rank, rank),
-                             f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
+                self._expect(
+                    self.staging[rank],
+                    self._pattern(rank, rank),
+                    f"rank {self.rank} does not read what rank {rank} has written in its GPU memory",
+                )
                 self._put(self.staging[rank] + 64 * (1 + self.rank), self._pattern(self.rank, rank))
 
     def read_own(self):
         for rank in range(self.size):
             if rank != self.rank:
-                self._expect(self.staging[self.rank] + 64 * (1 + rank), self._pattern(rank, self.rank),
-                             f"rank {self.rank} does not find what rank {rank} has written in its GPU memory")
+                self._expect(
+                    self.staging[self.rank] + 64 * (1 + rank),
+                    self._pattern(rank, self.rank),
+                    f"rank {self.rank} does not find what rank {rank} has written in its GPU memory",
+                )
 
     def try_order(self):
         self.order.trial(self._setup.stream)

@@ -5,6 +5,7 @@ Nothing waits in a kernel: kernels of different processes on one GPU may run one
 read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
 all_reduce take the fused kernels.
 """
+
 from ...call import ANY_COUNT, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
@@ -45,9 +46,16 @@ class _Run:
             return self._alone()
         if self.call.op is Op.all_reduce and self.peers.fused is not None:
             return self._all_reduce_fused()
-        {Op.all_reduce: self._all_reduce, Op.reduce: self._reduce, Op.broadcast: self._broadcast,
-         Op.all_gather: self._all_gather, Op.reduce_scatter: self._reduce_scatter, Op.all_to_all: self._all_to_all,
-         Op.gather: self._gather, Op.scatter: self._scatter}[self.call.op]()
+        {
+            Op.all_reduce: self._all_reduce,
+            Op.reduce: self._reduce,
+            Op.broadcast: self._broadcast,
+            Op.all_gather: self._all_gather,
+            Op.reduce_scatter: self._reduce_scatter,
+            Op.all_to_all: self._all_to_all,
+            Op.gather: self._gather,
+            Op.scatter: self._scatter,
+        }[self.call.op]()
         if self.agreed is None:  # nothing to move
             self._meet()
 
@@ -94,8 +102,9 @@ class _Run:
         if nbytes > 0:
             call = self.call
             factor = float(self.n) if call.redop == _AVG else self.agreed.factors if call.redop == _PREMUL_SUM else None
-            self.driver.reduce(self.stream, call.dtype, call.redop, factor, sources, targets,
-                               nbytes // call.dtype.item_bytes)
+            self.driver.reduce(
+                self.stream, call.dtype, call.redop, factor, sources, targets, nbytes // call.dtype.item_bytes
+            )
 
     def _with_own(self, sources, own):
         return [own if r == self.me else s for r, s in enumerate(sources)]
@@ -128,8 +137,10 @@ class _Run:
 
     def _one_shot(self, source, target, nbytes):
         """Every rank reads every rank's input."""
-        self._round(lambda base: self._copy(base, source, nbytes),
-                    lambda bases: self._combine([target], self._with_own(bases, source), nbytes))
+        self._round(
+            lambda base: self._copy(base, source, nbytes),
+            lambda bases: self._combine([target], self._with_own(bases, source), nbytes),
+        )
 
     def _two_shot(self, source, target, nbytes):
         """Each rank reduces one slice of it; then each copies the others' results. A slice lies at its own
@@ -148,8 +159,11 @@ class _Run:
         # The kernel both takes in the first round and puts in the second.
         self.order.arrive(self.stream, first, range(self.n))
         bases = self._bases(first)
-        second = self._put(lambda base: self._combine(
-            [target + low, base + low], self._with_own([b + low for b in bases], source + low), size))
+        second = self._put(
+            lambda base: self._combine(
+                [target + low, base + low], self._with_own([b + low for b in bases], source + low), size
+            )
+        )
         self.order.release(self.stream, first)
         self._meet()
 
@@ -181,10 +195,12 @@ class _Run:
         own, output = call.inputs[self.me].data_ptr(), call.outputs[0]
         longest = max(t.nbytes for t in call.inputs)
         for at in range(0, longest, slot):
+
             def take(bases, at=at):
                 sources = [b + self.me * slot for b in bases]
-                self._combine([output.data_ptr() + at], self._with_own(sources, own + at),
-                              min(slot, output.nbytes - at))
+                self._combine(
+                    [output.data_ptr() + at], self._with_own(sources, own + at), min(slot, output.nbytes - at)
+                )
 
             self._round(lambda base, at=at: self._put_parts(base, slot, at), take)
 
@@ -212,6 +228,7 @@ class _Run:
         longest = max(t.nbytes for t in outputs)
         self._copy_own(outputs[self.me], mine)
         for at in range(0, longest, self.half):
+
             def put(base, at=at):
                 self._copy(base, mine.data_ptr() + at, min(self.half, mine.nbytes - at))
 
@@ -227,6 +244,7 @@ class _Run:
         call, slot, at = self.call, self._slot(), 0
         self._copy_own(call.outputs[self.me], call.inputs[self.me])
         while True:
+
             def take(bases, at=at):
                 for r, output in enumerate(call.outputs):
                     if r != self.me:
@@ -262,6 +280,7 @@ class _Run:
         if self.me == root:
             self._copy_own(output, call.inputs[root])
         for at in range(0, output.nbytes, slot):
+
             def take(bases, at=at):
                 if self.me != root:
                     self._copy(output.data_ptr() + at, bases[root] + self.me * slot, min(slot, output.nbytes - at))
@@ -286,8 +305,10 @@ class _Run:
         """Bytes of the longest part that any rank sends another."""
         if self.call.count != ANY_COUNT:
             return max(t.nbytes for t in self.call.inputs)
-        return max((size for r, (sends, _) in enumerate(self.agreed.sizes) for to, size in enumerate(sends) if to != r),
-                   default=0)
+        return max(
+            (size for r, (sends, _) in enumerate(self.agreed.sizes) for to, size in enumerate(sends) if to != r),
+            default=0,
+        )
 
     def _to(self, root):
         """(sources, readers) of what goes to the root."""

@@ -5,6 +5,7 @@ A collective goes in chunks through two slots of pinned memory: while the CPU tr
 comes from the GPU and the last goes back. A slot is used again in the order of one stream, and the host
 touches it only after an event that was recorded behind everything before.
 """
+
 import threading
 import time
 from collections import deque
@@ -18,22 +19,23 @@ from ..tickets import PyTicket
 from .stream_op import poll
 
 _ALIGN = 256
-_MOST = 16 << 20      # bytes of a slot, but for calls whose parts are uneven: those go in one piece
-_KEPT = 64 << 20      # bytes of pinned memory kept for messages to come
+_MOST = 16 << 20  # bytes of a slot, but for calls whose parts are uneven: those go in one piece
+_KEPT = 64 << 20  # bytes of pinned memory kept for messages to come
 _IN_PLACE = Op.all_reduce, Op.reduce
 _LOOK = 0.02
 _LINGER = 0.02
 
 
 class Pinned:
-    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any step."""
+    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any
+    step."""
 
     def __init__(self, driver):
         self._driver = driver
         self._lock = threading.RLock()
-        self._free = {}     # bytes -> addresses
+        self._free = {}  # bytes -> addresses
         self._kept = 0
-        self._all = {}      # address -> bytes
+        self._all = {}  # address -> bytes
         self._closed = False
 
     def take(self, nbytes):
@@ -127,8 +129,8 @@ class StagedCollectives:
             nbytes = max(0, min(hi, t.nbytes) - lo)
             regions.append(Region(at, nbytes, nbytes // item))
             at += -(-nbytes // _ALIGN) * _ALIGN
-        inputs = regions[:len(call.inputs)]
-        outputs = inputs if in_place else regions[len(inputs):]
+        inputs = regions[: len(call.inputs)]
+        outputs = inputs if in_place else regions[len(inputs) :]
         for tensor, region in zip(call.inputs, inputs):
             if region.nbytes:
                 self.driver.copy(self.stream, region.address, tensor.data_ptr() + lo, region.nbytes)
@@ -142,8 +144,19 @@ class StagedCollectives:
         if not came and not self.cpu.broken():
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
-        self.cpu.run(replace(call, inputs=inputs, outputs=outputs, count=count, timeout=left(), memory=Memory.staged,
-                             device=None, flight=None, copy_back=[]))
+        self.cpu.run(
+            replace(
+                call,
+                inputs=inputs,
+                outputs=outputs,
+                count=count,
+                timeout=left(),
+                memory=Memory.staged,
+                device=None,
+                stream_op=None,
+                copy_back=[],
+            )
+        )
         for address, region in targets:
             if region.nbytes:
                 self.driver.copy(self.stream, address, region.address, region.nbytes)
@@ -175,9 +188,9 @@ class StagedTicket(PyTicket):
     def __init__(self, messages, message, address):
         super().__init__(messages.complete)
         self.messages, self.message, self.address = messages, message, address
-        self.deadline = message.flight.began + message.timeout
-        self.fetched = None     # a send: the event behind its copy to the host
-        self.inner = None       # the CPU transport's ticket
+        self.deadline = message.stream_op.began + message.timeout
+        self.fetched = None  # a send: the event behind its copy to the host
+        self.inner = None  # the CPU transport's ticket
 
     def wait(self, seconds, may_run=False):
         until = time.monotonic() + seconds
@@ -196,7 +209,7 @@ class StagedTicket(PyTicket):
         if self.inner is not None:
             self.inner.withdraw()
         else:
-            self.messages.cpu.abort()   # the GPU may be reading the tensor: what ends the group waits for that
+            self.messages.cpu.abort()  # the GPU may be reading the tensor: what ends the group waits for that
         while not self.wait(0.1):
             pass
 
@@ -210,17 +223,17 @@ class StagedMessages:
         self._out, self._in = streams
         self.complete, self._late = complete, late
         self._lock = threading.RLock()
-        self._by = 0                # the thread that makes progress
-        self._fetching = deque()    # sends whose bytes are coming from the GPU
-        self._moving = []           # with the CPU transport
-        self._leaving = deque()     # (event, address, flight): receives whose bytes go to the GPU
+        self._by = 0  # the thread that makes progress
+        self._fetching = deque()  # sends whose bytes are coming from the GPU
+        self._moving = []  # with the CPU transport
+        self._leaving = deque()  # (event, address, stream_op): receives whose bytes go to the GPU
         self._changed = threading.Condition()
         self._thread = None
         self._starts = self._over = False
         self._looked = 0.0
 
     def post(self, message):
-        flight, t = message.flight, message.tensor
+        stream_op, t = message.stream_op, message.tensor
         address = self.pinned.take(t.nbytes)
         ticket = StagedTicket(self, message, address)
         with self._lock, self.driver.activate():
@@ -234,10 +247,10 @@ class StagedMessages:
                     self.pinned.give(address)
                     raise
             else:
-                flight.begin(self._out)
+                stream_op.begin(self._out)
                 if t.nbytes:
                     self.driver.copy(self._out, address, t.data_ptr(), t.nbytes)
-                flight.finish(self._out)
+                stream_op.finish(self._out)
                 self._fetching.append(ticket)
         self._ensure_thread()
         return ticket
@@ -246,7 +259,7 @@ class StagedMessages:
         m = ticket.message
         left = max(0.0, ticket.deadline - time.monotonic())
         region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
-        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, flight=None, copy_back=[]))
+        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[]))
         self._moving.append(ticket)
 
     # --- the engine
@@ -256,7 +269,10 @@ class StagedMessages:
         me = get_ident()
         if self._by not in (0, me):
             return False
-        with self._lock, self.driver.activate():    # not acquire(): a signal handler that raises after it would leave it held
+        with (
+            self._lock,
+            self.driver.activate(),
+        ):  # not acquire(): a signal handler that raises after it would leave it held
             outer, self._by = self._by, me
             try:
                 return self._send_on() | self._take_in() | self._let_go()
@@ -268,7 +284,7 @@ class StagedMessages:
         while self._fetching:
             ticket, error = self._fetching[0], None
             try:
-                if not self.driver.done(ticket.message.flight.end):
+                if not self.driver.done(ticket.message.stream_op.end):
                     if time.monotonic() < ticket.deadline and not self._broken():
                         break
                     error = self._late(ticket.message, "what was queued on its stream before")
@@ -283,7 +299,7 @@ class StagedMessages:
                     error = refused
             if error is not None:
                 # A copy into the memory may still be under way: it is kept until it is over.
-                self._leaving.append((ticket.message.flight, ticket.address))
+                self._leaving.append((ticket.message.stream_op, ticket.address))
                 ticket.finish(error)
         return moved
 
@@ -306,24 +322,24 @@ class StagedMessages:
                 self.pinned.give(ticket.address)
             else:
                 try:
-                    m.flight.begin(self._in)
+                    m.stream_op.begin(self._in)
                     if m.tensor.nbytes:
                         self.driver.copy(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
                     if m.copy_back:
                         self.driver.copy_tensors(self._in, m.copy_back)
-                    m.flight.finish(self._in)
+                    m.stream_op.finish(self._in)
                 except Exception as failed:
                     error = failed
-                self._leaving.append((m.flight, ticket.address))
+                self._leaving.append((m.stream_op, ticket.address))
             ticket.finish(error, ticket.inner.source)
         return moved
 
     def _let_go(self):
         moved = False
         while self._leaving:
-            flight, address = self._leaving[0]
+            stream_op, address = self._leaving[0]
             try:
-                if flight.end is not None and not self.driver.done(flight.end):
+                if stream_op.end is not None and not self.driver.done(stream_op.end):
                     break
             except Exception:
                 break  # the GPU has failed: nothing is known of its copies
@@ -336,12 +352,12 @@ class StagedMessages:
 
     def _ensure_thread(self):
         with self._changed:
-            if (starts := self._starts):
+            if starts := self._starts:
                 self._changed.notify_all()
             self._starts = True
         if not starts:
             try:
-                self._thread = start(self._run, "c10d_custom:staged")   # without the lock
+                self._thread = start(self._run, "c10d_custom:staged")  # without the lock
             except RuntimeError:
                 self._starts = False
                 raise
@@ -369,7 +385,7 @@ class StagedMessages:
             self._over = True
             while self._fetching:
                 ticket = self._fetching.popleft()
-                self._leaving.append((ticket.message.flight, ticket.address))
+                self._leaving.append((ticket.message.stream_op, ticket.address))
                 ticket.finish(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
             with self.driver.activate():
                 self._take_in()
@@ -386,6 +402,8 @@ class StagedMessages:
 
 def timed_out(where, call, device, what):
     """A CollectiveTimeoutError: the GPU, not a rank, is late."""
-    seconds = time.monotonic() - call.flight.began
-    return CollectiveTimeoutError(f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
-                                  "a kernel wait for something that does not come?")
+    seconds = time.monotonic() - call.stream_op.began
+    return CollectiveTimeoutError(
+        f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
+        "a kernel wait for something that does not come?"
+    )

@@ -1,4 +1,5 @@
 """A call on a device from its issue until the GPU is done with it."""
+
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ class Events:
     def __init__(self, driver):
         self._driver = driver
         self._free = deque()
-        self._lock = threading.RLock()  # a Flight may be collected anywhere, here too
+        self._lock = threading.RLock()  # a StreamOp may be collected anywhere, here too
         self._closed = False
 
     def take(self):
@@ -63,7 +64,7 @@ class Events:
             self._driver.destroy_event(event)
 
 
-class Flight:
+class StreamOp:
     """``ready``: recorded on the issuer's stream at the issue; ``end``: on the stream that does the work,
     after it. None until enqueued."""
 
@@ -71,9 +72,9 @@ class Flight:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
         self.end = None
-        self.failed = None      # an error: what it waited for on the GPU did not come, and it went on without
-        self.verdict = None     # gives such an error, or None, for calls whose kernels can give up
-        self._over = False      # done, and well
+        self.failed = None  # an error: what it waited for on the GPU did not come, and it went on without
+        self.verdict = None  # gives such an error, or None, for calls whose kernels can give up
+        self._over = False  # done, and well
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
 
@@ -119,9 +120,9 @@ class Flight:
     def future(self):
         return self.driver.future()
 
-    def resolve(self, future, value, flights):
+    def resolve(self, future, value, stream_ops):
         with self.driver.activate():
-            self.driver.resolve(future, value, [f.end for f in flights])
+            self.driver.resolve(future, value, [f.end for f in stream_ops])
 
     def __del__(self):
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
@@ -146,5 +147,5 @@ class Captured:
     def future(self):
         return self.driver.future()
 
-    def resolve(self, future, value, flights):
+    def resolve(self, future, value, stream_ops):
         future.set_result(value)

@@ -4,6 +4,7 @@ A call is issued in the caller's thread (`issue`: an event marks what its stream
 in the order of the group's collectives (`execute`), which enqueues it on the group's own stream. What the GPU
 has not done yet when `execute` returns, streams and futures wait for, not the host.
 """
+
 import contextlib
 import functools
 import logging
@@ -14,16 +15,16 @@ import time
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import start
-from .stream_op import Captured, Events, Flight, poll
 from .peers import Mode, Setup, close_all
 from .shared import SharedCollectives
 from .staged import Pinned, StagedCollectives, StagedMessages, timed_out
+from .stream_op import Captured, Events, StreamOp, poll
 
 log = logging.getLogger("c10d_custom")
 
-_DRAIN = 5.0          # seconds that closing waits for the GPU, and for ranks that still hold our memory
+_DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _GUARD = 20e-3
-_GRAPHS = 0.1         # the same while there may be replays, but no calls
+_GRAPHS = 0.1  # the same while there may be replays, but no calls
 
 
 class CudaTransport:
@@ -35,7 +36,7 @@ class CudaTransport:
         self._collectives = None
         self._opened = []
         self._used_streams = []
-        self._failed = []   # calls whose tensors the GPU may still use
+        self._failed = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
             self._events = Events(driver)
@@ -44,7 +45,7 @@ class CudaTransport:
         self._messages = None
         self._guard = None
         self._fused = None
-        self.captured = False   # a graph may replay calls of this group
+        self.captured = False  # a graph may replay calls of this group
 
     def _create_stream(self):
         stream = self.driver.create_stream()
@@ -57,38 +58,43 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.flight = Flight(self.driver, self._events)
+                call.stream_op = StreamOp(self.driver, self._events)
 
     def _capture(self, call):
         """Launches it into the graph that the current stream is captured into."""
         fused = self._fused if isinstance(call, Call) and call.op is Op.all_reduce else None
         if fused is None:
             mode = self.mode.name if self.mode else "not yet chosen"
-            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                             "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
-                             "captured: all_reduce, in p2p mode, after a call outside.)")
+            raise UsageError(
+                f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
+                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
+                "captured: all_reduce, in p2p mode, after a call outside.)"
+            )
         if not fused.prepared(call):
-            raise UsageError(f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
-                             "Call it once outside the capture, with the same dtype, reduce op and size.")
+            raise UsageError(
+                f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
+                "Call it once outside the capture, with the same dtype, reduce op and size."
+            )
         if (error := fused.error(self._where(call))) is not None:
             raise error
         if self.cpu.broken():
-            raise PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                                "failed).")
+            raise PeerLostError(
+                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
+            )
         stream = self.driver.current_stream()
         self.captured = True
         self._guard.wake()
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
-        call.flight = Captured(self.driver)
+        call.stream_op = Captured(self.driver)
 
     # --- collectives
 
     def execute(self, call):
         """Enqueues the collective. Raises its error."""
-        flight = call.flight
-        deadline = flight.began + call.timeout
+        stream_op = call.stream_op
+        deadline = stream_op.began + call.timeout
 
         def left():
             return max(0.0, deadline - time.monotonic())
@@ -101,17 +107,17 @@ class CudaTransport:
                 if self._collectives is None:
                     self._set_up(call, left)
                 self._check_kernels(call)
-                flight.begin(self.stream)
+                stream_op.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
                 if self._fused is not None:
-                    flight.verdict = functools.partial(self._fused.error, self._where(call))
-                flight.finish(self.stream)
+                    stream_op.verdict = functools.partial(self._fused.error, self._where(call))
+                stream_op.finish(self.stream)
                 if self._fused is not None and call.op is Op.all_reduce:
-                    self._guard.watch(flight, math.inf)  # its kernels have the time-out
+                    self._guard.watch(stream_op, math.inf)  # its kernels have the time-out
                 elif self._guard is not None and not self._collectives.peers.order.meets:
-                    self._guard.watch(flight, deadline)
+                    self._guard.watch(stream_op, deadline)
                 self._failed.pop()
             except CustomBackendError:
                 self._let_go()
@@ -126,10 +132,10 @@ class CudaTransport:
 
     def _barrier(self, call, deadline, left):
         """What the ranks had queued before it, they have done."""
-        flight = call.flight
-        flight.begin(self.stream)
-        flight.finish(self.stream)
-        if not poll(lambda: self.driver.done(flight.end), deadline, self.cpu.broken) and not self.cpu.broken():
+        stream_op = call.stream_op
+        stream_op.begin(self.stream)
+        stream_op.finish(self.stream)
+        if not poll(lambda: self.driver.done(stream_op.end), deadline, self.cpu.broken) and not self.cpu.broken():
             raise self._late(call, "what was queued before the barrier")
         self._check_kernels(call)
         self.cpu.run(call)
@@ -161,17 +167,26 @@ class CudaTransport:
             if peers.fused is not None or peers.order is not None and not peers.order.meets:
                 self._guard = _Guard(self)
         order = f", ordered by {peers.order.name}" if peers is not None and peers.order is not None else ""
-        log.info("group %s, rank %d: CUDA tensors in %s mode%s: %s", self.cpu.name or "(unnamed)", self.cpu.rank,
-                 self.mode.name, order, self.mode.reason)
+        log.info(
+            "group %s, rank %d: CUDA tensors in %s mode%s: %s",
+            self.cpu.name or "(unnamed)",
+            self.cpu.rank,
+            self.mode.name,
+            order,
+            self.mode.reason,
+        )
 
     def _where(self, call):
-        return f"{call.name if call is not None else 'a call on CUDA tensors'} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
+        name = call.name if call is not None else "a call on CUDA tensors"
+        return f"{name} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
 
     def _late(self, call, what):
         """The error for a GPU that takes too long; the group is over."""
         if self.cpu.broken():
-            return PeerLostError(f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                                 f"failed), and {self.driver.device} has not finished {what}.")
+            return PeerLostError(
+                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
+                f"failed), and {self.driver.device} has not finished {what}."
+            )
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
 
@@ -191,8 +206,9 @@ class CudaTransport:
             if self._messages is None:
                 with self.driver.activate():
                     streams = self._create_stream(), self._create_stream()
-                self._messages = StagedMessages(self.cpu, self.driver, self._pinned, streams, self.cpu.complete,
-                                                self._late)
+                self._messages = StagedMessages(
+                    self.cpu, self.driver, self._pinned, streams, self.cpu.complete, self._late
+                )
         return self._messages.post(message)
 
     # --- the end
@@ -217,12 +233,20 @@ class CudaTransport:
             if self._messages is not None:
                 self._messages.close()
             if not idle:
-                log.warning("group %s, rank %d: %s is still busy with this group's work; its memory is kept",
-                            self.cpu.name, self.cpu.rank, self.driver.device)
+                log.warning(
+                    "group %s, rank %d: %s is still busy with this group's work; its memory is kept",
+                    self.cpu.name,
+                    self.cpu.rank,
+                    self.driver.device,
+                )
                 return
             if not close_all(self.cpu, self._opened, _DRAIN):
-                log.warning("group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use "
-                            "is kept", self.cpu.name, self.cpu.rank, self.cpu.unmarked(1))
+                log.warning(
+                    "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
+                    self.cpu.name,
+                    self.cpu.rank,
+                    self.cpu.unmarked(1),
+                )
             if isinstance(self._collectives, StagedCollectives):
                 self._collectives.close()
             self._pinned.close()
@@ -234,10 +258,10 @@ class CudaTransport:
         events = [self.driver.create_event() for _ in self._used_streams]
         for event, stream in zip(events, self._used_streams):
             self.driver.record(event, stream)
-        idle = all([poll(lambda e=e: self.driver.done(e), until, lambda: False) for e in events])
+        done = [poll(lambda e=e: self.driver.done(e), until, lambda: False) for e in events]
         for event in events:
             self.driver.destroy_event(event)
-        return idle
+        return all(done)
 
 
 class _Guard:
@@ -246,15 +270,15 @@ class _Guard:
 
     def __init__(self, transport):
         self._t = transport
-        self._flights = []
+        self._stream_ops = []
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._over = False
         self._thread = start(self._run, "c10d_custom:guard")
 
-    def watch(self, flight, deadline):
+    def watch(self, stream_op, deadline):
         with self._lock:
-            self._flights.append((flight, deadline))
+            self._stream_ops.append((stream_op, deadline))
         self._wake.set()
 
     def wake(self):
@@ -266,14 +290,14 @@ class _Guard:
             if t._fused is not None:
                 t.driver.allow_captures()
         while not self._over:
-            if not self._flights:
+            if not self._stream_ops:
                 self._wake.wait(_GRAPHS if t.captured else 1.0)
                 self._wake.clear()
-                if not self._flights and not t.captured:
+                if not self._stream_ops and not t.captured:
                     continue
             if self._look():
                 return
-            if self._flights:
+            if self._stream_ops:
                 time.sleep(_GUARD)
 
     def _look(self):
@@ -281,12 +305,12 @@ class _Guard:
         t = self._t
         try:
             with self._lock:
-                self._flights = [(f, d) for f, d in self._flights if not f.completed()]
+                self._stream_ops = [(f, d) for f, d in self._stream_ops if not f.completed()]
             error = t.kernels_error()
         except CustomBackendError as found:
             error = found.with_traceback(None)
-        late = any(time.monotonic() >= d for _, d in self._flights)
-        broken = t.cpu.broken() and not self._over and (self._flights or t.captured)
+        late = any(time.monotonic() >= d for _, d in self._stream_ops)
+        broken = t.cpu.broken() and not self._over and (self._stream_ops or t.captured)
         if error is None and not late and not broken:
             return False
         self._give_up(error)
@@ -298,10 +322,11 @@ class _Guard:
 
     def _give_up(self, error):
         # Before their waits end: who looks at them afterwards must find it.
-        for flight, _ in self._flights:
-            flight.failed = error or PeerLostError(
+        for stream_op, _ in self._stream_ops:
+            stream_op.failed = error or PeerLostError(
                 "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
-                "void, and the group of no more use. Destroy it.")
+                "void, and the group of no more use. Destroy it."
+            )
         with self._t.driver.activate():
             self._t._let_go()
 
@@ -313,4 +338,4 @@ class _Guard:
             self._thread.join(5.0)
         if self._t.cpu.broken():
             self._give_up(None)
-        self._flights = []
+        self._stream_ops = []

@@ -12,6 +12,7 @@ fault, which is, may follow it.
 A rank that leaves in good order says so first. What hung below it in the tree is then no longer
 watched from beyond it; waits there have their deadlines.
 """
+
 import contextlib
 import errno
 import os
@@ -24,23 +25,24 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ...launch.addresses import addresses
-from ...errors import TransportError
 from ... import native
+from ...errors import TransportError
+from ...launch.addresses import addresses
 
 _HELLO = struct.Struct("<16sI")
 _NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
 _LEFT, _FAILED = 1, 2
 _CONNECT_SECONDS = 3.0
-_STRANGERS = 64     # connections that have said nothing yet, besides one for each rank
-_AT_ONCE = 64       # connections taken between two looks at those that are there
-_QUEUE = 4096       # connections not accepted yet; the kernel's own limit is mostly lower
+_STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
+_AT_ONCE = 64  # connections taken between two looks at those that are there
+_QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _SLICE = 20e-3  # s: between two looks at who is alive
 
 
 @dataclass(frozen=True)
 class Fault:
     """Why the group is of no more use: a native status and what belongs to it, in group ranks."""
+
     status: int
     peer: int
     by: int
@@ -57,14 +59,14 @@ def _listen(everywhere):
 
 
 class _Door:
-    """Where the ranks below this one connect. Anybody can: all are heard at once, in few bytes, and none is waited for; those that
-    say nothing are closed when there are too many, the oldest first."""
+    """Where the ranks below this one connect. Anybody can: all are heard at once, in few bytes, and none is waited for;
+    those that say nothing are closed when there are too many, the oldest first."""
 
     def __init__(self, server, token, ranks):
         self._server, self._token = server, token
         self.waiting = set(ranks)
         self._most = len(self.waiting) + _STRANGERS
-        self._silent = {}   # connection -> what it has said so far; the oldest first
+        self._silent = {}  # connection -> what it has said so far; the oldest first
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
@@ -74,7 +76,7 @@ class _Door:
         ready = [key.fileobj for key, _ in self._selector.select(seconds)]
         heard = [(link, self._hear(link)) for link in ready if link is not self._server]
         if self._server in ready:
-            self._accept()      # last: it may close those that have said nothing
+            self._accept()  # last: it may close those that have said nothing
         return [(link, rank) for link, rank in heard if rank is not None]
 
     def close(self):
@@ -90,7 +92,7 @@ class _Door:
                 link, _ = self._server.accept()
             except BlockingIOError:
                 return
-            except OSError as error:    # of a connection that is gone, or no descriptor is left
+            except OSError as error:  # of a connection that is gone, or no descriptor is left
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     if not self._silent:
                         raise
@@ -134,7 +136,7 @@ class _Door:
         link.close()
 
 
-class Watch:
+class FailureDetector:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
     ``on_fault``: called in the watch's thread with a Fault that another rank reports."""
 
@@ -143,9 +145,9 @@ class Watch:
         self.left = set()
         self.fault = self.disagreement = None
         self._on_fault = on_fault
-        self._links = {}     # socket -> rank at its other end
+        self._links = {}  # socket -> rank at its other end
         self._pending = b""  # news to send, made by other threads
-        self._lock = threading.RLock()   # a signal handler may interrupt who holds it, and report, too
+        self._lock = threading.RLock()  # a signal handler may interrupt who holds it, and report, too
         self._closing = False
         self._connect(exchange, hosts)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -153,7 +155,8 @@ class Watch:
         self._thread.start()
 
     def report(self, fault):
-        """This rank found out; the others will know. Later faults are not news, unless all before was a disagreement."""
+        """This rank found out; the others will know. Later faults are not news, unless all before was a
+        disagreement."""
         if not self._is_news(fault):
             return
         self._send(_FAILED, fault.status, fault.peer, fault.by, fault.number)
@@ -189,8 +192,10 @@ class Watch:
                 cleanup.callback(server.close)
                 door = _Door(server, token, children)
                 cleanup.callback(door.close)
-                exchange.say(f"watch/{self.rank}", {"port": server.getsockname()[1], "token": token.hex(),
-                                                    "addresses": addresses()})
+                exchange.say(
+                    f"watch/{self.rank}",
+                    {"port": server.getsockname()[1], "token": token.hex(), "addresses": addresses()},
+                )
             if parent is not None:
                 offer = exchange.hear(f"watch/{parent}", f"rank {parent}")
                 self._links[self._call(offer, parent, parent in mine, exchange)] = parent
@@ -199,8 +204,9 @@ class Watch:
                 if door.waiting:
                     exchange.require_all_alive()
                     if exchange.left() <= _SLICE:
-                        raise TransportError(f"group creation: ranks {sorted(door.waiting)} did not connect to rank "
-                                             f"{self.rank} in time")
+                        raise TransportError(
+                            f"group creation: ranks {sorted(door.waiting)} did not connect to rank {self.rank} in time"
+                        )
         for link in self._links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setblocking(False)
@@ -225,8 +231,9 @@ class Watch:
                 if link is not None:
                     link.close()
             if exchange.left() < 0.1:
-                raise TransportError(f"group creation: rank {self.rank} cannot connect to rank {parent} by TCP "
-                                     f"({'; '.join(tried[-4:])})")
+                raise TransportError(
+                    f"group creation: rank {self.rank} cannot connect to rank {parent} by TCP ({'; '.join(tried[-4:])})"
+                )
             time.sleep(0.05)
 
     # --- the thread
@@ -242,7 +249,7 @@ class Watch:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_fd = {link.fileno(): link for link in self._links}
-        received = {link: b"" for link in self._links}
+        received = dict.fromkeys(self._links, b"")
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         while True:
@@ -264,8 +271,8 @@ class Watch:
                     continue
                 received[link] += data
                 while len(received[link]) >= _NEWS.size:
-                    self._news(link, received[link][:_NEWS.size])
-                    received[link] = received[link][_NEWS.size:]
+                    self._news(link, received[link][: _NEWS.size])
+                    received[link] = received[link][_NEWS.size :]
             with self._lock:
                 out, self._pending, closing = self._pending, b"", self._closing
             if out:

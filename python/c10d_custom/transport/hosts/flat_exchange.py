@@ -2,20 +2,20 @@
 carries its fingerprint and, where it is short, all that the other needs.
 
 One latency, whatever the operation; no rank waits for a local stage, which matters most where ranks
-outnumber cores. Larger groups and messages take the way of hierarchical.py; in groups of up to
+outnumber cores. Larger groups and messages take the way of hosts/transport.py; in groups of up to
 `MOST_RANKS` these messages still go first, without payload, so that ranks that disagree find out.
 """
-import functools
+
 import struct
 from ctypes import c_double, c_void_p, memmove
 
-from ...call import ANY_COUNT, Op
 from ... import native
-from ..failure import Trouble
+from ...call import ANY_COUNT, Op
 from ...dtypes import PREMUL_SUM
+from ...native import lib
+from ..failure import Trouble
 from .layout import Reduction
 from .link import HEAD, Buffer
-from ...native import lib
 
 MOST_RANKS = 16
 _HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
@@ -41,9 +41,9 @@ def parse(head):
     return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
 
 
-class Direct:
-    """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the host that
-    call a small all_reduce (small.py) and wait for no message."""
+class FlatExchange:
+    """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the
+    host that call a small all_reduce (leader_all_reduce.py) and wait for no message."""
 
     def __init__(self, link, hosts, board, limit):
         self._link, self.board = link, board
@@ -56,11 +56,13 @@ class Direct:
         # What every call does again: receive from all, and send all the same few bytes.
         self._start = link.MPI.Prequest.Startall
         self.receives = [link.comm.Recv_init([self.slots[p].memory, link.MPI.BYTE], p, HEAD) for p in self.peers]
-        tiny = [self.slots[link.rank].memory[:HEAD_BYTES + _TINY], link.MPI.BYTE]
+        tiny = [self.slots[link.rank].memory[: HEAD_BYTES + _TINY], link.MPI.BYTE]
         self._tiny = [link.comm.Send_init(tiny, p, HEAD) for p in self.peers]
         # The payloads of each host's ranks, where the reduce kernel finds them.
-        self._by_host = [(members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial,
-                          partial.address) for members, partial in zip(hosts.ranks, self.partials)]
+        self._by_host = [
+            (members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial, partial.address)
+            for members, partial in zip(hosts.ranks, self.partials)
+        ]
         self._between = self._addresses([b.address for b in self.partials])
 
     @staticmethod
@@ -125,7 +127,7 @@ class Direct:
         if nbytes <= _TINY:
             self._start(self._tiny)
             return self._tiny
-        message = [mine.memory[:HEAD_BYTES + nbytes], self._link.MPI.BYTE]
+        message = [mine.memory[: HEAD_BYTES + nbytes], self._link.MPI.BYTE]
         return [self._link.comm.Isend(message, p, HEAD) for p in self.peers]
 
     def _send_parts(self, head, call):
@@ -141,7 +143,7 @@ class Direct:
         return sends
 
     def _send(self, buffer, nbytes, peer):
-        return self._link.comm.Isend([buffer.memory[:HEAD_BYTES + nbytes], self._link.MPI.BYTE], peer, HEAD)
+        return self._link.comm.Isend([buffer.memory[: HEAD_BYTES + nbytes], self._link.MPI.BYTE], peer, HEAD)
 
     def _agree(self, number, sends, deadline):
         """Waits for everyone's message, and compares."""
@@ -158,7 +160,6 @@ class Direct:
             raise Trouble(native.MISMATCH, peer)
         self._link.wait([self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)], deadline, [peer])
 
-    @functools.cache
     def steps(self, dtype, redop):
         return Reduction.of(dtype, redop, self._link.size)
 
@@ -177,7 +178,7 @@ class Direct:
             return
         reduce, inside, between = lib.c10d_reduce, steps.inside, steps.between
         factors = inside.factors
-        for members, sources, partial, address in self._by_host:
+        for members, sources, _, address in self._by_host:
             if redop == PREMUL_SUM:
                 factors = (c_double * len(members))(*[_HEAD.unpack_from(self.slots[r].memory)[7] for r in members])
             reduce(dtype, inside.redop, address, sources, len(members), count, factors)
@@ -186,8 +187,9 @@ class Direct:
     def _finish_reduction(self, call):
         if call.outputs:
             output = call.outputs[0]
-            self._reduce(call.dtype.code, call.redop, output.data_ptr(), output.numel(),
-                         self.steps(call.dtype, call.redop))
+            self._reduce(
+                call.dtype.code, call.redop, output.data_ptr(), output.numel(), self.steps(call.dtype, call.redop)
+            )
 
     def _finish_broadcast(self, call):
         for output in call.outputs:
@@ -201,7 +203,13 @@ class Direct:
         self._copy(call, call.outputs[0], call.root)
 
 
-_FINISH = {Op.barrier: lambda self, call: None, Op.reduce: Direct._finish_reduction, Op.reduce_scatter: Direct._finish_reduction,
-           Op.broadcast: Direct._finish_broadcast, Op.all_gather: Direct._finish_gather,
-           Op.gather: Direct._finish_gather, Op.all_to_all: Direct._finish_gather,
-           Op.scatter: Direct._finish_scatter}
+_FINISH = {
+    Op.barrier: lambda self, call: None,
+    Op.reduce: FlatExchange._finish_reduction,
+    Op.reduce_scatter: FlatExchange._finish_reduction,
+    Op.broadcast: FlatExchange._finish_broadcast,
+    Op.all_gather: FlatExchange._finish_gather,
+    Op.gather: FlatExchange._finish_gather,
+    Op.all_to_all: FlatExchange._finish_gather,
+    Op.scatter: FlatExchange._finish_scatter,
+}

@@ -5,30 +5,30 @@ the host's result rounded to the dtype; then between hosts, in the order of thei
 not depend on sizes or algorithms. AVG of floating-point numbers is divided inside the hosts (so that no
 intermediate sum overflows), of integers at the end.
 """
+
 import functools
 from ctypes import c_double
 from dataclasses import dataclass
 
-from ... import dtypes
 from ...dtypes import AVG, PREMUL_SUM, SUM
-
 
 
 @dataclass(frozen=True)
 class Hosts:
     """Seen from one rank. ``ranks``: the group ranks of each host, both in rising order; ``mine``: the
-    index of this rank's host; ``local``: this rank's index in it; ``lanes``: how many ranks of every
+    index of this rank's host; ``local``: this rank's index in it; ``carriers``: how many ranks of every
     host carry its traffic, the first ones."""
+
     rank: int
     ranks: list
     mine: int
     local: int
-    lanes: int
+    carriers: int
 
     @classmethod
-    def of(cls, places, rank):
+    def of(cls, locations, rank):
         by_host = {}
-        for r, place in enumerate(places):
+        for r, place in enumerate(locations):
             by_host.setdefault(place.host, []).append(r)
         ranks = sorted(by_host.values())
         mine = next(h for h, members in enumerate(ranks) if rank in members)
@@ -59,6 +59,7 @@ class Hosts:
 @dataclass(frozen=True)
 class Step:
     """A reduce op, and what its kernel divides by (None: nothing). PREMUL_SUM takes the ranks' own factors."""
+
     redop: int
     divisor: float | None = None
 
@@ -75,10 +76,12 @@ def _double(value):
 @dataclass(frozen=True)
 class Reduction:
     """The two steps of a reduction over ``size`` ranks."""
+
     inside: Step
     between: Step
 
     @classmethod
+    @functools.cache
     def of(cls, dtype, redop, size):
         if redop == AVG:
             whole = dtype.name.startswith(("int", "uint"))

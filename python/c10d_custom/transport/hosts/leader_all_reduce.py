@@ -1,42 +1,46 @@
 """A small all_reduce over several hosts: inside each host by the board in its shared memory, between the hosts' first
-ranks, their leaders, by MPI; all in one call of the native core (backend/mpi/direct.h). The network carries each host's
-result once to each other host.
+ranks, their leaders, by MPI; all in one call of the native core (backend/hosts/leader_all_reduce.h). The network
+carries each host's result once to each other host.
 
-The leaders' messages begin as those of direct.py, and go with the same tag, so that a rank that calls something
+The leaders' messages begin as those of flat_exchange.py, and go with the same tag, so that a rank that calls something
 else is found out by those that hear from it.
 """
+
 import time
-from ctypes import addressof, c_char, c_void_p, memmove
+from ctypes import addressof, c_char, c_uint64, c_void_p, memmove
 from dataclasses import dataclass
 
+from ... import dtypes, native
+from ...call import Op
 from ...errors import TransportError
-from ... import native
-from .flat_exchange import HEAD_BYTES, announced
+from ...native import Head, LeaderCall, lib
 from ..failure import LATER, Trouble
+from .flat_exchange import HEAD_BYTES, announced
 from .link import HEAD, Buffer
 from .mpi_calls import STATUS_BYTES
-from ...native import DirectReduce, Head, lib
 
 # Payloads are sent as one of these lengths, for each of which there are requests.
 _LENGTHS = (64, 1024, 4096, 16384, 65536)
-SLICE_NS = 2_000_000   # in the core, before Python looks at the group's health
+SLICE_NS = 2_000_000  # in the core, before Python looks at the group's health
 _MOMENT_NS = 5_000_000  # for what is about to be done
-_INSIDE = 1            # stage of a DirectReduce
+_LINE = 128  # bytes: of a slot of the board, what comes before the payload (backend/hosts/board.h)
+_INSIDE = 1  # stage of a LeaderCall
 
 
 @dataclass(frozen=True)
 class _Prepared:
     """What all calls with one dtype, reduce op and length have in common. ``requests``: between the hosts."""
+
     requests: list
-    reduce: DirectReduce
+    reduce: LeaderCall
 
 
-class SmallAllReduce:
+class LeaderAllReduce:
     """``limit``: bytes of the largest tensor. ``idle``: the address of a request that lets MPI make progress.
     ``made``: called with each _Prepared and the index of its length."""
 
-    def __init__(self, link, calls, hosts, direct, idle, limit, made):
-        self._link, self._direct, self._mpi, self.made = link, direct, calls, made
+    def __init__(self, link, calls, hosts, flat, idle, limit, made):
+        self._link, self._flat, self._mpi, self.made = link, flat, calls, made
         self.limit = limit
         self.lengths = [min(length, limit) for length in _LENGTHS]
         self._prepared, self._requests = {}, {}
@@ -46,20 +50,34 @@ class SmallAllReduce:
         results = [Buffer(HEAD_BYTES + limit) for _ in hosts.ranks] if self._leads else []
         self._received = [results[h] for h in hosts.others] if self._leads else []
         self._own = results[hosts.mine] if self._leads else None
-        self._receives = [link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)]
+        self._receives = [
+            link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)
+        ]
         self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
         between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
-        board = direct.board
-        self.way = native.Direct(calls.startall, calls.testall, addressof(self._statuses), idle, board.address, board.stride,
-                                 len(hosts.here), hosts.local, between, len(results), hosts.mine)
+        board = flat.board
+        self.way = native.LeaderAllReduce(
+            calls.startall,
+            calls.testall,
+            addressof(self._statuses),
+            idle,
+            board.address,
+            board.stride,
+            len(hosts.here),
+            hosts.local,
+            between,
+            len(results),
+            hosts.mine,
+        )
         self._here, self._board = hosts.here, board
 
     def _of_length(self, length):
-        """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their handles)."""
+        """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their
+        handles)."""
         if length not in self._requests:
             requests = list(self._receives)
             if self._leaders:
-                message = [self._own.memory[:HEAD_BYTES + length], self._link.MPI.BYTE]
+                message = [self._own.memory[: HEAD_BYTES + length], self._link.MPI.BYTE]
                 requests += [self._link.comm.Send_init(message, r, HEAD) for r in self._leaders]
             self._requests[length] = requests, self._mpi.array(requests)
         return self._requests[length]
@@ -81,18 +99,18 @@ class SmallAllReduce:
         reduce = prepared.reduce
         head = reduce.head
         head.number, head.count, head.payload, head.factor = number, call.count, payload, call.factor
-        reduce.data, reduce.stage = call.outputs[0].data_ptr(), 0
-        self.go_on(lib.c10d_direct_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
+        reduce.data, reduce.step = call.outputs[0].data_ptr(), 0
+        self.go_on(lib.c10d_leader_all_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
 
     def go_on(self, status, prepared, deadline):
         """With a call of which the core has said ``status``, until it is done."""
         reduce = prepared.reduce
         while status:
-            inside = reduce.stage == _INSIDE
+            inside = reduce.step == _INSIDE
             if status == native.MISMATCH and inside:
                 raise Trouble(native.MISMATCH, self._here[reduce.peer])
             if status == native.MISMATCH:
-                self._direct.again(reduce.head.number, self._leaders[reduce.peer], self._received[reduce.peer], deadline)
+                self._flat.again(reduce.head.number, self._leaders[reduce.peer], self._received[reduce.peer], deadline)
             elif status != native.PENDING:
                 raise TransportError("MPI failed in a small all_reduce")
             elif inside:
@@ -100,7 +118,7 @@ class SmallAllReduce:
                     continue
             else:
                 self._link.look(prepared.requests, deadline, self._leaders)
-            status = lib.c10d_direct_reduce(self.way, reduce, SLICE_NS)
+            status = lib.c10d_leader_all_reduce(self.way, reduce, SLICE_NS)
 
     def _look_inside(self, reduce, deadline):
         """A wait for ranks of this host: raises Trouble if it is in vain, or too long; else the status of the call."""
@@ -109,8 +127,8 @@ class SmallAllReduce:
             self._link.check([self._here[i] for i in awaited])
         except Trouble:
             # They may have done their part and then gone.
-            status = lib.c10d_direct_reduce(self.way, reduce, _MOMENT_NS)
-            if status == native.PENDING and reduce.stage == _INSIDE:
+            status = lib.c10d_leader_all_reduce(self.way, reduce, _MOMENT_NS)
+            if status == native.PENDING and reduce.step == _INSIDE:
                 raise
             return status
         late = [r for i, r in enumerate(self._here) if not self._board.has(i, reduce.head.number)]
@@ -124,10 +142,91 @@ class SmallAllReduce:
 
     def _prepare(self, kind, index, op):
         dtype, redop = kind.dtype, kind.redop
-        steps = self._direct.steps(dtype, redop)
+        steps = self._flat.steps(dtype, redop)
         requests, handles = self._of_length(self.lengths[index])
-        reduce = DirectReduce(Head(0, op, redop, dtype.code, -1, 0, 0, 0.0), None, steps.inside.factors, steps.between.factors,
-                              handles, len(requests), steps.inside.redop, steps.between.redop)
+        reduce = LeaderCall(
+            Head(0, op, redop, dtype.code, -1, 0, 0, 0.0),
+            None,
+            steps.inside.factors,
+            steps.between.factors,
+            handles,
+            len(requests),
+            steps.inside.redop,
+            steps.between.redop,
+        )
         prepared = self._prepared[dtype.code, redop, index, op] = _Prepared(requests, reduce)
         self.made(prepared, index)
         return prepared
+
+
+class LeaderFastPath:
+    """``trace``: calls to remember. Until `serve`, all calls go the slow path."""
+
+    def __init__(self, trace):
+        self._calls = (c_void_p * ((1 + max(dtypes.BY_CODE)) * native.REDUCE_OPS * native.LENGTHS))()
+        self._log = (native.TraceRecord * max(1, trace))()
+        self._state = native.LeaderFastPath(
+            stopped=1, calls=addressof(self._calls), log=addressof(self._log), room=trace
+        )
+        self._prepared = {}
+        self.at = addressof(self._state)
+        self.sequencer = self.at + native.LeaderFastPath.sequencer.offset
+
+    def serve(self, leader):
+        """From now on, calls that ``leader`` has prepared."""
+        self._leader = leader
+        self._state.limit, self._state.way = leader.limit, addressof(leader.way)
+        self._state.lengths = (c_uint64 * native.LENGTHS)(*leader.lengths)
+        self._state.stopped = 0
+
+    def add(self, prepared, index):
+        head, address = prepared.reduce.head, addressof(prepared.reduce)
+        if head.op == Op.all_reduce:  # not one of a device's tensors
+            self._prepared[address] = prepared
+            self._calls[(head.dtype * native.REDUCE_OPS + head.redop) * native.LENGTHS + index] = address
+
+    def stop(self):
+        self._state.stopped = 1
+
+    @property
+    def runner(self):
+        """The thread that is amid a call; 0: none."""
+        return self._state.runner
+
+    @property
+    def under_way(self):
+        """(number, seconds when it began) of the call."""
+        return self._prepared[self._state.now].reduce.head.number, self._state.began * 1e-9
+
+    def go_on(self, status, seconds):
+        """Ends the call under way, of which the core has said ``status``."""
+        self._leader.go_on(status, self._prepared[self._state.now], self._state.began * 1e-9 + seconds)
+
+    def over(self, status):
+        """The call under way has ended with a native status. True if somebody waits for the turn."""
+        return lib.c10d_leader_fast_path_over(self.at, status) == native.DONE_WAKE
+
+    def records(self):
+        """TraceRecords of the last calls."""
+        records = (native.TraceRecord * len(self._log))()
+        return records[: lib.c10d_leader_fast_path_log(self.at, addressof(records))]
+
+
+class Board:
+    """Of a native group. ``payload``: bytes that a slot has room for."""
+
+    def __init__(self, handle, local, payload):
+        self.address, self.stride = lib.c10d_board(handle), slot_bytes(payload)
+        self._local = local
+
+    def put(self, head):
+        """This rank's call: the bytes of a Head."""
+        lib.c10d_board_call(self.address, self.stride, self._local, head)
+
+    def has(self, local, number):
+        """Whether a rank of this host has put up that call, or a later one."""
+        return c_uint64.from_address(self.address + local * self.stride).value >= number
+
+
+def slot_bytes(payload):
+    return _LINE + (payload + _LINE - 1) // _LINE * _LINE

@@ -1,5 +1,6 @@
 """Bytes between the ranks of one group over MPI: non-blocking underneath, so that every wait has a
 deadline and looks at who is gone."""
+
 import os
 import threading
 import time
@@ -7,19 +8,20 @@ import zlib
 from ctypes import addressof, c_char, memmove
 from itertools import repeat
 
+from ... import native
 from ...errors import TransportError
 from ...launch.mpi_job import PIECE
-from ... import native
 from ..failure import Trouble
 
 # Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
 HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 5, 16
 
-_YIELD = 300e-6          # s: how long a wait yields its core between looks before it sleeps
-_SHORT, _LONG = 50e-6, 1e-3   # s: sleeps; the long one once nothing has come for
+_YIELD = 300e-6  # s: how long a wait yields its core between looks before it sleeps
+_SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
 _PATIENCE = 0.1
-_MOMENT = 5e-3           # s: for what is on its way already
-_CHECK = 2e-3            # s between two looks at the group's health
+_MOMENT = 5e-3  # s: for what is on its way already
+_CHECK = 2e-3  # s between two looks at the group's health
+_LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
 # What MPI may still write to or read from, of groups that have failed.
 _ORPHANS = []
@@ -64,15 +66,16 @@ class MpiLink:
     # --- bytes
 
     def send(self, address, nbytes, peer, tag=DATA, requests=None):
-        """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each is made, so
-        that none is lost to a signal handler that raises."""
+        """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each
+        is made, so that none is lost to a signal handler that raises."""
         return self.pieces(self.comm.Isend, address, nbytes, peer, tag, requests)
 
     def receive(self, address, nbytes, peer, tag=DATA, requests=None):
         return self.pieces(self.comm.Irecv, address, nbytes, peer, tag, requests)
 
     def pieces(self, make, address, nbytes, peer, tag=DATA, requests=None):
-        """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and again."""
+        """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and
+        again."""
         made = [] if requests is None else requests
         pieces = [[self._view(address + at, min(PIECE, nbytes - at)), self._byte] for at in range(0, nbytes, PIECE)]
         made.extend(map(make, pieces, repeat(peer), repeat(tag)))
@@ -145,6 +148,22 @@ class MpiLink:
         trouble.missing = late
         return trouble
 
+    def withdraw(self, receives, keep):
+        """Of a call that has failed: nothing more comes into the memory of these. What has not begun to come is
+        cancelled; what is under way is awaited for a moment, and else ``keep`` kept, since MPI may still write
+        there."""
+        try:
+            for request in receives:
+                if request != self.MPI.REQUEST_NULL:
+                    request.Cancel()
+            begun = time.monotonic()
+            while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
+                self.pause(time.monotonic() - begun)
+        except self.MPI.Exception:
+            done = False
+        if not done:
+            self.give_up(receives, keep)
+
     def give_up(self, requests, keep):
         """MPI may go on with these for as long as the process lives."""
         self._gave_up = True
@@ -164,7 +183,7 @@ class Buffer:
         self.address = (addressof(self._owner) + 63) // 64 * 64
         self.nbytes = nbytes
         start = self.address - addressof(self._owner)
-        self.memory = memoryview(self._owner).cast("B")[start:start + nbytes]
+        self.memory = memoryview(self._owner).cast("B")[start : start + nbytes]
 
     def fill(self, at, address, nbytes):
         if nbytes:

@@ -9,13 +9,15 @@ anything to do.
 Tags beyond those of MPI (MPICH's end at 2^29) share one, and their messages are told apart by their
 heads; what comes before its receive is taken in and kept.
 
-Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be taken
-twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and who finds its own
-thread amid that gets an error; and an exception that leaves then ends the group. What MPI returns goes straight into a list that
-the ticket holds (extend of a map: no step of Python between), so that no request is lost.
+Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
+taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
+who finds its own thread amid that gets an error; and an exception that leaves then ends the group. What MPI returns
+goes straight into a list that the ticket holds (extend of a map: no step of Python between), so that no request is
+lost.
 
 A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
 """
+
 import itertools
 import struct
 import threading
@@ -23,12 +25,12 @@ import time
 from ctypes import memmove
 from threading import get_ident
 
+from ... import native
 from ...errors import TransportError
 from ...threads import start
-from ... import native
 from ..failure import Trouble
-from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
 from ..tickets import PyTicket
+from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
 
 _HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
 _SHARED = LARGE_TAGS, LARGE_TAGS + 1
@@ -36,7 +38,7 @@ _EAGER = 16 << 10
 _CHECK = 5e-3
 _LINGER = 0.05
 _GRACE = 1.0
-_KEPT = 1.0     # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
+_KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
 
 
 class MessageTicket(PyTicket):
@@ -47,10 +49,10 @@ class MessageTicket(PyTicket):
         self.deadline = self.began + message.timeout
         self.number = next(engine.numbers)
         self.requests, self.keep = [], None
-        self.posted = False     # a send: MPI has all of it
-        self.kept_until = 0.0   # of one that was left: until then it may complete in a group that has ended
+        self.posted = False  # a send: MPI has all of it
+        self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
         self.matched = False
-        self.inner = None   # the local ticket that a receive from any source has become
+        self.inner = None  # the local ticket that a receive from any source has become
 
     def withdraw(self):
         self.engine.withdraw(self)
@@ -77,15 +79,15 @@ class Messages:
         self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
         self._log, self.numbers, self._abort, self._inside = log, itertools.count(1), abort, inside
         self._lock = threading.RLock()
-        self._by = 0           # the thread that makes progress
-        self._taking = None    # the ticket that it is changing
-        self._wanted = []      # receives that have found no message, in order of posting
-        self._moving = []      # tickets with requests under way, or a local ticket
+        self._by = 0  # the thread that makes progress
+        self._taking = None  # the ticket that it is changing
+        self._wanted = []  # receives that have found no message, in order of posting
+        self._moving = []  # tickets with requests under way, or a local ticket
         self._drains = []
-        self._early = []       # (source, tag, head, requests of its data, buffer) of tags that share one
+        self._early = []  # (source, tag, head, requests of its data, buffer) of tags that share one
         self._checked = 0.0
-        self._failed = None    # (when, error) of MPI; who is lost may be known a moment later
-        self._work = threading.Condition()   # of an RLock, as above
+        self._failed = None  # (when, error) of MPI; who is lost may be known a moment later
+        self._work = threading.Condition()  # of an RLock, as above
         self._thread = None
         self._starts = False
         self._over = False
@@ -142,7 +144,7 @@ class Messages:
         with self._lock:
             if ticket.done():
                 return
-            if not ticket.requests and ticket.inner is None:    # nobody knows of it
+            if not ticket.requests and ticket.inner is None:  # nobody knows of it
                 self._drop(ticket)
                 return self._end(ticket, Trouble(native.ABORTED))
         if ticket.inner is not None:
@@ -151,7 +153,7 @@ class Messages:
             # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
             ticket.kept_until = time.monotonic() + _KEPT
             ticket.wait(ticket.deadline - time.monotonic())
-        elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:     # else MPI has the bytes, and delivers them
+        elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:  # else MPI has the bytes, and delivers them
             # The other may be reading the tensor: until it has, or knows.
             ticket.kept_until = time.monotonic() + _KEPT
             self._end_group()
@@ -199,7 +201,7 @@ class Messages:
         except self.link.MPI.Exception as error:
             self._failed = time.monotonic(), error
             if (amid := self._taking) is not None and not amid.done() and amid not in self._moving:
-                self._moving.append(amid)   # fails with the rest
+                self._moving.append(amid)  # fails with the rest
             self._taking = None
         now = time.monotonic()
         if now - self._checked >= _CHECK:
@@ -211,7 +213,7 @@ class Messages:
         """A signal handler raised while ``ticket`` was being changed."""
         self._end_group()
         if ticket.matched and ticket.requests:
-            ticket.kept_until = time.monotonic() + _KEPT     # its bytes are coming into the caller's tensor
+            ticket.kept_until = time.monotonic() + _KEPT  # its bytes are coming into the caller's tensor
             if ticket not in self._moving:
                 self._moving.append(ticket)
         else:
@@ -298,8 +300,14 @@ class Messages:
         message = ticket.message
         if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
             return None
-        return Trouble(native.MISMATCH, ticket._source, expected=message.tensor.nbytes, actual=nbytes,
-                       expected_dtype=message.dtype.code, actual_dtype=dtype)
+        return Trouble(
+            native.MISMATCH,
+            ticket._source,
+            expected=message.tensor.nbytes,
+            actual=nbytes,
+            expected_dtype=message.dtype.code,
+            actual_dtype=dtype,
+        )
 
     def _deliver(self, ticket, found, status, tags):
         source, t = status.Get_source(), ticket.message.tensor
@@ -338,8 +346,8 @@ class Messages:
         return moved
 
     def _late_news(self, ticket):
-        """Who was interrupted while it sent has its tensor back, and has said before that the group is of no more use: the bytes may
-        not be those that were sent."""
+        """Who was interrupted while it sent has its tensor back, and has said before that the group is of no more use:
+        the bytes may not be those that were sent."""
         if ticket.message.is_recv:
             try:
                 self._check([])
@@ -386,19 +394,19 @@ class Messages:
             self._moving.remove(ticket)
             if ticket.message.is_recv:
                 for request in ticket.requests:
-                    request.Cancel()    # what has not begun to come shall not come into the caller's tensor
+                    request.Cancel()  # what has not begun to come shall not come into the caller's tensor
             self.link.give_up(ticket.requests, ticket)
 
     # --- the thread
 
     def _ensure_thread(self):
         with self._work:
-            if (starts := self._starts):
+            if starts := self._starts:
                 self._work.notify_all()
             self._starts = True
         if not starts:
             try:
-                self._thread = start(self._run, "c10d_custom:messages")     # without the lock
+                self._thread = start(self._run, "c10d_custom:messages")  # without the lock
             except RuntimeError:
                 self._starts = False
                 raise
@@ -420,7 +428,8 @@ class Messages:
                 last = time.monotonic()
 
     def close(self):
-        """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it returns."""
+        """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it
+        returns."""
         with self._work:
             self._over = True
             self._work.notify_all()
@@ -429,7 +438,7 @@ class Messages:
                 self._fail_all()
             for *_, requests, memory in [*self._drains, *self._early]:
                 if not self.link.MPI.Request.Testall(requests):
-                    self.link.give_up(requests, memory)     # MPI may still write there
+                    self.link.give_up(requests, memory)  # MPI may still write there
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 

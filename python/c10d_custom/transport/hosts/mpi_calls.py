@@ -1,11 +1,12 @@
 """What the native core needs to call MPI itself: functions of the library that mpi4py has loaded, and
-requests as that library has them (backend/mpi/direct.h)."""
+requests as that library has them (backend/hosts/leader_all_reduce.h)."""
+
 import ctypes
 from ctypes import addressof, c_char, c_int, c_void_p, memmove
 
 from ... import native
-from .link import NOTHING, Buffer
 from ...native import lib
+from .link import NOTHING, Buffer
 
 STATUS_BYTES = 64  # at least sizeof(MPI_Status) of any MPI
 

@@ -1,41 +1,46 @@
 """Reductions over hosts of more than fits a message: all_reduce, and reduce to one rank. One call of the native core
-(backend/shm/bridge.h) does it all, from the sums inside the hosts to the result in every tensor; here are made the
-memory in which chunks wait for the other hosts, and the MPI requests that move them.
+(backend/shm/pipelined_reduce.h) does it all, from the sums inside the hosts to the result in every tensor; here are
+made the memory in which chunks wait for the other hosts, and the MPI requests that move them.
 
 What the network carries: all_reduce sends S bytes from each of two hosts, 2 (M-1)/M S from each of M
-(reduce-scatter and all-gather of Rabenseifner 2004, by direct messages).
+(reduce-scatter and all-gather of Rabenseifner 2004, by messages to each host).
 """
+
 import time
 from collections import OrderedDict
 from ctypes import addressof, c_char, c_void_p
 from dataclasses import dataclass
 
-from ...errors import TransportError
 from ... import native
+from ...errors import TransportError
 from ..cuts import chunks, evenly
 from ..failure import LATER, Trouble
 from .layout import Reduction, Step
 from .link import DATA, SUMS, Buffer
+from .local_call import LocalCall
 from .mpi_calls import STATUS_BYTES
-from .stage import Stage
 
-_SLOTS = 2      # chunks under way: with more, less of what is moved stays in the caches
-_LINE = 64      # bytes of a cache line: parts begin at multiples
-_KEPT = 4       # pairs of lengths of which the requests are kept
+_SLOTS = 2  # chunks under way: with more, less of what is moved stays in the caches
+_LINE = 64  # bytes of a cache line: parts begin at multiples
+_KEPT = 4  # pairs of lengths of which the requests are kept
 _PLANS = 64
 
 
 @dataclass
 class _Phase:
-    """Transfers of one chunk that go together. ``requests`` begin with one from each of ``peers``, or are all to them."""
+    """Transfers of one chunk that go together. ``requests`` begin with one from each of ``peers``, or are all to
+    them."""
+
     requests: list
     peers: list
 
 
 @dataclass
 class _Plan:
-    """What calls have in common. ``bridge`` is at ``address`` and knows ``statuses``; ``phases``: by slot, length and order; ``root``: for the core."""
-    bridge: native.Bridge
+    """What calls have in common. ``pipelined`` is at ``address`` and knows ``statuses``; ``phases``: by slot, length
+    and order; ``root``: for the core."""
+
+    pipelined: native.PipelinedReduce
     address: int
     statuses: object
     phases: list
@@ -43,21 +48,21 @@ class _Plan:
     root: int
 
 
-class Bridge:
-    """``attempt``: runs a CallArgs in the host's native group; returns None, or a native Failure. ``trouble``: the Trouble
-    for one. ``chunk``: bytes that one rank sends at once."""
+class PipelinedReduce:
+    """``attempt``: runs a CallArgs in the host's native group; returns None, or a native Failure. ``trouble``: the
+    Trouble for one. ``chunk``: bytes that one rank sends at once."""
 
     def __init__(self, link, calls, hosts, chunk, attempt, trouble):
         self._link, self._mpi, self._hosts, self._chunk = link, calls, hosts, chunk
         self._attempt, self._trouble = attempt, trouble
-        self._lane = hosts.local < hosts.lanes
+        self._carrier = hosts.local < hosts.carriers
         looks = self._looks()
         next(looks)
         self._look = native.Look(looks.__next__)
         self._slots, self._theirs = [], []
-        self._plans = {}                # by bytes, dtype, reduce op, root
+        self._plans = {}  # by bytes, dtype, reduce op, root
         self._requests = OrderedDict()  # by lengths of a part, and whom it is for: phases, and the core's slots
-        self._stages = [Stage(1, 0), Stage(1, 1)]
+        self._local_calls = [LocalCall(1, 0), LocalCall(1, 1)]
         self._said = None
 
     def reduce(self, number, call, deadline, outer, root):
@@ -65,49 +70,84 @@ class Bridge:
         source, outputs = call.inputs[0], call.outputs
         key = source.nbytes, call.dtype.code, call.redop, root
         self._plan = plan = self._plans.get(key) or self._make_plan(key, call, root)
-        bridge = plan.bridge
-        bridge.end = 0
+        pipelined = plan.pipelined
+        pipelined.end = 0
         left = max(0, int((deadline + LATER - time.monotonic()) * 1e9))
-        fields = (call.op, plan.inside.redop, call.dtype.code, plan.root, call.count, call.dtype.item_bytes, 0,
-                  plan.inside.divisor or call.factor, number, outer, min(left, 2**62))
-        args = self._stages[len(outputs)].fill(fields, [(source.data_ptr(), source.nbytes)],
-                                               [(t.data_ptr(), t.nbytes) for t in outputs], plan.address)
+        fields = (
+            call.op,
+            plan.inside.redop,
+            call.dtype.code,
+            plan.root,
+            call.count,
+            call.dtype.item_bytes,
+            0,
+            plan.inside.divisor or call.factor,
+            number,
+            outer,
+            min(left, 2**62),
+        )
+        args = self._local_calls[len(outputs)].fill(
+            fields, [(source.data_ptr(), source.nbytes)], [(t.data_ptr(), t.nbytes) for t in outputs], plan.address
+        )
         try:
             failure = self._attempt(args)
             if failure is not None:
-                raise self._explain(failure, bridge)
+                raise self._explain(failure, pipelined)
         except BaseException:
             self._give_up(call)
             raise
 
     def _make_plan(self, key, call, root):
         hosts, nbytes = self._hosts, key[0]
-        cut = chunks(nbytes, self._chunk * hosts.lanes)
+        cut = chunks(nbytes, self._chunk * hosts.carriers)
         each = -(-cut[0][1] // _LINE) * _LINE if cut else _LINE
         keeps = root is None or root[0] == hosts.mine
         steps = Reduction.of(call.dtype, call.redop, self._link.size)
-        bridge = native.Bridge(
-            self._mpi.startall, self._mpi.testall, None, self._look, int(LATER * 1e9), each, steps.between.factors, None, _SLOTS,
-            hosts.lanes, len(hosts.ranks), hosts.mine, steps.between.redop, keeps, 0, 0)
+        pipelined = native.PipelinedReduce(
+            self._mpi.startall,
+            self._mpi.testall,
+            None,
+            self._look,
+            int(LATER * 1e9),
+            each,
+            steps.between.factors,
+            None,
+            _SLOTS,
+            hosts.carriers,
+            len(hosts.ranks),
+            hosts.mine,
+            steps.between.redop,
+            keeps,
+            0,
+            0,
+        )
         phases, statuses = [], None
-        if self._lane and cut:
-            phases, bridge.slots = self._carry(tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0])
-            statuses = (c_char * (STATUS_BYTES * max(1, *(len(p.requests) for slot in phases for pair in slot for p in pair))))()
-            bridge.statuses = addressof(statuses)
+        if self._carrier and cut:
+            phases, pipelined.slots = self._carry(
+                tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0]
+            )
+            statuses = (
+                c_char * (STATUS_BYTES * max(1, *(len(p.requests) for slot in phases for pair in slot for p in pair)))
+            )()
+            pipelined.statuses = addressof(statuses)
         if len(self._plans) >= _PLANS:
             self._plans.clear()
-        plan = self._plans[key] = _Plan(bridge, addressof(bridge), statuses, phases, steps.inside, root[1] if keeps and root else -1)
+        plan = self._plans[key] = _Plan(
+            pipelined, addressof(pipelined), statuses, phases, steps.inside, root[1] if keeps and root else -1
+        )
         return plan
 
-    def _explain(self, failure, bridge):
+    def _explain(self, failure, pipelined):
         """What to raise for a native Failure."""
-        if bridge.end == native.LOOKED:
+        if pipelined.end == native.LOOKED:
             return self._said
-        if bridge.end == native.LATE:
+        if pipelined.end == native.LATE:
             phase = self._awaited()
             return self._link.late(phase.requests, phase.peers)
-        if bridge.end == native.TRANSFER:
-            return TransportError("MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)")
+        if pipelined.end == native.TRANSFER:
+            return TransportError(
+                "MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)"
+            )
         return self._trouble(failure)
 
     def _give_up(self, call):
@@ -118,12 +158,12 @@ class Bridge:
 
     def _awaited(self):
         """The transfers that the core waits for."""
-        phases = [p for pair in self._plan.phases[self._plan.bridge.slot] for p in pair]
+        phases = [p for pair in self._plan.phases[self._plan.pipelined.slot] for p in pair]
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
 
     def _looks(self):
-        # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for the
-        # sake of signal handlers, as in shm.py.
+        # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for
+        # the sake of signal handlers, as in shm/transport.py.
         answer = 0
         while True:
             try:
@@ -148,12 +188,12 @@ class Bridge:
 
     def _part(self, nbytes):
         """Bytes of this rank's part of a chunk."""
-        cut = evenly(nbytes, self._hosts.lanes, _LINE)
+        cut = evenly(nbytes, self._hosts.carriers, _LINE)
         return cut[self._hosts.local + 1] - cut[self._hosts.local]
 
     def _carry(self, lengths, root):
-        """What moves parts of these two lengths, of a usual chunk and of the last: (the phases by slot, length and order; the
-        core's slots). ``root``: the host that they are for, or None: all."""
+        """What moves parts of these two lengths, of a usual chunk and of the last: (the phases by slot, length and
+        order; the core's slots). ``root``: the host that they are for, or None: all."""
         if not self._slots or self._slots[0].nbytes < max(lengths):
             self.free()
             self._slots = [Buffer(max(lengths)) for _ in range(_SLOTS)]
@@ -169,34 +209,40 @@ class Bridge:
         return self._requests[key]
 
     def _transfers(self, slot, length, root):
-        """The two phases of a part in a slot. Two hosts: all of it goes over, in one phase. More: in the first each gets its
-        share, in the second it gives the sum of it to all, or to the root's host."""
+        """The two phases of a part in a slot. Two hosts: all of it goes over, in one phase. More: in the first each
+        gets its share, in the second it gives the sum of it to all, or to the root's host."""
         hosts, pieces = self._hosts, self._link.pieces
         receive, send = self._link.comm.Recv_init, self._link.comm.Send_init
         mine, theirs = self._slots[slot].address, self._theirs[slot]
-        lanes = {h: hosts.ranks[h][hosts.local] for h in hosts.others}
+        carriers = {h: hosts.ranks[h][hosts.local] for h in hosts.others}
         sources = [h for h in hosts.others if root in (None, hosts.mine)]
         targets = [h for h in hosts.others if root in (None, h)]
 
         def phase(sources, targets, into, out, tag):
-            requests = [r for h in sources for r in pieces(receive, *into(h), lanes[h], tag)]
-            requests += [r for h in targets for r in pieces(send, *out(h), lanes[h], tag)]
-            return _Phase(requests, [lanes[h] for h in sources or targets])
+            requests = [r for h in sources for r in pieces(receive, *into(h), carriers[h], tag)]
+            requests += [r for h in targets for r in pieces(send, *out(h), carriers[h], tag)]
+            return _Phase(requests, [carriers[h] for h in sources or targets])
 
         if len(hosts.ranks) == 2:
-            return [phase(sources, targets, lambda h: (theirs[h].address, length), lambda h: (mine, length), DATA), _Phase([], [])]
+            return [
+                phase(sources, targets, lambda h: (theirs[h].address, length), lambda h: (mine, length), DATA),
+                _Phase([], []),
+            ]
         cut = evenly(length, len(hosts.ranks), _LINE)
 
         def share(host):
             return mine + cut[host], cut[host + 1] - cut[host]
 
         own = share(hosts.mine)
-        # With a tag of their own: a host may be through with the first phase of later chunks before another is with this one's.
-        return [phase(hosts.others, hosts.others, lambda h: (theirs[h].address, own[1]), share, DATA),
-                phase(sources, targets, share, lambda h: own, SUMS)]
+        # With a tag of their own: a host may be through with the first phase of later chunks before another is with
+        # this one's.
+        return [
+            phase(hosts.others, hosts.others, lambda h: (theirs[h].address, own[1]), share, DATA),
+            phase(sources, targets, share, lambda h: own, SUMS),
+        ]
 
     def _native(self, phases):
-        slots = (native.BridgeSlot * _SLOTS)()
+        slots = (native.PipelinedSlot * _SLOTS)()
         for s, slot in enumerate(slots):
             theirs = (c_void_p * len(self._hosts.ranks))(*[b.address for b in self._theirs[s]])
             slot.mine, slot.theirs = self._slots[s].address, theirs

@@ -1,4 +1,5 @@
 """How much memory this process can still get: what the machine has, and what its cgroups allow."""
+
 import contextlib
 from pathlib import Path
 
@@ -14,8 +15,9 @@ def left():
             if number == "0":
                 found += _cgroups(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
             elif "memory" in controllers.split(","):
-                found += _cgroups(_CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                  "total_inactive_file")
+                found += _cgroups(
+                    _CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+                )
     return min(found)
 
 
@@ -33,6 +35,9 @@ def _cgroups(root, path, limit, usage, cache):
     for each in (folder, *folder.parents):
         if not each.is_relative_to(root):
             return
-        with contextlib.suppress(OSError, ValueError, KeyError):    # no such file; "max"
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no such file; "max"
             stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-            yield int((each / limit).read_text()) - int((each / usage).read_text()) + int(stat[cache]), f"the cgroup {each}"
+            yield (
+                int((each / limit).read_text()) - int((each / usage).read_text()) + int(stat[cache]),
+                f"the cgroup {each}",
+            )

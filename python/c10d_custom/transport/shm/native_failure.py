@@ -1,13 +1,13 @@
 """Failures of a native group made into sentences: who is gone, who is late, and what each rank does, as the
 segment shows it."""
+
 from ctypes import c_uint64
 
-from ... import dtypes
+from ... import dtypes, native
 from ...call import ANY_COUNT, Op, mismatch_table
-from ... import native
-from ..failure import ErrorText
 from ...native import lib
 from ..call_log import published
+from ..failure import ErrorText
 
 _TOLD = 16  # ranks of which an error tells what they do
 
@@ -41,11 +41,13 @@ class NativeErrorText(ErrorText):
         late = [r for r, s in enumerate(self.states) if s.arrived < seq]
         if late:
             return f"{before}Missing: {', '.join(self.who(r) for r in late)}. {self.doing(range(self.t.size))}"
-        return f"{before}All ranks have entered it; behind: {', '.join(self.who(r) for r in self._behind())}. " \
-               f"{self.doing(range(self.t.size))}"
+        return (
+            f"{before}All ranks have entered it; behind: {', '.join(self.who(r) for r in self._behind())}. "
+            f"{self.doing(range(self.t.size))}"
+        )
 
     def _behind(self):
-        # As in laggard of the core's collective.h.
+        # As in straggler of the core's collective.h.
         done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states]
         least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
         return [r for r, n in enumerate(done) if r != self.t.rank and n == least]
@@ -87,4 +89,5 @@ class NativeErrorText(ErrorText):
         counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
         given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
         return {Op.all_gather: f": gives {counts[0]}, gets {got}", Op.reduce_scatter: f": gives {given}"}.get(
-            fingerprint.op, f": gives {given}, gets {got}")
+            fingerprint.op, f": gives {given}, gets {got}"
+        )

@@ -5,6 +5,7 @@ hands it to each rank over an abstract Unix socket. The kernel says who is at th
 (SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and
 what another user serves is not taken.
 """
+
 import contextlib
 import errno
 import fcntl
@@ -16,17 +17,17 @@ import struct
 import time
 from ctypes import byref, c_int, c_uint64
 
-from . import free_memory as memory
 from ...errors import CustomBackendError, TransportError
 from ...native import Geometry, lib
+from . import free_memory as memory
 
 _TOKEN = 16
 _SLICE = 10e-3  # s: between two looks at who is alive
-_LOOK = 0.1     # s: between two at who has said that it cannot come
+_LOOK = 0.1  # s: between two at who has said that it cannot come
 _HELLO = struct.Struct(f"<{_TOKEN}sI")
 _HANDED, _REFUSED = b"s", b"n"
-_STRANGERS = 64     # connections that have said nothing yet, besides one for each rank
-_QUEUE = 4096       # connections not accepted yet; the kernel's own limit is mostly lower
+_STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
+_QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -35,8 +36,7 @@ def geometry(config, ranks, board_bytes):
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
     # Operations cut a block among the ranks, at cache lines.
     block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
-    return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells,
-                    board_bytes)
+    return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells, board_bytes)
 
 
 def open_segment(exchange, config, interrupted, board_bytes):
@@ -66,7 +66,7 @@ def open_segment(exchange, config, interrupted, board_bytes):
         if failure is None:
             try:
                 if rank == 0:
-                    with server:    # closed for those who still wait, whatever happens
+                    with server:  # closed for those who still wait, whatever happens
                         _serve(server, fd, token, size, exchange)
                     mine, fd = fd, -1
                 else:
@@ -95,8 +95,10 @@ def _create(config, size, board_bytes=0):
     free, whose = memory.left()
     if at_once > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.
-        raise TransportError(f"it takes {at_once >> 10} KiB, and {whose} has {max(free, 0) >> 10} KiB left. C10D_CUSTOM_WINDOW "
-                             "and C10D_CUSTOM_BLOCK_BYTES make it smaller.")
+        raise TransportError(
+            f"it takes {at_once >> 10} KiB, and {whose} has {max(free, 0) >> 10} KiB left. C10D_CUSTOM_WINDOW "
+            "and C10D_CUSTOM_BLOCK_BYTES make it smaller."
+        )
     total = c_uint64()
     fd = lib.c10d_segment_create(byref(wanted), byref(total))
     if fd < 0:
@@ -105,10 +107,10 @@ def _create(config, size, board_bytes=0):
 
 
 def _serve(server, fd, token, size, exchange):
-    """Hands ``fd`` to ranks 1 to ``size`` - 1. Anybody on the host can connect: those of other users are turned away unheard,
-    and none is waited for; those that say nothing are closed when there are too many."""
+    """Hands ``fd`` to ranks 1 to ``size`` - 1. Anybody on the host can connect: those of other users are turned away
+    unheard, and none is waited for; those that say nothing are closed when there are too many."""
     waiting = set(range(1, size))
-    silent = {}     # connection -> what it has said so far; the oldest first
+    silent = {}  # connection -> what it has said so far; the oldest first
     look = time.monotonic() + _LOOK
     server.setblocking(False)
     with contextlib.ExitStack() as closing, selectors.DefaultSelector() as selector:
@@ -139,7 +141,7 @@ def _serve(server, fd, token, size, exchange):
                     silent[peer] = b""
                     selector.register(peer, selectors.EVENT_READ)
                 elif peer not in silent:
-                    continue    # just closed
+                    continue  # just closed
                 try:
                     said = peer.recv(_HELLO.size - len(silent[peer]))
                     silent[peer] += said
@@ -156,7 +158,7 @@ def _serve(server, fd, token, size, exchange):
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK
                 if any(exchange.said(f"mapped/{rank}") for rank in waiting):
-                    return      # it will not come, and says why when all have gathered
+                    return  # it will not come, and says why when all have gathered
             if time.monotonic() >= exchange.deadline - _SLICE:
                 raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
 
@@ -200,7 +202,7 @@ def _fetch(offer, rank, exchange):
         time.sleep(_SLICE)
     if len(fds) != 1 or flags & socket.MSG_CTRUNC:
         raise TransportError("this process could not take the segment: has it too many files open (ulimit -n)?")
-    fd, = fds
+    (fd,) = fds
     if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         os.close(fd)
         raise TransportError("what came as the segment can shrink")

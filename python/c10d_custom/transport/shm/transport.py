@@ -1,21 +1,22 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
+
 import functools
 import threading
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 
-from ...call import ANY_COUNT, Agreement, Call, Memory, Op
-from ...errors import AbortedError
 from ... import native
-from ..base import Ticket, Transport
+from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
+from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
+from ..base import Ticket, Transport
+from ..call_log import native_peers, native_records
 from ..failure import rank_name
 from .native_failure import NativeErrorText
 from .segment import open_segment
-from ..call_log import native_peers, native_records
 
 _FOREVER = 2**63 - 1
-_ENDS = 0.1     # s: how long to wait at a time for what an abort ends
+_ENDS = 0.1  # s: how long to wait at a time for what an abort ends
 
 
 def _nanoseconds(seconds):
@@ -48,17 +49,17 @@ class ShmTransport(Transport):
         own = native_peers(self._handle, self.size)[self.rank].calling
         return own if own != "-" else "a collective"
 
-    def quick_all_reduce(self, address, count, kind, limit, opts):
-        """The short way to the core: an all_reduce in place of ``count`` items of the Kind at ``address``. ``limit(opts)``:
-        its time-out in nanoseconds."""
+    def fast_all_reduce(self, address, count, kind, limit, opts):
+        """The fast path to the core: an all_reduce in place of ``count`` items of the Kind at ``address``.
+        ``limit(opts)``: its time-out in nanoseconds."""
         nanoseconds = limit(opts)
         if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
-            raise self.last_error(Call.quick_all_reduce(address, count, kind, nanoseconds))
+            raise self.last_error(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
-    def quick(self, kind, root, source, target, count, nanoseconds):
-        """The short way to the core for other collectives: see c10d_quick in api.h. Returns a native status; with one
-        that is not OK or PENDING, `last_error` knows more."""
-        return native.quick(self._handle, kind, root, source, target, count, nanoseconds)
+    def fast_collective(self, kind, root, source, target, count, nanoseconds):
+        """The fast path to the core for other collectives: see c10d_fast_collective in api.h. Returns a native status;
+        with one that is not OK or PENDING, `last_error` knows more."""
+        return native.fast_collective(self._handle, kind, root, source, target, count, nanoseconds)
 
     def last_error(self, call):
         """The exception for the failure of this thread's last collective, which was ``call``."""
@@ -67,8 +68,8 @@ class ShmTransport(Transport):
         return self.error(failure, call)
 
     def attempt(self, args):
-        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a signal
-        handler has raised meanwhile."""
+        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a
+        signal handler has raised meanwhile."""
         if lib.c10d_run(self._handle, args):
             failure = Failure()
             lib.c10d_last_failure(byref(failure))
@@ -123,9 +124,23 @@ class ShmTransport(Transport):
         def spans(tensors):
             return (Span * len(tensors))(*[(t.data_ptr(), t.nbytes) for t in tensors])
 
-        return CallArgs(call.op, call.redop, call.dtype.code, call.root, call.count, call.dtype.item_bytes,
-                        call.memory, call.factor, 0, 0, _nanoseconds(call.timeout), len(call.inputs), len(call.outputs),
-                        spans(call.inputs), spans(call.outputs))
+        return CallArgs(
+            call.op,
+            call.redop,
+            call.dtype.code,
+            call.root,
+            call.count,
+            call.dtype.item_bytes,
+            call.memory,
+            call.factor,
+            0,
+            0,
+            _nanoseconds(call.timeout),
+            len(call.inputs),
+            len(call.outputs),
+            spans(call.inputs),
+            spans(call.outputs),
+        )
 
     def _ticket(self, at, call):
         if not at[0]:
@@ -134,9 +149,9 @@ class ShmTransport(Transport):
 
     # --- messages
 
-    def quick_message(self, kind, peer, tag, address, count, nanoseconds, call):
-        """The short way to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and False,
-        with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
+    def fast_message(self, kind, peer, tag, address, count, nanoseconds, call):
+        """The fast path to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and
+        False, with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
         posted = []
         try:
             if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
@@ -148,8 +163,15 @@ class ShmTransport(Transport):
 
     def post(self, message):
         t = message.tensor
-        args = MessageArgs(message.is_recv, message.dtype.code, message.peer, 0, message.tag,
-                           Span(t.data_ptr(), t.nbytes), _nanoseconds(message.timeout))
+        args = MessageArgs(
+            message.is_recv,
+            message.dtype.code,
+            message.peer,
+            0,
+            message.tag,
+            Span(t.data_ptr(), t.nbytes),
+            _nanoseconds(message.timeout),
+        )
         at = (c_void_p * 1)()
         try:
             lib.c10d_post_to(self._handle, byref(args), at)
@@ -238,8 +260,8 @@ class ShmTransport(Transport):
         return raised or KeyboardInterrupt()
 
     def has_raised(self):
-        """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one it was
-        to wait for: what it raised is to leave the wait."""
+        """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one
+        it was to wait for: what it raised is to leave the wait."""
         return self._raised is not None and threading.current_thread() is threading.main_thread()
 
     def interrupted_here(self):
@@ -279,7 +301,7 @@ class ShmTicket(Ticket):
         self._transport, self._call = transport, call
         self._status, self._failure = native.PENDING, None
         self._ticket = at[0]
-        at[0] = None    # no signal handler runs between these two lines
+        at[0] = None  # no signal handler runs between these two lines
 
     def done(self):
         return lib.c10d_test(self._ticket) != native.PENDING
@@ -303,7 +325,7 @@ class ShmTicket(Ticket):
     def withdraw(self):
         transport = self._transport
         if isinstance(self._call, Call):
-            transport.abort()   # then the thread that runs it, or was to, ends it
+            transport.abort()  # then the thread that runs it, or was to, ends it
             while not self.wait(_ENDS, may_run=True):
                 pass
         else:
@@ -336,7 +358,7 @@ class ShmTicket(Ticket):
 
 
 class MessageTicket(ShmTicket):
-    """Of a message that went the short way: what errors say of it is made when there is one."""
+    """Of a message that went the fast path: what errors say of it is made when there is one."""
 
     def _said(self):
         return self._call()

@@ -1,0 +1,181 @@
+#include "leader_all_reduce.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstring>
+
+#include "../shm/os.h"
+#include "../shm/reduce.h"
+#include "atomic_words.h"
+#include "board.h"
+
+using namespace c10d_custom;
+
+namespace {
+
+constexpr uint32_t kMost = 64;
+// Between two looks at MPI, of a wait for this host's ranks: other transfers go on only inside MPI.
+constexpr int kLooks = 16;
+
+enum Step : uint32_t { kBegin, kInside, kBetween };
+
+// `done` until it is not kPending, or for so long.
+template <class Done>
+int wait(const LeaderAllReduce* d, int64_t until, Done done) {
+  for (int look = 1;; ++look) {
+    if (const int st = done(); st != kPending) return st;
+    if (look % kLooks == 0) {
+      if (now_ns() > until) return kPending;
+      int over = 0;
+      if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
+    }
+    sched_yield();
+  }
+}
+
+Board board_of(const LeaderAllReduce* d) { return {d->board, d->stride, d->ranks}; }
+
+int inputs(const LeaderAllReduce* d, LeaderCall* r) {
+  const Board board = board_of(d);
+  for (uint32_t i = 1; i < d->ranks; ++i)
+    if (const Status st = board.look(i, r->head); st != kOk) return r->peer = int32_t(i), st;
+  return kOk;
+}
+
+int result(const LeaderAllReduce* d, LeaderCall* r) {
+  const Board board = board_of(d);
+  r->peer = 0;
+  const Status st = board.look_result(r->head);
+  if (st == kOk) memcpy(r->data, board.payload(board.result()), r->head.payload);
+  return st;
+}
+
+// Items to reduce: none where the call is only announced.
+uint64_t items(const LeaderCall* r) { return r->head.payload ? r->head.count : 0; }
+
+void reduce_inside(const LeaderAllReduce* d, LeaderCall* r) {
+  const Board board = board_of(d);
+  const void* payloads[kMost];
+  double factors[kMost];
+  payloads[0] = r->data;
+  factors[0] = r->head.factor;
+  for (uint32_t i = 1; i < d->ranks; ++i) payloads[i] = board.payload(i), factors[i] = board.factor(i);
+  char* const message = d->between[d->own_between];
+  memcpy(message, &r->head, sizeof r->head);
+  reduce_kernel(r->head.dtype, r->inside_op)(message + sizeof(Head), payloads, d->ranks, items(r),
+                                             r->inside_op == kPremulSum ? factors : r->inside_factor);
+}
+
+bool reduce_between(const LeaderAllReduce* d, LeaderCall* r) {
+  const void* payloads[kMost];
+  uint32_t received = 0;
+  for (uint32_t i = 0; i < d->nbetween; ++i) {
+    if (i != d->own_between) {
+      r->peer = int32_t(received++);
+      if (memcmp(d->between[i], &r->head, kCompared)) return false;
+    }
+    payloads[i] = d->between[i] + sizeof(Head);
+  }
+  reduce_kernel(r->head.dtype, r->between_op)(r->data, payloads, d->nbetween, items(r), r->between_factor);
+  return true;
+}
+
+int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
+  for (;;) {
+    int done = 0;
+    if (d->testall(int(r->nrequests), r->requests, &done, d->statuses)) return kUsage;
+    if (done) return kOk;
+    if (now_ns() > until) return kPending;
+    sched_yield();
+  }
+}
+
+void log_begin(LeaderFastPath* q, const Head& head) {
+  if (!q->room) return;
+  const TraceRecord r{0, head.op,  head.redop, head.dtype, head.root, head.count, head.payload, head.payload,
+                      0, q->began, q->began,   0,          kPending,  0};
+  TraceRecord* const to = q->log + q->logged++ % q->room;
+  store_words(to, &r, sizeof r);
+  __atomic_store_n(&to->number, head.number, __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
+void c10d_mpi_progress(void* context) {
+  const Idle* idle = static_cast<const Idle*>(context);
+  int done = 0;
+  idle->testall(1, idle->request, &done, idle->status);
+}
+
+void c10d_board_call(void* board, uint64_t stride, uint32_t rank, const void* head) {
+  Head h;
+  memcpy(&h, head, sizeof h);
+  Board(board, stride, 0).put(rank, h, nullptr, 0);
+}
+
+int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) {
+  const int64_t until = now_ns() + ns;
+  const bool leads = !d->local;
+  switch (r->step) {
+    case kBegin:
+      if (d->ranks > kMost || d->nbetween > kMost || !reduce_kernel(r->head.dtype, r->inside_op) ||
+          !reduce_kernel(r->head.dtype, r->between_op))
+        return kUsage;
+      board_of(d).put(d->local, r->head, r->data, leads ? 0 : r->head.payload);
+      r->step = kInside;
+      [[fallthrough]];
+    case kInside:
+      if (const int st = wait(d, until, [&] { return leads ? inputs(d, r) : result(d, r); }); st || !leads) return st;
+      reduce_inside(d, r);
+      if (d->startall(int(r->nrequests), r->requests)) return kUsage;
+      r->step = kBetween;
+      [[fallthrough]];
+    default:
+      if (const int st = exchanged(d, r, until)) return st;
+      if (!reduce_between(d, r)) return kMismatch;
+      if (d->ranks > 1) board_of(d).put(d->ranks, r->head, r->data, r->head.payload);
+      return kOk;
+  }
+}
+
+int c10d_leader_fast_path(LeaderFastPath* q, void* data, uint64_t count, uint32_t kind, int64_t ns) {
+  const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff;
+  if (count > q->limit || q->stopped.load(std::memory_order_acquire)) return kSlowPath;
+  const uint64_t bytes = count * (kind >> 16);
+  if (bytes > q->limit) return kSlowPath;
+  uint32_t length = 0;
+  while (bytes > q->lengths[length]) ++length;
+  LeaderCall* const r = q->calls[(dtype * kRedopRoom + redop) * kLengths + length];
+  const uint64_t number = r ? q->sequencer.take() : 0;
+  if (!number) return kSlowPath;
+  q->runner.store(pthread_self(), std::memory_order_relaxed);
+  q->now = r;
+  q->began = now_ns();
+  r->head.number = number, r->head.count = count, r->head.payload = bytes, r->head.factor = 0;
+  r->data = data, r->step = 0;
+  log_begin(q, r->head);
+  const int status = c10d_leader_all_reduce(q->way, r, ns);
+  return status ? status : c10d_leader_fast_path_over(q, kOk);
+}
+
+int c10d_leader_fast_path_over(LeaderFastPath* q, int status) {
+  if (q->room) {
+    TraceRecord& r = q->log[(q->logged - 1) % q->room];
+    __atomic_store_n(&r.ended, now_ns(), __ATOMIC_RELAXED);
+    __atomic_store_n(&r.status, status, __ATOMIC_RELAXED);
+  }
+  q->now = nullptr;
+  q->runner.store(0, std::memory_order_relaxed);
+  return q->sequencer.free() ? kDoneWake : kOk;
+}
+
+uint64_t c10d_leader_fast_path_log(const LeaderFastPath* q, TraceRecord* out) {
+  uint64_t n = 0;
+  for (uint64_t i = 0; i < q->room; ++i) {
+    const TraceRecord& r = q->log[i];
+    load_words(out + n, &r, sizeof r);
+    n += out[n].number && __atomic_load_n(&r.number, __ATOMIC_RELAXED) == out[n].number;
+  }
+  return n;
+}

@@ -1,0 +1,60 @@
+// Whose turn it is among the collectives of a group that are carried out above the core: one at a time, in the order of
+// their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py),
+// whose lock guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#define C10D_API extern "C" __attribute__((visibility("default")))
+
+namespace c10d_custom {
+
+class Sequencer {
+ public:
+  uint64_t last() const { return word_.load(std::memory_order_acquire) >> kNumber; }
+
+  // Takes the next number and the turn. 0: a collective is under way or waits.
+  uint64_t take() {
+    uint64_t word = word_.load(std::memory_order_relaxed);
+    do {
+      if (word & (kTaken | kWaiting)) return 0;
+    } while (!word_.compare_exchange_weak(word, word + (1ull << kNumber) + kTaken));
+    return (word >> kNumber) + 1;
+  }
+
+  // Takes the next number, and waits.
+  uint64_t wait() { return (word_.fetch_add((1ull << kNumber) + kOneWaits) >> kNumber) + 1; }
+
+  // Takes the turn for the one that has waited longest.
+  bool next() {
+    uint64_t word = word_.load(std::memory_order_relaxed);
+    do {
+      if (word & kTaken || !(word & kWaiting)) return false;
+    } while (!word_.compare_exchange_weak(word, word - kOneWaits + kTaken));
+    return true;
+  }
+
+  bool taken() const { return word_.load(std::memory_order_acquire) & kTaken; }
+
+  // True if somebody waits for that: a collective, or who closes the group.
+  bool free() { return word_.fetch_sub(kTaken) & (kWaiting | kClosing); }
+
+  void close() { word_.fetch_or(kClosing); }
+
+ private:
+  static constexpr uint64_t kTaken = 1, kClosing = 2, kOneWaits = 4, kWaiting = 0xfffffc;
+  static constexpr int kNumber = 24;  // bits below it
+
+  std::atomic<uint64_t> word_{0};
+};
+
+}  // namespace c10d_custom
+
+// The word is the caller's: eight bytes, zero at first.
+C10D_API uint64_t c10d_sequencer_last(const c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_take(c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_wait(c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_next(c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_taken(const c10d_custom::Sequencer*);
+C10D_API int c10d_sequencer_free(c10d_custom::Sequencer*);
+C10D_API void c10d_sequencer_close(c10d_custom::Sequencer*);

@@ -1,0 +1,29 @@
+"""Steps of a collective over hosts inside one of them: collectives of the native core, whose arguments are written into
+memory that is kept from one to the next (the structs of ctypes take longer to make than a small one to run)."""
+
+import struct
+from ctypes import addressof, byref, c_char, sizeof
+from itertools import chain
+
+from ...native import CallArgs, Span
+
+_ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")  # CallArgs
+assert _ARGS.size == sizeof(CallArgs)
+
+
+class LocalCall:
+    """For collectives with so many inputs and outputs. `args` is what the core takes, once `fill` has been called."""
+
+    def __init__(self, inputs, outputs):
+        self._spans = struct.Struct("@" + "QQ" * (inputs + outputs))
+        self._memory = (c_char * (_ARGS.size + self._spans.size))()
+        at = addressof(self._memory) + _ARGS.size
+        self._lists = inputs, outputs, at, at + inputs * sizeof(Span)
+        self.args = byref(CallArgs.from_buffer(self._memory))
+
+    def fill(self, fields, inputs, outputs, pipelined=0):
+        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each;
+        ``pipelined``: the address of a native.PipelinedReduce."""
+        _ARGS.pack_into(self._memory, 0, *fields, *self._lists, pipelined)
+        self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
+        return self.args

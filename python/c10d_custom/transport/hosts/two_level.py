@@ -1,0 +1,349 @@
+"""Collectives over several hosts in levels: one step inside each host, by the native core; one
+between hosts, over MPI, in which the carriers (the first ranks of each host, as many on every host) each
+carry their part of the data; and another inside the hosts. Large messages are cut into chunks, several
+under way at once. (all_reduce and reduce do all of that in one call of the core: pipelined_reduce.py.)
+
+The network carries what the other hosts need, once per host.
+"""
+
+import time
+from collections import deque
+from ctypes import c_void_p
+from hashlib import blake2b
+
+from ... import native
+from ...call import ANY_COUNT, Memory, Op
+from ...native import lib
+from ..cuts import chunks, evenly
+from ..failure import LATER, Trouble
+from .flat_exchange import HEAD_BYTES, fingerprint
+from .layout import Reduction
+from .link import DATA, ROUND, Buffer
+from .local_call import LocalCall
+
+_DEPTH = 3  # chunks under way
+_LINE = 64  # bytes of a cache line: parts begin at multiples
+_SENDS = 64  # sends under way of a call that sends straight to the ranks it is for
+
+
+class TwoLevelCollective:
+    """One collective under way on one rank."""
+
+    def __init__(self, transport, number, call, deadline):
+        self.t, self.number, self.call, self.deadline = transport, number, call, deadline
+        self.hosts, self.link = transport.hosts, transport.link
+        self.item = call.dtype.item_bytes
+        self.width = len(self.hosts.here)
+        self.carrier = self.hosts.local < self.hosts.carriers
+        self.outer = 0
+        self.sent = deque()
+        self.received = []  # lists of requests: all of the call
+        self.kept = []  # memory of its own that they read or write
+
+    def withdraw(self):
+        """After `run` has raised: MPI writes into none of the call's memory any more, or that is kept."""
+        requests, keep = [r for requests, _ in self.sent for r in requests], (self.call, self.kept)
+        if requests:
+            self.link.give_up(requests, keep)
+        self.link.withdraw([r for requests in self.received for r in requests], keep)
+
+    def run(self):
+        call, flat = self.call, self.t.flat
+        if call.op is Op.rejected:
+            return self._rejected()
+        if call.memory is Memory.device:
+            return self._agree() if flat is None else flat.announce(self.number, call, self.deadline)
+        if flat is not None:
+            if flat.fits(call):
+                return flat.run(self.number, call, self.deadline)
+            flat.announce(self.number, call, self.deadline)
+        else:
+            self._agree()
+        {
+            Op.barrier: lambda: None,
+            Op.all_reduce: self._reduction,
+            Op.reduce: self._reduction,
+            Op.broadcast: self._broadcast,
+            Op.all_gather: self._all_gather,
+            Op.reduce_scatter: self._reduce_scatter,
+            Op.all_to_all: self._all_to_all,
+            Op.gather: self._gather,
+            Op.scatter: self._scatter,
+        }[call.op]()
+        self._flush()
+
+    # --- agreement
+
+    def _rejected(self):
+        if self.t.flat is None:
+            raise Trouble(native.MISMATCH, self.t.rank)
+        self.t.told = [told for told in self.t.told if not self.link.MPI.Request.Testall(told[0])]
+        told = self.t.flat.tell(self.number, self.call)
+        self.link.settle(told[0])
+        self.t.told.append(told)
+
+    def _agree(self):
+        """Inside each host the core compares fingerprints; between the hosts, their first ranks do, in
+        the rounds of a dissemination barrier (Hensgen, Finkel, Manber 1988): equal to a neighbour that
+        is equal to its own is equal to all."""
+        mine = fingerprint(self.number, self.call)
+        self.outer = int.from_bytes(blake2b(mine, digest_size=8).digest(), "little")
+        self._local(Op.barrier, [], [], count=0)
+        if self.hosts.local == 0:
+            ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
+            out, into = Buffer(HEAD_BYTES), Buffer(HEAD_BYTES)
+            self.kept += out, into
+            out.memory[: len(mine)] = mine
+            step = 1
+            while step < len(ranks):
+                to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
+                self._send(out.address, HEAD_BYTES, to, ROUND)
+                self._wait(
+                    self._receive(into.address, HEAD_BYTES, source, ROUND) + self.sent.popleft()[0], [source, to]
+                )
+                if into.memory[: len(mine)] != mine:
+                    raise Trouble(native.MISMATCH, source)
+                step *= 2
+        self._local(Op.barrier, [], [], count=0)
+
+    # --- steps
+
+    def _local(self, op, inputs, outputs, root=-1, step=None, count=ANY_COUNT):
+        """A collective of this host's ranks; ``inputs`` and ``outputs``: (address, bytes)."""
+        redop = step.redop if step else 0
+        factor = step.divisor if step and step.divisor else self.call.factor
+        left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
+        many = len(inputs), len(outputs)
+        local = self.t.local_calls.get(many) or self.t.local_calls.setdefault(many, LocalCall(*many))
+        failure = self.t.local.attempt(
+            local.fill(
+                (
+                    op,
+                    redop,
+                    self.call.dtype.code,
+                    root,
+                    count,
+                    self.item,
+                    0,
+                    factor,
+                    self.number,
+                    self.outer,
+                    min(left, 2**62),
+                ),
+                inputs,
+                outputs,
+            )
+        )
+        if failure is not None:
+            raise self.t.trouble(failure)
+
+    # Requests are in the call's own lists from the moment they are made: none is lost to an exception.
+
+    def _wait(self, requests, peers):
+        self.link.wait(requests, self.deadline, peers, (self.kept, self.call))
+
+    def _receive(self, address, nbytes, peer, tag=DATA):
+        requests = []
+        self.received.append(requests)
+        return self.link.receive(address, nbytes, peer, tag, requests)
+
+    def _send(self, address, nbytes, peer, tag=DATA):
+        """Sends from memory that stays as it is until the end of the call."""
+        requests = []
+        self.sent.append((requests, peer))
+        self.link.send(address, nbytes, peer, tag, requests)
+        while len(self.sent) > _SENDS:
+            self._wait(*self._oldest())
+
+    def _oldest(self):
+        requests, peer = self.sent.popleft()
+        return requests, [peer]
+
+    def _flush(self):
+        while self.sent:
+            self._wait(*self._oldest())
+
+    def _combine(self, target, sources, nbytes, step):
+        """``sources``: an array of addresses."""
+        lib.c10d_reduce(
+            self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors
+        )
+
+    def _reduction(self):
+        root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
+        self.t.pipelined.reduce(self.number, self.call, self.deadline, self.outer, root)
+
+    def _peer_on(self, host):
+        """The carrier there of what this one carries."""
+        return self.hosts.ranks[host][self.hosts.local]
+
+    # --- broadcast: from host to host in a chain, the carriers each their part of a chunk
+
+    def _broadcast(self):
+        call, hosts = self.call, self.hosts
+        host, index = hosts.of_rank(call.root)
+        region = (call.inputs or call.outputs)[0]
+        base, total = region.data_ptr(), region.nbytes
+        count = len(hosts.ranks)
+        position = (hosts.mine - host) % count
+        before = (hosts.mine - 1) % count
+        after = (hosts.mine + 1) % count if position < count - 1 else None
+        ranges = chunks(total, self.t.chunk * hosts.carriers)
+        cuts = [evenly(hi - lo, hosts.carriers, _LINE) for lo, hi in ranges]
+
+        def own_part(k):
+            j = hosts.local
+            return base + ranges[k][0] + cuts[k][j], cuts[k][j + 1] - cuts[k][j]
+
+        arriving = deque()
+        for k in range(len(ranges) + _DEPTH):
+            if k < len(ranges) and position and self.carrier:
+                arriving.append(self._receive(*own_part(k), self._peer_on(before)))
+            at = k - _DEPTH if position else k
+            if not 0 <= at < len(ranges):
+                continue
+            lo, hi = ranges[at]
+            if not position:
+                mine = [(base + lo, hi - lo)]
+                self._local(
+                    Op.broadcast,
+                    mine if hosts.local == index else [],
+                    [] if hosts.local == index else mine,
+                    root=index,
+                    count=(hi - lo) // self.item,
+                )
+            elif self.carrier:
+                self._wait(arriving.popleft(), [self._peer_on(before)])
+            if after is not None and self.carrier:
+                self._send(*own_part(at), self._peer_on(after))
+            if position:
+                cut = cuts[at]
+                parts = [
+                    (
+                        base + lo + cut[min(j, hosts.carriers)],
+                        cut[min(j + 1, hosts.carriers)] - cut[min(j, hosts.carriers)],
+                    )
+                    for j in range(self.width)
+                ]
+                self._local(Op.all_gather, [parts[hosts.local]], parts)
+
+    # --- all_gather: each rank's part once to every other host, then inside
+
+    def _all_gather(self):
+        call, hosts, width = self.call, self.hosts, self.width
+        mine, outputs = call.inputs[0], call.outputs
+        receives, peers = [], []
+        for h in hosts.others:
+            for i in range(hosts.local, len(hosts.ranks[h]), width):
+                rank = hosts.ranks[h][i]
+                receives += self._receive(outputs[rank].data_ptr(), outputs[rank].nbytes, rank)
+                peers.append(rank)
+        for h in hosts.others:
+            self._send(mine.data_ptr(), mine.nbytes, hosts.partner(h, hosts.local))
+        self._local(Op.all_gather, [(mine.data_ptr(), mine.nbytes)], self._spans(hosts.here, outputs))
+        self._wait(receives, peers)
+        for h in hosts.others:
+            for first in range(0, len(hosts.ranks[h]), width):
+                ranks = hosts.ranks[h][first : first + width]
+                parts = self._spans(ranks, outputs) + [(mine.data_ptr(), 0)] * (width - len(ranks))
+                self._local(Op.all_gather, [parts[hosts.local]], parts)
+
+    @staticmethod
+    def _spans(ranks, tensors):
+        return [(tensors[r].data_ptr(), tensors[r].nbytes) for r in ranks]
+
+    # --- reduce_scatter: the hosts' sums of every part go to the rank whose part it is
+
+    def _reduce_scatter(self):
+        call, hosts, width = self.call, self.hosts, self.width
+        steps = Reduction.of(call.dtype, call.redop, self.t.size)
+        out = call.outputs[0]
+        most = max(t.nbytes for t in call.inputs)
+        for lo, hi in chunks(most, self.t.chunk) or [(0, 0)]:
+
+            def cut(tensor):
+                return tensor.data_ptr() + min(lo, tensor.nbytes), max(0, min(hi, tensor.nbytes) - lo)
+
+            own = cut(out)
+            partial = {h: Buffer(max(64, own[1])) for h in range(len(hosts.ranks))}
+            self.kept.append(partial)
+            receives, peers = [], []
+            for h in hosts.others:
+                source = hosts.partner(h, hosts.local)
+                receives += self._receive(partial[h].address, own[1], source)
+                peers.append(source)
+            for h in hosts.others:
+                for first in range(0, len(hosts.ranks[h]), width):
+                    ranks = hosts.ranks[h][first : first + width]
+                    inputs = [cut(call.inputs[r]) for r in ranks] + [(own[0], 0)] * (width - len(ranks))
+                    staged = Buffer(max(64, inputs[hosts.local][1]))
+                    self._local(
+                        Op.reduce_scatter, inputs, [(staged.address, inputs[hosts.local][1])], step=steps.inside
+                    )
+                    if hosts.local < len(ranks):
+                        self.kept.append(staged)
+                        self._send(staged.address, inputs[hosts.local][1], ranks[hosts.local])
+            self._local(
+                Op.reduce_scatter,
+                [cut(call.inputs[r]) for r in hosts.here],
+                [(partial[hosts.mine].address, own[1])],
+                step=steps.inside,
+            )
+            self._wait(receives, peers)
+            if own[1]:
+                addresses = [partial[h].address for h in range(len(hosts.ranks))]
+                self._combine(own[0], (c_void_p * len(addresses))(*addresses), own[1], steps.between)
+            self._flush()
+            self.kept.clear()
+
+    # --- what goes straight to the rank it is for
+
+    def _all_to_all(self):
+        call, hosts = self.call, self.hosts
+        remote = [r for h in hosts.others for r in hosts.ranks[h]]
+        receives = []
+        for rank in remote:
+            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
+        for rank in remote:
+            self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
+        self._local(Op.all_to_all, self._spans(hosts.here, call.inputs), self._spans(hosts.here, call.outputs))
+        self._wait(receives, remote)
+
+    def _gather(self):
+        call, hosts = self.call, self.hosts
+        host, index = hosts.of_rank(call.root)
+        mine = call.inputs[0]
+        if host != hosts.mine:
+            self._send(mine.data_ptr(), mine.nbytes, call.root)
+            return
+        root = hosts.local == index
+        receives, remote = [], [r for h in hosts.others for r in hosts.ranks[h]] if root else []
+        for rank in remote:
+            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
+        self._local(
+            Op.gather,
+            [(mine.data_ptr(), mine.nbytes)],
+            self._spans(hosts.here, call.outputs) if root else [],
+            root=index,
+            count=call.count,
+        )
+        self._wait(receives, remote)
+
+    def _scatter(self):
+        call, hosts = self.call, self.hosts
+        host, index = hosts.of_rank(call.root)
+        mine = call.outputs[0]
+        if host != hosts.mine:
+            self._wait(self._receive(mine.data_ptr(), mine.nbytes, call.root), [call.root])
+            return
+        root = hosts.local == index
+        if root:
+            for rank in (r for h in hosts.others for r in hosts.ranks[h]):
+                self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
+        self._local(
+            Op.scatter,
+            self._spans(hosts.here, call.inputs) if root else [],
+            [(mine.data_ptr(), mine.nbytes)],
+            root=index,
+            count=call.count,
+        )

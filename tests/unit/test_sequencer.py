@@ -1,0 +1,82 @@
+"""The turn that the queue of a transport and the short way (backend/hosts/sequencer.h) take from each other."""
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from c10d_custom.native import lib
+from c10d_custom.transport.tickets import Queue
+
+EACH = 400
+
+
+class Jobs:
+    def __init__(self):
+        self.begun, self.under_way = [], 0
+        self.queue = Queue(self.execute, lambda token: None, "test", self)
+
+    def interrupted_here(self):
+        return False
+
+    def execute(self, number, call):
+        self.under_way += 1
+        assert self.under_way == 1, "two at a time"
+        self.begun.append(number)
+        if number % 16 == 0:
+            time.sleep(0)   # another thread's turn
+        self.under_way -= 1
+
+    def fast_path(self):
+        """As c10d_leader_fast_path does it. False: nothing was begun."""
+        number = lib.c10d_sequencer_take(self.queue._sequencer)
+        if not number:
+            return False
+        self.execute(number, None)
+        if lib.c10d_sequencer_free(self.queue._sequencer):
+            self.queue.wake()
+        return True
+
+
+def test_numbers_are_carried_out_in_order_by_whoever_takes_them():
+    jobs = Jobs()
+
+    def by_the_fast_path():
+        return sum(jobs.fast_path() or jobs.queue.run(None) is None for _ in range(EACH))
+
+    def synchronously():
+        return sum(jobs.queue.run(None) is None for _ in range(EACH))
+
+    def asynchronously():
+        tickets = [jobs.queue.submit(None) for _ in range(EACH)]
+        return sum(t.wait(30) for t in tickets)
+
+    with ThreadPoolExecutor(6) as threads:
+        done = [threads.submit(f) for f in (by_the_fast_path, synchronously, asynchronously) * 2]
+        assert [d.result(60) for d in done] == [EACH] * 6
+    assert jobs.begun == list(range(1, 6 * EACH + 1))
+    assert jobs.queue.number == 6 * EACH
+    jobs.queue.close()
+
+
+def test_the_short_way_does_not_overtake_what_waits():
+    jobs, go_on = Jobs(), threading.Event()
+    execute = jobs.execute
+    jobs.queue._execute = lambda number, call: (go_on.wait(30), execute(number, call))[1]
+    tickets = [jobs.queue.submit(None) for _ in range(3)]
+    assert not jobs.fast_path()
+    go_on.set()
+    assert all(t.wait(30) for t in tickets)
+    assert jobs.fast_path() and jobs.begun == [1, 2, 3, 4]
+    jobs.queue.close()
+
+
+def test_closing_waits_for_who_has_the_turn():
+    jobs = Jobs()
+    assert lib.c10d_sequencer_take(jobs.queue._sequencer) == 1
+    closed = threading.Thread(target=jobs.queue.close)
+    closed.start()
+    closed.join(0.2)
+    assert closed.is_alive()
+    assert lib.c10d_sequencer_free(jobs.queue._sequencer)     # somebody waits for it
+    jobs.queue.wake()
+    closed.join(30)
+    assert not closed.is_alive()
