@@ -9,11 +9,11 @@ import threading
 
 from c10d_custom import threads
 from c10d_custom.c10d import work
-from c10d_custom.transport.hosts import transport as hierarchical, messages
+from c10d_custom.transport.hosts import error_text, messages
 from c10d_custom.transport import tickets
 from c10d_custom.transport.cuda import staged, transport
 
-_USERS_OF_START = (work, tickets, messages, hierarchical, staged, transport)
+_USERS_OF_START = (work, tickets, messages, error_text, staged, transport)
 
 
 class Seen:

@@ -200,6 +200,30 @@ class ShmTransport(Transport):
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
         return failure.status != native.OK
 
+    # --- for a transport over several hosts, of which this is the part inside one
+
+    @property
+    def handle(self):
+        """The native group."""
+        return self._handle
+
+    def health(self, number):
+        """The native Failure of a group that is of no more use, at least not for the collective ``number``; else
+        None."""
+        failure = Failure()
+        return failure if lib.c10d_health(self._handle, number, byref(failure)) else None
+
+    def end_for_all(self, status, peer, by, number):
+        """Ends the group on all ranks for a reason that came from elsewhere. ``peer``, ``by``: any numbers, which
+        Failures will show; ``number``: of the collective that it is the failure of."""
+        lib.c10d_poison(self._handle, status, peer, by, number)
+
+    def probe(self, tag):
+        """The rank whose message of that tag waits for a receive from any source; -1: none."""
+        return lib.c10d_probe(self._handle, tag)
+
+    # --- who is left
+
     def set_mark(self, mark):
         lib.c10d_set_mark(self._handle, mark)
 
