@@ -147,7 +147,7 @@ class PairRings final : public Wait {
     if (!bytes) return;
     moved += bytes;
     // Nobody reads before all are here: who comes last wakes all, and they find what was written before
-    // (tests/model/gathering.py).
+    // (tests/protocol_models/gathering.py).
     if (all_here()) Group::wake(g.ctl(peer).pair_rings);
     progress(double(moved) / double(to_move));
   }

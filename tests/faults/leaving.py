@@ -1,6 +1,6 @@
 """Ranks that leave in every way a program can: what their exits take, and what they write on the way out.
 
-    python tests/reliability/leaving.py [--trials 5] [--ways raise,interrupt] [--json]
+    python tests/faults/leaving.py [--trials 5] [--ways raise,interrupt] [--json]
 
 Ranks are forked from this process, which has imported torch, and then reach the end of this file as any program its
 own: their interpreters end as usual, with exit handlers. Each writes into files of its own.

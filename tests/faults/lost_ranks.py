@@ -1,6 +1,6 @@
 """Ranks that die at random moments, and what the others hear of it.
 
-    python tests/reliability/lost_ranks.py --trials 1000 --seed 1 [--backend gloo]
+    python tests/faults/lost_ranks.py --trials 1000 --seed 1 [--backend gloo]
 
 A trial: 2 to 8 ranks run the same random program of collectives and messages, sync and async, small and large, and
 check every result; one of them dies in one of several ways at a random moment, also while the group is being made.

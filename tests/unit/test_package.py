@@ -17,7 +17,7 @@ import c10d_custom
 from c10d_custom import config, dtypes
 from c10d_custom.native import lib
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "c10d_custom"
 
 # Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.

@@ -17,7 +17,7 @@ from gpu.check import sections as every
 from gpu.check.sections import SECTIONS, Section
 from harness.marks import marked
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = {"python": sys.executable, "device": "cpu", "work": "/nowhere", "root": str(ROOT)}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 

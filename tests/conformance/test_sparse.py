@@ -24,8 +24,10 @@ def sum_case(asynchronous):
         work.wait()
         assert work.result()[0] is tensor
     expected = sum(part(r).to_dense() for r in range(size))
-    if not torch.equal(tensor.to_dense(), expected):
-        return tensor, expected
+    return None if torch.equal(tensor.to_dense(), expected) else (tensor, expected)
+
+
+def refused_case():
     try:
         dist.all_reduce(part(0), ReduceOp.MAX)
         return "MAX of sparse tensors was accepted"
@@ -36,6 +38,11 @@ def sum_case(asynchronous):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_sum(ranks, asynchronous):
     assert not any(found := ranks.run(sum_case, asynchronous)), found
+
+
+def test_only_sums_are_known(ranks, beyond_gloo):
+    beyond_gloo("says so with an error of its own")
+    assert not any(found := ranks.run(refused_case)), found
 
 
 def outside_case():
@@ -49,9 +56,9 @@ def outside_case():
         return None if "size is inconsistent with indices" in str(error) else str(error)
 
 
-def test_a_peer_s_index_outside_of_the_shape_is_refused(ranks):
+def test_a_peer_s_index_outside_of_the_shape_is_refused(ranks, beyond_gloo):
+    beyond_gloo("takes it")
     assert not any(found := ranks.run(outside_case)), found
-
 
 
 def ddp_case():

@@ -10,7 +10,7 @@ import pytest
 
 from c10d_custom import config, errors
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = ("backend", "docs", "python", "scripts", "tests")    # folders of the checkout
 SUFFIXES = (".py", ".c", ".cpp", ".h", ".inc", ".md", ".json", ".txt", ".png", ".svg")

@@ -1,6 +1,6 @@
 """The table of what ranks are told in docs/results, of gloo and of this backend by one harness.
 
-    python tests/reliability/beside_gloo.py [--backends gloo,custom] [--trials 1] [--json]
+    python tests/faults/beside_gloo.py [--backends gloo,custom] [--trials 1] [--json]
 
 Each trial: three ranks make a group, with a time-out of 2 s, and get into one kind of trouble. Each rank's outcome is one of
     named      an error with the words looked for (NAMED; of disagreement they are this backend's own)
@@ -33,9 +33,9 @@ if __name__ == "__main__":
 
 import torch
 import torch.distributed as dist
-from reliability.forked import ForkedRanks, serve_store, store_at
-from reliability.operations import COLLECTIVES, Arena, Asked
-from reliability.test_disagreement import cases_of, otherwise
+from faults.forked import ForkedRanks, serve_store, store_at
+from faults.operations import COLLECTIVES, Arena, Asked
+from faults.test_disagreement import cases_of, otherwise
 
 SIZE = 3
 TIMEOUT = 2.0   # s, of the group

@@ -1,7 +1,7 @@
 """Random programs of collectives and messages with faults thrown in, each result checked against what one process computes.
 
     scripts/soak --minutes 60 [--seed 1]        # all of it, in turns; on one host and over two emulated ones
-    python tests/reliability/injection.py rounds --ranks 3 --rounds 50 --seed 7
+    python tests/faults/injection.py rounds --ranks 3 --rounds 50 --seed 7
 
 A round is a group, a program that all ranks draw alike, and one fault at random moments of it, at one rank: a signal handler that
 raises, calls the group, or destroys it; a stop of its process; a fork; a look at its own descriptors. Killed ranks are
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError, UsageError
-from reliability.steps import one_step
+from faults.steps import one_step
 
 FAULTS = ("none", "raises", "reenters", "destroys", "stops", "forks", "looks")
 HARMLESS = ("none", "reenters", "stops", "forks", "looks")
@@ -281,6 +281,6 @@ def main():
 
 if __name__ == "__main__":
     # By its name, so that the ranks find the functions in a module that they can import.
-    import reliability.injection
+    import faults.injection
 
-    reliability.injection.main()
+    faults.injection.main()

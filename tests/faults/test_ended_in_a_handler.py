@@ -11,7 +11,7 @@ import torch.distributed as dist
 from c10d_custom.errors import CustomBackendError
 from ecosystem.spawn import run
 from harness import Layout
-from reliability.test_interrupted import handler_after
+from faults.test_interrupted import handler_after
 
 SECONDS = timedelta(seconds=20)
 

@@ -1,6 +1,6 @@
 """Groups under resource limits: an error on every rank, soon, and no signal.
 
-    python tests/reliability/limits.py CASE         (prints JSON: what each of two ranks got)
+    python tests/faults/limits.py CASE         (prints JSON: what each of two ranks got)
 """
 import ctypes
 import json

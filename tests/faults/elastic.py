@@ -1,6 +1,6 @@
 """What torchrun restarts: DDP from a checkpoint; in the first attempt a rank kills itself in the middle of a step.
 
-    torchrun --nproc-per-node 2 --max-restarts 1 tests/reliability/elastic.py FOLDER
+    torchrun --nproc-per-node 2 --max-restarts 1 tests/faults/elastic.py FOLDER
 """
 import json
 import os

@@ -1,6 +1,6 @@
 """Hours of random collectives on random groups, with ranks killed at random moments.
 
-    python tests/reliability/soak.py --minutes 20 --seed 1
+    python tests/faults/soak.py --minutes 20 --seed 1
 
 The run goes through lives, of 4 and of 8 ranks by turns. In each, ranks make groups (new_group, split_group), use them and
 the world at random, check every result bit by bit, and destroy them; some are killed, one alone or several within

@@ -1,6 +1,6 @@
 """DDP on 4 ranks; one kills itself in the middle of a backward pass; the others shrink the group and train on.
 
-    python tests/reliability/train_on.py VICTIM         (prints JSON)
+    python tests/faults/train_on.py VICTIM         (prints JSON)
 """
 import json
 import os

@@ -1,6 +1,6 @@
 """Figures of this folder's cases: disagreement, time-outs, abort.
 
-    python tests/reliability/figures.py [--trials 3] [disagreement timeouts abort]
+    python tests/faults/figures.py [--trials 3] [disagreement timeouts abort]
 
 How programs end is told by leaving.py, what survivors of lost ranks are told by lost_ranks.py.
 """
@@ -13,10 +13,10 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)   # of the packages that ranks import, too
 
 from harness import RankPool
-from reliability import test_abort_and_leave as abort_cases
-from reliability import test_disagreement as disagreement_cases
-from reliability import test_stalled_ranks as stalled_cases
-from reliability.operations import COLLECTIVES
+from faults import test_abort_and_leave as abort_cases
+from faults import test_disagreement as disagreement_cases
+from faults import test_stalled_ranks as stalled_cases
+from faults.operations import COLLECTIVES
 
 
 def disagreement(pool, trials):

@@ -1,5 +1,5 @@
-"""What happens when ranks disagree, are late, die or are interrupted. A later suite tests these to
-destruction; here every kind once."""
+"""What happens when ranks disagree, are late, die or are interrupted: here every kind once. The files beside this one test
+each kind to destruction."""
 import os
 import signal
 import threading
@@ -96,7 +96,7 @@ def refused_everywhere_case():
     return wrong
 
 
-@pytest.mark.world_sizes(2, 3, 8)
+@pytest.mark.world_sizes(2, 3, 4)
 def test_a_call_refused_on_all_ranks_leaves_the_group_usable(ranks):
     assert not any(found := ranks.run(refused_everywhere_case)), found
 
