@@ -54,7 +54,7 @@ class Operations(Issuing):
                 and (found := raw_tensor(tensors[0]))
                 and (kind := dtypes.kind_of(found[2], op))
             ):
-                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit, opts)
+                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit(opts))
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op

@@ -88,7 +88,7 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.fast_all_reduce, self.fast_collective = self._ordered_all_reduce, None
+                self.fast_all_reduce, self.fast_collective = super().fast_all_reduce, None
             self._cuda[device] = cuda
             return cuda
         finally:
@@ -120,9 +120,6 @@ class ByDevice(Transport):
         finally:
             self._here.depth -= 1
 
-    def _ordered_all_reduce(self, address, count, kind, limit, opts):
-        self.run(Call.fast_all_reduce(address, count, kind, limit(opts)))
-
     # --- the Transport's face
 
     def run(self, call):
@@ -148,8 +145,17 @@ class ByDevice(Transport):
     def post(self, message):
         return self.cpu.post(message) if message.stream_op is None else self._cuda[message.device].post(message)
 
+    def agree(self, call, seconds):
+        return self.cpu.agree(call, seconds)
+
+    def last_error(self, call):
+        return self.cpu.last_error(call)
+
     def next_completed(self, seconds):
         return self.cpu.next_completed(seconds)
+
+    def complete(self, token):
+        self.cpu.complete(token)
 
     def next_sequence(self):
         return self.cpu.next_sequence()
@@ -165,6 +171,9 @@ class ByDevice(Transport):
 
     def peers(self):
         return self.cpu.peers()
+
+    def broken(self):
+        return self.cpu.broken()
 
     def abort(self):
         self.cpu.abort()

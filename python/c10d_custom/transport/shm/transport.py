@@ -9,7 +9,7 @@ from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
-from ..base import Ticket, Transport
+from ..base import LocalTransport, Ticket
 from ..call_log import native_peers, native_records
 from ..failure import rank_name
 from .native_failure import NativeErrorText
@@ -23,7 +23,7 @@ def _nanoseconds(seconds):
     return min(int(seconds * 1e9), _FOREVER)
 
 
-class ShmTransport(Transport):
+class ShmTransport(LocalTransport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
     group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
 
@@ -49,27 +49,19 @@ class ShmTransport(Transport):
         own = native_peers(self._handle, self.size)[self.rank].calling
         return own if own != "-" else "a collective"
 
-    def fast_all_reduce(self, address, count, kind, limit, opts):
-        """The fast path to the core: an all_reduce in place of ``count`` items of the Kind at ``address``.
-        ``limit(opts)``: its time-out in nanoseconds."""
-        nanoseconds = limit(opts)
+    def fast_all_reduce(self, address, count, kind, nanoseconds):
         if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
             raise self.last_error(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
     def fast_collective(self, kind, root, source, target, count, nanoseconds):
-        """The fast path to the core for other collectives: see c10d_fast_collective in api.h. Returns a native status;
-        with one that is not OK or PENDING, `last_error` knows more."""
         return native.fast_collective(self._handle, kind, root, source, target, count, nanoseconds)
 
     def last_error(self, call):
-        """The exception for the failure of this thread's last collective, which was ``call``."""
         failure = Failure()
         lib.c10d_last_failure(byref(failure))
         return self.error(failure, call)
 
     def attempt(self, args):
-        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a
-        signal handler has raised meanwhile."""
         if lib.c10d_run(self._handle, args):
             failure = Failure()
             lib.c10d_last_failure(byref(failure))
@@ -79,7 +71,6 @@ class ShmTransport(Transport):
         return None
 
     def agree(self, call, seconds):
-        """All ranks see that they call alike, and wait for each other; no bytes move."""
         args = self._args(call)
         args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
         if lib.c10d_run(self._handle, byref(args)):
@@ -101,7 +92,6 @@ class ShmTransport(Transport):
         return out
 
     def meet(self, call, number, seconds):
-        """All ranks wait for each other, amid the collective ``number``."""
         args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
         if failure := self.attempt(byref(args)):
             raise self.error(failure, call)
@@ -150,8 +140,6 @@ class ShmTransport(Transport):
     # --- messages
 
     def fast_message(self, kind, peer, tag, address, count, nanoseconds, call):
-        """The fast path to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and
-        False, with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
         posted = []
         try:
             if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
@@ -190,11 +178,9 @@ class ShmTransport(Transport):
         return token.value if status == native.OK else None
 
     def complete(self, token):
-        """Lets ``token`` come out of next_completed."""
         lib.c10d_complete(self._handle, token)
 
     def broken(self):
-        """True if the next call of this group fails: a rank is gone, or a call has failed."""
         failure = Failure()
         if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
@@ -204,18 +190,14 @@ class ShmTransport(Transport):
         lib.c10d_set_mark(self._handle, mark)
 
     def unmarked(self, mark):
-        """The other ranks that are there and have not set their mark to ``mark``."""
         states = self.states(0)
         return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
 
     def enlist(self, round, note=0):
-        """This rank is one of those left, in that round of the roll call, and says ``note``."""
         if lib.c10d_enlist(self._handle, round, note):
             raise AbortedError(f"group {self.name or '(unnamed)'}: closed, or taken for dead by the other ranks")
 
     def roll(self, round):
-        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
-        empty, all ranks see the same ranks."""
         note, present, awaited = c_uint32(), {}, []
         for rank in range(self.size):
             state = lib.c10d_roll(self._handle, rank, round, byref(note))
@@ -265,14 +247,11 @@ class ShmTransport(Transport):
         return self._raised is not None and threading.current_thread() is threading.main_thread()
 
     def interrupted_here(self):
-        """True in a signal handler that interrupted a call of this transport, in the same thread."""
         return bool(lib.c10d_inside(self._handle))
 
     # --- errors
 
     def states(self, sequence):
-        """PeerState of every rank, with the fingerprint it published for that sequence number; None
-        once the group is closed."""
         out = [PeerState() for _ in range(self.size)]
         for rank, state in enumerate(out):
             if lib.c10d_peer_state(self._handle, rank, sequence, byref(state)):
