@@ -4,12 +4,22 @@ Nothing needs to import this package: torch finds it by its entry points, `regis
 first names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older
 torch, import it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ._version import __version__
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
+
 
 __all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
-def autoload():
+def autoload() -> None:
     """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never
     raises: that would break ``import torch``."""
     try:
@@ -23,14 +33,14 @@ def autoload():
         warnings.warn(f"c10d-custom could not register its backend: {error!r}", RuntimeWarning, stacklevel=2)
 
 
-def register():
+def register() -> None:
     """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
     from .c10d.registration import register
 
     register()
 
 
-def shrink_group(timeout=None):
+def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See
     shrink.py."""
     from .c10d.shrink import shrink_group
