@@ -4,12 +4,15 @@ A row holds for all its cells (operations, sizes, ranks), so its figure is the w
 it. Medians of calls, in one run by turns with what they are compared with.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from . import environment, parts
 from .parts import Part
@@ -36,21 +39,23 @@ class Row:
     needs: tuple  # names of parts
     cells: Callable  # {name of part: its JSON} -> [Cell]
 
-    def worst(self, cells):
+    def worst(self, cells: list[Cell]) -> Cell:
         return (min if self.least else max)(cells, key=lambda c: c.figure)
 
-    def met(self, figure):
+    def met(self, figure: float) -> bool:
         return figure >= self.goal if self.least else figure <= self.goal
 
 
-def readable(nbytes):
+def readable(nbytes: float) -> str:
     for unit, name in ((MB, "M"), (KB, "K")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g}{name}"
     return str(nbytes)
 
 
-def _compared(runs, names, other, figure, keep):
+def _compared(
+    runs: Runs, names: Sequence[str], other: str, figure: Callable[[float, float], float], keep: Keep
+) -> list[Cell]:
     cells = []
     for name in names:
         by_case = {}
@@ -63,15 +68,15 @@ def _compared(runs, names, other, figure, keep):
     return cells
 
 
-def _times_as_fast(names, other, keep):
+def _times_as_fast(names: Sequence[str], other: str, keep: Keep) -> Callable[[Runs], list[Cell]]:
     return lambda runs: _compared(runs, names, other, lambda ours, theirs: theirs / ours, keep)
 
 
-def _all_reduce(low, high):
+def _all_reduce(low: int, high: int) -> Keep:
     return lambda operation, nbytes: operation == "all_reduce" and low <= nbytes <= high
 
 
-def _ddp(runs):
+def _ddp(runs: Runs) -> list[Cell]:
     by_model = {}
     for r in runs["ddp"]["ddp"]:
         by_model.setdefault(r["model"], {})[r["reference"]] = r["comm"]
@@ -163,7 +168,7 @@ ROWS = (
 )
 
 
-def plan(busy):
+def plan(busy: int) -> list[Part]:
     """The parts that ROWS need, all with so many busy cores."""
     burn = ("--busy", str(busy)) if busy else ()
     quick = ("--rounds", "5", "--seconds", "0.04", *burn)
@@ -180,11 +185,11 @@ def plan(busy):
     ]
 
 
-def _number(figure, unit):
+def _number(figure: float, unit: str) -> str:
     return f"{figure:.3g} {unit}" if unit != "x" else f"{figure:.3g} x"
 
 
-def judge(runs, missing):
+def judge(runs: Runs, missing: dict[str, str]) -> list[Judged]:
     """[(row, cells, why not)] for each row: cells, or why there are none."""
     judged = []
     for row in ROWS:
@@ -194,7 +199,7 @@ def judge(runs, missing):
     return judged
 
 
-def text(judged):
+def text(judged: list[Judged]) -> str:
     lines = [
         f"{'what':<50} {'against':<10} {'goal':>20} {'worst figure':>20} {'median':>8}  {'':<7} where the worst is"
     ]
@@ -212,7 +217,7 @@ def text(judged):
     return "\n".join(lines)
 
 
-def main(busy, json_file, run=parts.run):
+def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
     about, began, runs, missing = environment.about(), time.monotonic(), {}, {}
     about["load"] = os.getloadavg()[0]
     print(

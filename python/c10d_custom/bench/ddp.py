@@ -4,8 +4,11 @@ and a few sizes of model.
 A model WxL is L times Linear(W, W) with ReLU between; each rank has a batch of its own.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +40,7 @@ def _stepper(width, layers, batch, group):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(batch, width, generator=torch.Generator().manual_seed(dist.get_rank()))
 
-    def step():
+    def step() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
@@ -45,7 +48,7 @@ def _stepper(width, layers, batch, group):
     return model, step
 
 
-def _head(first):
+def _head(first) -> str:
     return (
         f"{'model':>8} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} "
         f"{'quartiles':>15} "
@@ -53,7 +56,7 @@ def _head(first):
     )
 
 
-def _row(model, parameters, name, t, base):
+def _row(model, parameters, name: str, t, base) -> str:
     quartiles = f"{t.spread[0]:.2f} to {t.spread[1]:.2f}"
     over = "-" if not base.comm else format(t.comm / base.comm, ".2f")
     return (
@@ -62,7 +65,7 @@ def _row(model, parameters, name, t, base):
     )
 
 
-def run(ddp):
+def run(ddp: Ddp) -> None:
     """One rank's whole run."""
     hosts, rank = ranks.hosts(), dist.get_rank()
     try:

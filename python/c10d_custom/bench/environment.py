@@ -1,10 +1,13 @@
 """What figures depend on beside the code: recorded with them."""
 
+from __future__ import annotations
+
 import os
 import platform
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +44,7 @@ def _memory_bytes():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def about():
+def about() -> dict[str, Any]:
     """Of this process and this host."""
     return {
         "torch": torch.__version__,

@@ -7,12 +7,19 @@ Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not d
 start.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from .model import Job, Machine, flat, hierarchical
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PREDICT = {"custom": hierarchical, "mpi": flat}  # reference in a bench file: algorithm that predicts it
 PULL = 0.02  # a parameter e times its start costs what one point with an error of 2 % costs

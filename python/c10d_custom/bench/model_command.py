@@ -4,8 +4,11 @@ Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 host
 given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
 """
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import fields, replace
+from typing import Any
 
 from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step
 from .picture import draw, readable
@@ -14,7 +17,7 @@ HOSTS = tuple(1 << k for k in range(1, 13))
 NAMES = {"custom": "hierarchical", "mpi": "flat"}  # reference in a bench file: algorithm
 
 
-def _size(text):
+def _size(text: str):
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
     return int(text[:-1] if unit > 1 else text) * unit
 
@@ -23,7 +26,7 @@ def _list(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def _setting(text):
+def _setting(text: str):
     name, _, value = text.partition("=")
     if name not in {f.name for f in fields(Machine)} - {"shared"}:
         raise argparse.ArgumentTypeError(
@@ -32,7 +35,7 @@ def _setting(text):
     return name, float(value)
 
 
-def add_to(commands):
+def add_to(commands: Any) -> None:
     model = commands.add_parser(
         "model", help="predict all_reduce and DDP steps over many hosts", description=__doc__.split("\n\n")[1]
     )
@@ -115,7 +118,7 @@ def _predicted(point, machines):
     return {"hierarchical": hierarchical, "flat": flat}[name](point.job, machines[name], point.bytes)
 
 
-def _print_fit(points, machines):
+def _print_fit(points, machines) -> None:
     print(f"{'algorithm':>12} " + " ".join(f"{f.name:>11}" for f in fields(Machine) if f.name != "shared"))
     for name, machine in machines.items():
         print(
@@ -143,7 +146,7 @@ def _print_fit(points, machines):
             print(f"{name}: median error {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}, of {len(mine)} times")
 
 
-def _fitted(args):
+def _fitted(args: Any):
     """(points, {algorithm: Machine})"""
     start = Machine(**dict(args.set), shared=args.one_machine)
     machines = dict.fromkeys(NAMES.values(), start)
@@ -166,7 +169,7 @@ def _fitted(args):
     return points, machines
 
 
-def main(args):
+def main(args: Any) -> int:
     points, machines = _fitted(args)
     _print_fit(points, machines)
     points = [(p, _predicted(p, machines)) for p in points]

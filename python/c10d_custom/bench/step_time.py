@@ -1,7 +1,11 @@
 """What communication costs a DDP step: the step beside the same step without communication, for several groups."""
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +53,7 @@ def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1
     for group in groups.values():
         model, run_step = make_stepper(group)
 
-        def local_step(model=model, run_step=run_step):
+        def local_step(model=model, run_step=run_step) -> None:
             with model.no_sync():
                 run_step()
 

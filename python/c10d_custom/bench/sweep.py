@@ -1,8 +1,11 @@
 """One run over operations and sizes, on every rank: what each reference makes of each, checked where asked."""
 
+from __future__ import annotations
+
 import json
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +33,7 @@ class Sweep:
     json: str | None
     plot: str | None
 
-    def case(self, operation, nbytes):
+    def case(self, operation: str, nbytes: int) -> Case:
         size = dist.get_world_size()
         count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
         return Case(
@@ -45,7 +48,7 @@ class Sweep:
         )
 
 
-def _refusal(reference, case):
+def _refusal(reference, case: Case):
     """Why a reference cannot do this case, alike on all ranks; None if it can. It is tried."""
     why = None
     try:
@@ -74,7 +77,7 @@ def _wrong(call, buffers, reference):
     return ranks.sum_through_store(mine)
 
 
-def _result(case, reference, seconds, wrong, ranks_):
+def _result(case: Case, reference, seconds, wrong, ranks_):
     ordered, p50 = sorted(seconds), statistics.median(seconds)
     # A group that does nothing moves nothing, and a copy uses no bus.
     algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
@@ -100,7 +103,7 @@ def _result(case, reference, seconds, wrong, ranks_):
     }
 
 
-def _of_size(sweep, case, usable):
+def _of_size(sweep, case: Case, usable):
     """The results of all references on one case."""
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
@@ -110,7 +113,7 @@ def _of_size(sweep, case, usable):
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
-def _of_operation(sweep, operation, timed, say):
+def _of_operation(sweep, operation: str, timed, say):
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
     usable = {name: r for name, r in timed.items() if refusals[name] is None}
@@ -135,7 +138,7 @@ def _of_operation(sweep, operation, timed, say):
     return results
 
 
-def run(sweep):
+def run(sweep: Sweep) -> bool:
     """One rank's whole run; true where a check found wrong elements."""
     hosts, rank = ranks.hosts(), dist.get_rank()
     try:

@@ -5,6 +5,8 @@ In a block calls follow one another, as in a training step; before every call of
 barrier, and the caches hold what the other references left.
 """
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 
@@ -50,7 +52,7 @@ def _calls_in_a_block(timed, plan):
     return int(count)
 
 
-def _block(timed, count, warmup, times):
+def _block(timed, count: int, warmup, times) -> None:
     call, clock = timed.call, time.perf_counter
     for _ in range(warmup):
         call()
@@ -102,7 +104,7 @@ def _made_one(times, timed, how):
     return values.tolist()
 
 
-def times(all_timed, plan):
+def times(all_timed: dict[str, Timed], plan: Plan) -> dict[str, list[float]]:
     """{reference: [seconds of a call, ...]} for {reference: Timed}."""
     counts = {name: _calls_in_a_block(timed, plan) for name, timed in all_timed.items()}
     mine = (_call_by_call if plan.by_call else _in_blocks)(all_timed, counts, plan)
