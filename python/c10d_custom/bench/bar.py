@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ ROOTED = ("reduce", "gather", "scatter")  # beyond the table: the last row only
 MANY = (4, 8)  # ranks
 
 
+Runs = dict[str, Any]  # by the name of a part: the JSON that it wrote
+Keep = Callable[[str, int], bool]  # (operation, bytes): whether the row has it
+
+
 @dataclass(frozen=True)
 class Cell:
     label: str
@@ -31,19 +35,25 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
+    """``figure``s are in ``unit``; ``needs``: names of the parts that its ``cells`` come from."""
+
     what: str
     against: str
     goal: float
     least: bool  # the figure must be at least the goal; else at most
     unit: str
-    needs: tuple  # names of parts
-    cells: Callable  # {name of part: its JSON} -> [Cell]
+    needs: tuple[str, ...]
+    cells: Callable[[Runs], list[Cell]]
 
     def worst(self, cells: list[Cell]) -> Cell:
         return (min if self.least else max)(cells, key=lambda c: c.figure)
 
     def met(self, figure: float) -> bool:
         return figure >= self.goal if self.least else figure <= self.goal
+
+
+# A row, its cells, and why there are none.
+Judged = tuple[Row, list[Cell], str | None]
 
 
 def readable(nbytes: float) -> str:
@@ -58,7 +68,7 @@ def _compared(
 ) -> list[Cell]:
     cells = []
     for name in names:
-        by_case = {}
+        by_case: dict[tuple[str, int], dict[str, float]] = {}
         for r in runs[name]["results"]:
             by_case.setdefault((r["operation"], r["bytes"]), {})[r["reference"]] = r["median_us"]
         for (operation, nbytes), times in by_case.items():
@@ -77,7 +87,7 @@ def _all_reduce(low: int, high: int) -> Keep:
 
 
 def _ddp(runs: Runs) -> list[Cell]:
-    by_model = {}
+    by_model: dict[str, dict[str, float]] = {}
     for r in runs["ddp"]["ddp"]:
         by_model.setdefault(r["model"], {})[r["reference"]] = r["comm"]
     # Where gloo's is lost in the noise there is nothing to compare with.
@@ -218,7 +228,9 @@ def text(judged: list[Judged]) -> str:
 
 
 def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
-    about, began, runs, missing = environment.about(), time.monotonic(), {}, {}
+    about, began = environment.about(), time.monotonic()
+    runs: Runs = {}
+    missing: dict[str, str] = {}
     about["load"] = os.getloadavg()[0]
     print(
         f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before; torch {about['torch']}"

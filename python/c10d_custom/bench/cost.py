@@ -57,6 +57,8 @@ def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
     S, s, small, block = nbytes, nbytes / n, config.small_bytes, config.block_bytes
     lane = block // (n - 1) // 64 * 64  # of a block that carries other bytes for each rank
     rest = S - s
+    half: tuple[float, float]
+    all_of_it: tuple[float, float]
     if operation in ("all_reduce", "reduce"):
         if S <= small:
             all_of_it, half = (2 * S, S + n * S), (S, S)
@@ -68,7 +70,7 @@ def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
             all_of_it, half = (2 * S, 3 * S - s), (S, 2 * rest + s)
             blocks, syncs = _blocks(S, block), 2
         return (
-            _alike(*all_of_it, blocks, syncs)
+            _alike(all_of_it[0], all_of_it[1], blocks, syncs)
             if operation == "all_reduce"
             else _rooted(n, all_of_it, half, blocks, syncs)
         )

@@ -75,7 +75,8 @@ def between(curve: Iterable[tuple[float, float]], x: float) -> float:
 def points(run: dict[str, Any]) -> list[Point]:
     """Of one part's JSON: all but the smallest size of each operation, which is its start."""
     cores, n = run["hosts"][0]["cores"], run["ranks"]
-    times, floors = {}, {}
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    floors: dict[int, list[float]] = {}
     for r in run["results"]:
         seconds = r["median_us"] / 1e6
         times.setdefault(r["operation"], {}).setdefault(r["bytes"], {})[r["reference"]] = seconds

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 AGREEMENT_BYTES = 64
 
@@ -42,7 +43,7 @@ class Machine:
 class Job:
     """Ranks on each host, in rank order."""
 
-    ranks: tuple
+    ranks: tuple[int, ...]
 
     @classmethod
     def even(cls, hosts: int, ranks_per_host: int) -> Job:
@@ -112,7 +113,8 @@ def pipeline(chunks: Iterable[list[Stage]], window: int) -> float:
     """When the last of ``chunks``, lists of Stages, has passed all its stages. At most ``window`` are under way; a
     resource takes the chunk that can start first, and of those the eldest."""
     free = dict.fromkeys((s.resource for c in chunks for s in c), 0.0)
-    waiting, ready, end = iter(chunks), [], 0.0
+    waiting, end = iter(chunks), 0.0
+    ready: list[Any] = []  # [when it may start, its stages after this one, this one]
     for chunk in waiting:
         ready.append([0.0, iter(chunk[1:]), chunk[0]])
         if len(ready) == window:
@@ -126,9 +128,9 @@ def pipeline(chunks: Iterable[list[Stage]], window: int) -> float:
         if mine[2] is None:
             end = max(end, mine[0])
             ready.remove(mine)
-            chunk = next(waiting, None)
-            if chunk is not None:
-                ready.append([mine[0], iter(chunk[1:]), chunk[0]])
+            following = next(waiting, None)
+            if following is not None:
+                ready.append([mine[0], iter(following[1:]), following[0]])
     return end
 
 
@@ -269,7 +271,8 @@ class Training:
 
 def step(all_reduce: Callable[[int], float], training: Training) -> float:
     """Seconds of a step, given ``all_reduce(size)``; forward + backward where there is nothing to reduce."""
-    sizes, left = [], training.parameters
+    sizes: list[int] = []
+    left = training.parameters
     while left:
         sizes.append(min(left, training.bucket if sizes else training.first_bucket))
         left -= sizes[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
 NAME = "noop"
@@ -11,7 +13,7 @@ class _Nothing(dist.Work):
     def __init__(self) -> None:
         super().__init__()
 
-    def wait(self, timeout=None) -> bool:
+    def wait(self, timeout: object = None) -> bool:
         return True
 
     def is_completed(self) -> bool:
@@ -23,10 +25,10 @@ class NoopProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._nothing = name, _Nothing()
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return NAME
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         return self._name
 
     def setGroupName(self, name: str) -> None:
@@ -35,10 +37,10 @@ class NoopProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return ""
 
-    def setGroupDesc(self, desc) -> None:
+    def setGroupDesc(self, desc: str) -> None:
         pass
 
-    def _done(self, *args: Any, **options: Any):
+    def _done(self, *args: Any, **options: Any) -> dist.Work:
         return self._nothing
 
     # torch's names, those before 2.13 among them.
@@ -53,5 +55,5 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: Any, _backend_options):
+def _create(options: Any, _backend_options: Any) -> NoopProcessGroup:
     return NoopProcessGroup(options.group_rank, options.group_size, options.group_id)

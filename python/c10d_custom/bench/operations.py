@@ -25,8 +25,8 @@ class Buffers:
 
     source: torch.Tensor | None
     target: torch.Tensor | None
-    given: Callable  # () -> what source holds before a checked call
-    expected: Callable  # () -> what target must hold after it; None where that is not defined
+    given: Callable[[], torch.Tensor]  # what source holds before a checked call
+    expected: Callable[[], torch.Tensor | None]  # what target must hold after it; None where that is not defined
 
     def clear(self) -> None:
         """Timed calls move zeros: repeated in-place sums would overflow."""
@@ -43,7 +43,7 @@ class Buffers:
     def wrong(self) -> int:
         """How many elements of target are not what they must be."""
         expected = None if self.target is None else self.expected()
-        return 0 if expected is None else differing(self.target, expected)
+        return 0 if self.target is None or expected is None else differing(self.target, expected)
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Operation:
     """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
     ranks)`` is false for a rank that does nothing. The size column is the bytes of the largest buffer."""
 
-    make: Callable
-    bus_factor: Callable
-    takes_part: Callable = lambda rank, ranks: True
+    make: Callable[[Case], Buffers]
+    bus_factor: Callable[[int], float]
+    takes_part: Callable[[int, int], bool] = lambda rank, ranks: True
 
     def split(self, count: int, ranks: int) -> int:
         """``count`` rounded to what can be cut into equal parts, at least one element each."""
@@ -138,7 +138,7 @@ def _send_recv(c: Case) -> Buffers:
 _CUT = {_all_gather, _reduce_scatter, _all_to_all, _gather, _scatter}
 
 
-def _parts(n):
+def _parts(n: int) -> float:
     return (n - 1) / n
 
 

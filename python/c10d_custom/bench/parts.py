@@ -22,12 +22,12 @@ class Part:
     options: tuple  # of bench
     mpi_ranks: int = 0  # 0: bench starts its ranks itself
 
-    def launcher(self) -> list[str]:
+    def launcher(self) -> list[str] | None:
         """None where there is no mpiexec to launch with: that of this Python, else of PATH."""
         if not self.mpi_ranks:
             return []
         found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-        return found and [found, "-n", str(self.mpi_ranks)]
+        return [found, "-n", str(self.mpi_ranks)] if found else None
 
     def text(self) -> str:
         return shlex.join(

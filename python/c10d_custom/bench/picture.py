@@ -3,6 +3,7 @@ scales."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
@@ -32,7 +33,7 @@ def draw(
     hosts: Sequence[int],
     sizes: Sequence[int],
     curves: dict[str, dict[int, list[float]]],
-    points,
+    points: dict[str, list[tuple[int, int, float, float]]],
     scaling: dict[str, list[float]],
 ) -> None:
     """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":

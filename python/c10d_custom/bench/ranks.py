@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,26 +21,29 @@ import torch.multiprocessing as mp
 from ..creation.topology import Location
 from ..launch.launcher import detect
 
+if TYPE_CHECKING:
+    from ..launch.launcher import Launcher
+
 
 def under_mpi() -> bool:
     return detect() is not None
 
 
-def launched():
+def launched() -> bool:
     """Whether this process already is one rank of a job, and must start none."""
     return "RANK" in os.environ or under_mpi()
 
 
 def is_first() -> bool:
     """Whether a launched process is rank 0. RANK, where set, wins over MPI's, as in init_process_group."""
-    return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else detect().rank == 0
+    return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else cast("Launcher", detect()).rank == 0
 
 
 def count(ranks: int) -> int:
     """How many ranks the job has, or would have: ``ranks``, if this process is to start them."""
     if not launched():
         return ranks
-    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else detect().size
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else cast("Launcher", detect()).size
 
 
 def run(function: Callable[..., object], ranks: int, *args: Any) -> int:
@@ -98,7 +101,7 @@ def sum_through_store(number: int) -> int:
 def hosts() -> list[dict[str, Any]]:
     """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
     mine = (Location.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
-    every = [None] * dist.get_world_size()
+    every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     ranks = Counter(host for host, *_ in every)
     first = {host: rest for host, *rest in reversed(every)}

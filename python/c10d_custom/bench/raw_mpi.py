@@ -57,7 +57,7 @@ class RawMpi:
             raise Unavailable(f"MPI has no reduction {case.redop}")
         return getattr(self, case.operation)(case, *(self._array(case, t) for t in (buffers.source, buffers.target)))
 
-    def _array(self, case: Case, tensor):
+    def _array(self, case: Case, tensor: torch.Tensor | None) -> Any:
         if tensor is None:
             return None
         if case.operation not in REDUCING:
@@ -67,41 +67,41 @@ class RawMpi:
         except TypeError:
             raise Unavailable(f"MPI cannot reduce {name_of(case.dtype)}") from None
 
-    def _call(self, case: Case, name: str, *args: Any, **options: Any):
+    def _call(self, case: Case, name: str, *args: Any, **options: Any) -> Callable[[], object]:
         if not case.asynchronous:
             return partial(getattr(self.comm, name), *args, **options)
         start = partial(getattr(self.comm, "I" + name.lower()), *args, **options)
         return lambda: start().Wait()
 
-    def _op(self, case: Case):
-        return getattr(self.MPI, _REDOPS[case.redop])
+    def _op(self, case: Case) -> Any:
+        return getattr(self.MPI, _REDOPS[case.redop or ""])
 
-    def all_reduce(self, case: Case, source: Any, target: Any):
+    def all_reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Allreduce", self.MPI.IN_PLACE, target, op=self._op(case))
 
-    def broadcast(self, case: Case, source: Any, target: Any):
+    def broadcast(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Bcast", target, root=case.root)
 
-    def reduce(self, case: Case, source: Any, target: Any):
+    def reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         buffers = (self.MPI.IN_PLACE, target) if case.rank == case.root else (target, None)
         return self._call(case, "Reduce", *buffers, op=self._op(case), root=case.root)
 
-    def all_gather(self, case: Case, source: Any, target: Any):
+    def all_gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Allgather", source, target)
 
-    def reduce_scatter(self, case: Case, source: Any, target: Any):
+    def reduce_scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Reduce_scatter_block", source, target, op=self._op(case))
 
-    def all_to_all(self, case: Case, source: Any, target: Any):
+    def all_to_all(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Alltoall", source, target)
 
-    def gather(self, case: Case, source: Any, target: Any):
+    def gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Gather", source, target, root=case.root)
 
-    def scatter(self, case: Case, source: Any, target: Any):
+    def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Scatter", source, target, root=case.root)
 
-    def send_recv(self, case: Case, source: Any, target: Any):
+    def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):
             return lambda: None
         peer = case.size - 1 - case.rank

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,16 +17,20 @@ from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import OPERATIONS
 from .timing import Plan, Timed, times
 
+if TYPE_CHECKING:
+    from .operations import Buffers
+    from .references import Reference
+
 
 @dataclass(frozen=True)
 class Sweep:
-    operations: tuple
-    sizes: tuple  # bytes
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes
     dtype: torch.dtype
     redop: str
     root: int
     asynchronous: bool
-    against: tuple
+    against: tuple[str, ...]
     ratio_to: str
     check: bool
     busy: int
@@ -48,7 +53,7 @@ class Sweep:
         )
 
 
-def _refusal(reference, case: Case):
+def _refusal(reference: Reference, case: Case) -> str | None:
     """Why a reference cannot do this case, alike on all ranks; None if it can. It is tried."""
     why = None
     try:
@@ -60,12 +65,12 @@ def _refusal(reference, case: Case):
             call()
         except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
             why = str(error).splitlines()[0]
-    said = [None] * case.size
+    said: list[Any] = [None] * case.size
     dist.all_gather_object(said, why)
     return next((w for w in said if w is not None), None)
 
 
-def _wrong(call, buffers, reference):
+def _wrong(call: Callable[[], object], buffers: Buffers, reference: Reference) -> int | None:
     """Wrong elements over all ranks after one call. The sum goes through the Store: none of those that are being
     checked."""
     if not reference.checked:
@@ -77,11 +82,11 @@ def _wrong(call, buffers, reference):
     return ranks.sum_through_store(mine)
 
 
-def _result(case: Case, reference, seconds, wrong, ranks_):
+def _result(case: Case, reference: str, seconds: Sequence[float], wrong: int | None, ranks_: int) -> dict[str, Any]:
     ordered, p50 = sorted(seconds), statistics.median(seconds)
     # A group that does nothing moves nothing, and a copy uses no bus.
     algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
-    busbw = None if reference in (noop.NAME, "floor") else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
+    busbw = None if algbw is None or reference == "floor" else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
     return {
         "operation": case.operation,
         "bytes": case.nbytes,
@@ -103,7 +108,7 @@ def _result(case: Case, reference, seconds, wrong, ranks_):
     }
 
 
-def _of_size(sweep, case: Case, usable):
+def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference]) -> list[dict[str, Any]]:
     """The results of all references on one case."""
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
@@ -113,7 +118,9 @@ def _of_size(sweep, case: Case, usable):
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
-def _of_operation(sweep, operation: str, timed, say):
+def _of_operation(
+    sweep: Sweep, operation: str, timed: dict[str, Reference], say: Callable[..., None]
+) -> list[dict[str, Any]]:
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
     usable = {name: r for name, r in timed.items() if refusals[name] is None}
