@@ -20,8 +20,8 @@ __all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
 def autoload() -> None:
-    """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never
-    raises: that would break ``import torch``."""
+    """While torch is imported, or this package: registers the backend, and, under an MPI launcher, fills the
+    environment in. Never raises: that would break ``import torch``."""
     try:
         register()
         from .c10d.registration import look_for_launcher
@@ -34,15 +34,19 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
+    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again, or where torch was built without
+    torch.distributed, does nothing. What a group needs is imported when one is made."""
     from .c10d.registration import register
 
     register()
 
 
 def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
-    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See
-    shrink.py."""
+    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. Each of
+    them calls it; ``timeout``: how long to wait for the others, the group's own if None. Ranks keep their order.
+
+    Raises CollectiveTimeoutError if a rank neither comes nor ends in that time, UsageError if the default group is not
+    of this backend, or spans several hosts; the old groups are then still there. See c10d/shrink.py."""
     from .c10d.shrink import shrink_group
 
     return shrink_group(timeout)

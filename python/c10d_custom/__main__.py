@@ -11,6 +11,7 @@ from .trace import command as trace_command
 
 
 def main() -> int | None:
+    """The exit status of the command that the command line names; argparse exits with 2 where it names none."""
     parser = argparse.ArgumentParser(prog="python -m c10d_custom", description="Tools of c10d-custom.")
     commands = parser.add_subparsers(required=True, metavar="command")
     command.add_to(commands)

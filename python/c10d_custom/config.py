@@ -145,7 +145,8 @@ class Config:
 
 
 def restart_attempt() -> int:
-    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks."""
+    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks. ValueError where
+    torchrun's variable is no number."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -154,4 +155,5 @@ def launcher_wanted() -> bool:
     return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
 
 
+# (variable, default or "none", what it says) of each, for docs/configuration.md.
 TABLE = [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]

@@ -57,6 +57,7 @@ Judged = tuple[Row, list[Cell], str | None]
 
 
 def readable(nbytes: float) -> str:
+    """4096: "4K"."""
     for unit, name in ((MB, "M"), (KB, "K")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g}{name}"
@@ -228,6 +229,9 @@ def text(judged: list[Judged]) -> str:
 
 
 def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
+    """``bench --bar``: measures all parts, with ``busy`` more processes burning a core each, prints the judgement, and
+    writes it to ``json_file`` if that names one. 1 if a part failed, else 0. Not under a launcher: the parts are runs
+    of their own, of minutes each."""
     about, began = environment.about(), time.monotonic()
     runs: Runs = {}
     missing: dict[str, str] = {}

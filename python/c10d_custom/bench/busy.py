@@ -19,6 +19,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextmanager
 def burning(count: int) -> Iterator[None]:
+    """Inside, ``count`` such processes run."""
     burners = [subprocess.Popen([sys.executable, "-S", "-c", _BURN, str(os.getpid())]) for _ in range(count)]
     try:
         yield

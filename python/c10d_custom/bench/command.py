@@ -31,6 +31,7 @@ _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
 def size_in_bytes(text: str) -> int:
+    """ "64K": 65536. ArgumentTypeError below 1 byte, ValueError for what is no number."""
     unit = _UNITS.get(text[-1:].upper(), 1)
     value = int(text[:-1] if unit > 1 else text) * unit
     if value < 1:
@@ -92,6 +93,7 @@ def _calls(text: str) -> int | None:
 
 
 def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     bench = commands.add_parser(
         "bench",
         help="time collectives beside other backends and raw MPI",
@@ -234,6 +236,8 @@ def _sizes(args: Any) -> Iterator[int]:
 
 
 def main(args: Any, parser: argparse.ArgumentParser) -> int:
+    """The command's exit status: 0, or 1 where ranks failed or a check found wrong elements. Starts the ranks, or is
+    one of them under a launcher. ``parser``: refuses what makes no sense, and exits with 2."""
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)

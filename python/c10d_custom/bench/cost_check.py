@@ -51,6 +51,7 @@ class Point:
     ring: float
 
     def predicted(self, ring: float, per_block: float) -> float:
+        """Seconds, with the fitted r and p."""
         c, n = cost(self.operation, self.nbytes, self.ranks), self.ranks
 
         def bytes_of(moved: Moved) -> float:
@@ -117,6 +118,7 @@ def fit(known: Sequence[Point]) -> tuple[float, float]:
 
 
 def plan(busy: int) -> list[Part]:
+    """A run for each of RANKS."""
     burn = ("--busy", str(busy)) if busy else ()
     sizes = ("-b", str(SIZES[0]), "-e", str(SIZES[-1]), "-f", "32")
     return [
@@ -143,6 +145,7 @@ def large_host(measured: Sequence[Point]) -> list[Point]:
 
 
 def errors(measured: Sequence[Point], parameters: tuple[float, float]) -> list[float]:
+    """|predicted / measured - 1| of each, sorted."""
     return sorted(abs(p.predicted(*parameters) / p.seconds - 1) for p in measured)
 
 
@@ -180,6 +183,8 @@ def text_of_large_host(measured: Sequence[Point], parameters: tuple[float, float
 
 
 def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
+    """``bench --cost``: measures at each of RANKS, with ``busy`` more processes burning a core each, fits, prints the
+    errors, and writes r, p and the figures to ``json_file`` if that names one. 1 if a run failed, else 0."""
     about = {**environment.about(), "load": os.getloadavg()[0]}
     print(f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before\n", flush=True)
     runs = {}

@@ -42,6 +42,7 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     model = commands.add_parser(
         "model", help="predict all_reduce and DDP steps over many hosts", description=__doc__.split("\n\n")[1]
     )
@@ -177,6 +178,8 @@ def _fitted(args: Any) -> tuple[list[Point], dict[str, Machine]]:
 
 
 def main(args: Any) -> int:
+    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step. The exit status,
+    0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
     points, machines = _fitted(args)
     _print_fit(points, machines)
     compared = [(p, _predicted(p, machines)) for p in points]

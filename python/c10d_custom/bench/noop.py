@@ -51,6 +51,7 @@ class NoopProcessGroup(dist.ProcessGroup):
 
 
 def register() -> None:
+    """Makes it a backend of torch.distributed's, "noop"; again does nothing."""
     if not dist.is_backend_available(NAME):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def under_mpi() -> bool:
+    """Whether an MPI launcher started this process."""
     return detect() is not None
 
 

@@ -97,6 +97,7 @@ class Backend:
 
 
 def known(name: str) -> bool:
+    """Whether `make` knows it; whether it can be timed here is another matter."""
     return name in ("mpi", "floor", noop.NAME) or dist.is_backend_available(name)
 
 

@@ -39,6 +39,7 @@ class Sweep:
     plot: str | None
 
     def case(self, operation: str, nbytes: int) -> Case:
+        """Of about ``nbytes`` in the operation's largest buffer, on this rank of the default group."""
         size = dist.get_world_size()
         count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
         return Case(
@@ -146,7 +147,8 @@ def _of_operation(
 
 
 def run(sweep: Sweep) -> bool:
-    """One rank's whole run; true where a check found wrong elements."""
+    """One rank's whole run; collective over the default group. True where a check found wrong elements. SystemExit
+    where one of the references cannot be had here."""
     hosts, rank = ranks.hosts(), dist.get_rank()
     try:
         timed = references.make(sweep.against, len(hosts))

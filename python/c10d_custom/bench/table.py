@@ -13,6 +13,7 @@ HOW = {
 
 
 def place(hosts: list[dict[str, Any]], busy: int = 0) -> str:
+    """In words, what the ranks run on. ``hosts``: as ranks.hosts has them."""
     cores = sorted({h["cores"] for h in hosts})
     text = f"{'/'.join(map(str, cores))} cores, load {'/'.join(format(h['load'], '.1f') for h in hosts)} before"
     if busy:

@@ -60,7 +60,8 @@ REDOPS = tuple(_REDUCE)
 
 
 class Values:
-    """What every rank puts in, and what the reduction of all must give."""
+    """What every rank puts in, and what the reduction of all ``size`` ranks by ``redop`` (None: there is none) must
+    give. Tensors are of one dimension, ``count`` elements of ``dtype``."""
 
     def __init__(self, dtype: torch.dtype, redop: str | None, size: int) -> None:
         self._dtype, self._of = dtype, _table(dtype, redop, size)
@@ -86,6 +87,7 @@ class Values:
 
 
 def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """[count], of any dtype."""
     return torch.zeros(count * dtype.itemsize, dtype=torch.uint8).view(dtype)
 
 

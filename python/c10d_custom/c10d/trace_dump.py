@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from ..transport.base import Transport
 
 
-_sources: dict[
-    int, weakref.ref[Transport]
-] = {}  # by id; iterated over in copies that take no lock, as a signal may come at any time
+# By id; iterated over in copies that take no lock, as a signal may come at any time.
+_sources: dict[int, weakref.ref[Transport]] = {}
 _said: set[int] = set()  # ids of sources whose failure has been written
 
 

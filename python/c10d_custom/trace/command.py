@@ -10,6 +10,7 @@ from .merge import report
 
 
 def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     trace = commands.add_parser(
         "trace",
         help="says from the ranks' trace files who stands where and who waits for whom",
@@ -21,6 +22,7 @@ def add_to(commands: Any) -> None:
 
 
 def main(files: list[str]) -> bool:
+    """Prints the report on these files, and on stderr which of them are none. True if none could be read."""
     dumps = []
     for path in files:
         try:

@@ -9,7 +9,7 @@ end.
 
 What a collective or a message may raise, or have as its ticket's error: CollectiveMismatchError,
 CollectiveTimeoutError, PeerLostError, AbortedError, TransportError (errors.py), and UsageError for a call that this
-process cannot make. All but the last end the group, for all its ranks.
+process cannot make. All but the last end the group, for all its ranks; the first two do not, of a message.
 """
 
 from __future__ import annotations

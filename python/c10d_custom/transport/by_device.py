@@ -48,9 +48,8 @@ class ByDevice(Transport):
         self._changed = threading.Condition()
         self._opening: int | None = None  # the thread that makes a CudaTransport
         self._cuda: dict[torch.device, CudaTransport] = {}
-        self._first: torch.device | None = (
-            None  # the device of the first collective: the one that the ranks' modes are for
-        )
+        # The device of the first collective: the one that the ranks' modes are for.
+        self._first: torch.device | None = None
         self._queue: Queue | None = None
         self._here = threading.local()
         self.fast_all_reduce = cpu.fast_all_reduce  # type: ignore[method-assign]
@@ -160,11 +159,9 @@ class ByDevice(Transport):
         return self._queue.submit(call)
 
     def post(self, message: Message) -> Ticket:
-        return (
-            self.cpu.post(message)
-            if message.stream_op is None
-            else self._cuda[cast("torch.device", message.device)].post(message)
-        )
+        if message.stream_op is None:
+            return self.cpu.post(message)
+        return self._cuda[cast("torch.device", message.device)].post(message)
 
     def agree(self, call: Call, seconds: float) -> Agreement:
         return self.cpu.agree(call, seconds)

@@ -82,12 +82,10 @@ class StreamOp:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
         self.end: int | None = None
-        self.failed: BaseException | None = (
-            None  # an error: what it waited for on the GPU did not come, and it went on without
-        )
-        self.verdict: Callable[[], BaseException | None] | None = (
-            None  # gives such an error, or None, for calls whose kernels can give up
-        )
+        # An error: what it waited for on the GPU did not come, and it went on without.
+        self.failed: BaseException | None = None
+        # Gives such an error, or None, for calls whose kernels can give up.
+        self.verdict: Callable[[], BaseException | None] | None = None
         self._over = False  # done, and well
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
