@@ -42,7 +42,7 @@ test_requirements() {
 
 venv_prepare() {
     local venv=$root/${C10D_VENV:-.venv-c10d} python=${PYTHON:-python3} torch=${C10D_TORCH:-torch>=2.11,<2.16}
-    local cxx=${CXX:-g++} stamp digest lock
+    local cxx=${CXX:-g++} stamp digest wheels lock
     venv_bin=$venv/bin
     stamp=$venv/c10d-custom.digest
 
@@ -61,10 +61,16 @@ venv_prepare() {
     digest=$(cd "$root" && package_digest)
     if [[ ! -e $stamp || $(<"$stamp") != "$digest" ]]; then
         command -v "${cxx%% *}" >/dev/null || die "the package's core is C++, and there is no '$cxx'; install g++, or name a compiler: CXX=..."
-        echo "Building and installing c10d-custom from this checkout"
-        # setuptools would pack what an earlier build left there, modules deleted since among it.
-        rm -rf "$root"/build/lib* "$root"/build/bdist*
-        "$venv_bin/python" -m pip install --quiet --disable-pip-version-check "$root"
+        # One build serves all environments of one Python. No dependencies: torch is there already.
+        wheels=$root/build/wheels/${digest%% *}-$("$venv_bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
+        if ! compgen -G "$wheels/*.whl" >/dev/null; then
+            echo "Building c10d-custom from this checkout"
+            # setuptools would pack what an earlier build left there, modules deleted since among it.
+            rm -rf "$root"/build/lib* "$root"/build/bdist* "$root"/build/wheels
+            "$venv_bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$root"
+        fi
+        echo "Installing it in ${venv##*/}"
+        "$venv_bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/*.whl
         echo "$digest" > "$stamp"
     fi
     exec {lock}<&-

@@ -79,9 +79,7 @@ struct SmallFloatCodec {
                               : kSpecials == Specials::kFn ? kSign - 1
                                                            : kSign;
   // What a magnitude too large for the format becomes.
-  static constexpr u32 kOver = kSpecials == Specials::kIeee ? kInf
-                               : kSpecials == Specials::kFn ? kSign - 2
-                                                            : kNan;
+  static constexpr u32 kOver = kSpecials == Specials::kIeee ? kInf : kSpecials == Specials::kFn ? kSign - 2 : kNan;
 
   C10D_DEVICE float decode(u32 code) {
     const u32 magnitude = code & (kSign - 1);

@@ -13,6 +13,7 @@ struct Operation {
   C10D_DEVICE void finish(T*, u32) {}
 };
 
+// clang-format off: it takes a * b for a declaration
 #define C10D_ELEMENTWISE(NAME, EXPRESSION)          \
   struct NAME : Operation {                         \
     template <u32 n, class T>                       \
@@ -37,6 +38,7 @@ C10D_ELEMENTWISE(Max, a > b ? a : b);
 C10D_ELEMENTWISE(FloatMin, a != a ? a : (a < b ? a : b));
 C10D_ELEMENTWISE(FloatMax, a != a ? a : (a > b ? a : b));
 #undef C10D_ELEMENTWISE
+// clang-format on
 
 struct PremulSum : Sum {
   static constexpr bool kScalesInput = true;

@@ -38,7 +38,7 @@ enum Kind : u32 {
 
 // What block b of rank r says to block b of another rank.
 struct Signal {
-  u64 flag;  // number of the barrier << 32 | fingerprint of the call
+  u64 flag;       // number of the barrier << 32 | fingerprint of the call
   double factor;  // PREMUL_SUM: r's; valid with the flag
 };
 
@@ -188,7 +188,7 @@ C10D_DEVICE void write_output(const Arguments& a, u64 offset, const Vector& v) {
 template <class R>
 C10D_DEVICE Vector fold_staged(const Arguments& a, const Call& call, u64 offset) {
   Vector result[1];
-  fold_vectors<R, 1, R::Format::kItems < 16 ? 8 : 4>(
+  fold_vectors<R, 1, (R::Format::kItems < 16 ? 8 : 4)>(
       result, a.ranks, a.divisor, [&](u32 j, Vector* in) { in[0] = load_vector(call.staging(j) + offset); },
       [&](u32 j) { return call.factor(j); });
   return result[0];

@@ -34,12 +34,15 @@ struct Reduce {
 #pragma unroll 1
     for (u64 v = first + thread; v < last; v += kVectors * threads) {
       Vector result[kVectors];
-      fold_vectors<R, kVectors, 4>(result, a.sources, a.divisor, [&](u32 j, Vector* in) {
+      fold_vectors<R, kVectors, 4>(
+          result, a.sources, a.divisor,
+          [&](u32 j, Vector* in) {
 #pragma unroll
-        for (u32 i = 0; i < kVectors; ++i) {
-          if (i == 0 || v + i * threads < last) in[i] = load_vector(a.source[j] - a.skew + 16 * (v + i * threads));
-        }
-      }, factor);
+            for (u32 i = 0; i < kVectors; ++i) {
+              if (i == 0 || v + i * threads < last) in[i] = load_vector(a.source[j] - a.skew + 16 * (v + i * threads));
+            }
+          },
+          factor);
 #pragma unroll 1
       for (u32 t = 0; t < a.targets; ++t) {
 #pragma unroll
@@ -55,9 +58,9 @@ struct Reduce {
       const u64 v = k < first ? k : last + (k - first);
       const u32 low = v == 0 ? a.skew : 0, high = end - 16 * v < 16 ? (u32)(end - 16 * v) : 16;
       Vector result[1];
-      fold_vectors<R, 1, 1>(result, a.sources, a.divisor, [&](u32 j, Vector* in) {
-        in[0] = gather_vector(a.source[j] - a.skew + 16 * v, a.unit, low, high);
-      }, factor);
+      fold_vectors<R, 1, 1>(
+          result, a.sources, a.divisor,
+          [&](u32 j, Vector* in) { in[0] = gather_vector(a.source[j] - a.skew + 16 * v, a.unit, low, high); }, factor);
 #pragma unroll 1
       for (u32 t = 0; t < a.targets; ++t) {
         scatter_vector(a.target[t] - a.skew + 16 * v, a.unit, low, high, result[0]);
@@ -69,7 +72,7 @@ struct Reduce {
 }  // namespace c10d_custom
 
 // One kernel: C10D_INSTANCE(Reduce, float16, SUM) is c10d_Reduce_float16_SUM.
-#define C10D_INSTANCE(ALGORITHM, DTYPE, OP)                                                                  \
-  C10D_KERNEL c10d_##ALGORITHM##_##DTYPE##_##OP(C10D_ARGUMENT(c10d_custom::ALGORITHM::Arguments) a) {        \
-    c10d_custom::ALGORITHM::run<c10d_custom::dtype_##DTYPE::OP>(a);                                          \
+#define C10D_INSTANCE(ALGORITHM, DTYPE, OP)                                                           \
+  C10D_KERNEL c10d_##ALGORITHM##_##DTYPE##_##OP(C10D_ARGUMENT(c10d_custom::ALGORITHM::Arguments) a) { \
+    c10d_custom::ALGORITHM::run<c10d_custom::dtype_##DTYPE::OP>(a);                                   \
   }

@@ -25,7 +25,7 @@ static C10D_COLD Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) 
     if (unit >= 4) {
       word = *(const u32*)at;
     } else if (unit == 2) {
-      word = *(const u16*)at | (u32)*(const u16*)(at + 2) << 16;
+      word = *(const u16*)at | ((u32)(*(const u16*)(at + 2)) << 16);
     } else {
 #pragma unroll 1
       for (u32 b = 0; b < 4; ++b) {

@@ -17,7 +17,8 @@ namespace c10d_custom {
 
 class Board {
  public:
-  Board(void* base, uint64_t stride, uint32_t ranks) : base_(static_cast<char*>(base)), stride_(stride), ranks_(ranks) {}
+  Board(void* base, uint64_t stride, uint32_t ranks)
+      : base_(static_cast<char*>(base)), stride_(stride), ranks_(ranks) {}
 
   static constexpr size_t kPayload = 128;  // where in a slot
 
@@ -30,7 +31,8 @@ class Board {
     s.number.store(head.number, std::memory_order_release);
   }
 
-  // Whether a slot has the call of `mine`: kOk, kPending (not yet) or kMismatch (another of that number, or a later one).
+  // Whether a slot has the call of `mine`: kOk, kPending (not yet) or kMismatch (another of that number, or a later
+  // one).
   Status look(uint32_t slot, const Head& mine) const {
     const Slot& s = at(slot);
     const uint64_t number = s.number.load(std::memory_order_acquire);

@@ -15,7 +15,8 @@ using namespace c10d_custom;
 namespace {
 
 constexpr uint32_t kMost = 64;
-constexpr int kLooks = 16;  // between two at MPI, of a wait for this host's ranks: other transfers go on only inside MPI
+// Between two looks at MPI, of a wait for this host's ranks: other transfers go on only inside MPI.
+constexpr int kLooks = 16;
 
 enum Step : uint32_t { kBegin, kInside, kBetween };
 
@@ -92,8 +93,8 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
 
 void log_begin(LeaderFastPath* q, const Head& head) {
   if (!q->room) return;
-  const TraceRecord r{0, head.op, head.redop, head.dtype, head.root, head.count, head.payload, head.payload,
-                      0, q->began, q->began, 0, kPending, 0};
+  const TraceRecord r{0, head.op,  head.redop, head.dtype, head.root, head.count, head.payload, head.payload,
+                      0, q->began, q->began,   0,          kPending,  0};
   TraceRecord* const to = q->log + q->logged++ % q->room;
   store_words(to, &r, sizeof r);
   __atomic_store_n(&to->number, head.number, __ATOMIC_RELEASE);

@@ -1,5 +1,5 @@
-// A small all_reduce over hosts. Each host's first rank, its leader, reduces the inputs of its host, which it finds on the
-// board; exchanges the result with the other leaders; reduces again; and puts up what comes of it for its host.
+// A small all_reduce over hosts. Each host's first rank, its leader, reduces the inputs of its host, which it finds on
+// the board; exchanges the result with the other leaders; reduces again; and puts up what comes of it for its host.
 //
 // MPI is known here only as two function pointers and opaque requests: this code is linked with no MPI, and serves any.
 // The messages are persistent requests that Python has made. Each begins with a Head.
@@ -15,8 +15,8 @@ namespace c10d_custom {
 struct LeaderAllReduce {
   int (*startall)(int, void*);
   int (*testall)(int, void*, int*, void*);
-  void* statuses;         // room for one of any MPI for each request
-  void* idle;             // a request that is never fulfilled, to be tested for the sake of the others; or null
+  void* statuses;  // room for one of any MPI for each request
+  void* idle;      // a request that is never fulfilled, to be tested for the sake of the others; or null
   void* board;
   uint64_t stride;        // bytes of one slot of it
   uint32_t ranks, local;  // of this host; this rank's place among them
@@ -26,15 +26,15 @@ struct LeaderAllReduce {
 
 struct LeaderCall {
   Head head;
-  void* data;             // input and result; with no payload nothing is reduced: the ranks only agree to call alike
-  const double* inside_factor;       // see reduce.h
+  void* data;  // input and result; with no payload nothing is reduced: the ranks only agree to call alike
+  const double* inside_factor;  // see reduce.h
   const double* between_factor;
-  void* requests;                    // between hosts; the leaders have some
+  void* requests;  // between hosts; the leaders have some
   uint32_t nrequests;
-  uint32_t inside_op, between_op;    // reduce ops
-  uint32_t step;          // 0 to begin; advanced by c10d_leader_all_reduce: 1 while it waits for its host, 2 for others
-  int32_t peer;           // kMismatch: the rank of the host whose call differs; in stage 2 the index of the message, among
-                          // those received
+  uint32_t inside_op, between_op;  // reduce ops
+  uint32_t step;  // 0 to begin; advanced by c10d_leader_all_reduce: 1 while it waits for its host, 2 for others
+  int32_t peer;   // kMismatch: the rank of the host whose call differs; in stage 2 the index of the message, among
+                  // those received
 };
 
 // A request that is never fulfilled, to be tested for the sake of the others.
@@ -44,8 +44,8 @@ struct Idle {
   void* status;
 };
 
-// --- the fast path: what is to be done before and after such a call, in one. What Python takes for that is many times as long,
-// and where ranks share a core it is paid by one after the other.
+// --- the fast path: what is to be done before and after such a call, in one. What Python takes for that is many times
+// as long, and where ranks share a core it is paid by one after the other.
 
 constexpr uint32_t kLengths = 5;     // of payloads, for each of which there are requests
 constexpr uint32_t kRedopRoom = 16;  // more than there are
@@ -53,13 +53,13 @@ constexpr uint32_t kRedopRoom = 16;  // more than there are
 // Of one group, in Python's memory.
 struct LeaderFastPath {
   Sequencer sequencer;
-  std::atomic<uint64_t> runner;    // the thread (pthread_self) that is in a call; 0: none
-  std::atomic<uint32_t> stopped;   // the group is of no more use
-  uint32_t limit;                  // bytes of the largest tensor
-  uint64_t lengths[kLengths];      // ascending, the last at least `limit`
+  std::atomic<uint64_t> runner;   // the thread (pthread_self) that is in a call; 0: none
+  std::atomic<uint32_t> stopped;  // the group is of no more use
+  uint32_t limit;                 // bytes of the largest tensor
+  uint64_t lengths[kLengths];     // ascending, the last at least `limit`
   const LeaderAllReduce* way;
-  LeaderCall* const* calls;      // at [dtype][redop][index of the length]; null: not prepared
-  LeaderCall* now;               // the call under way
+  LeaderCall* const* calls;  // at [dtype][redop][index of the length]; null: not prepared
+  LeaderCall* now;           // the call under way
   int64_t began;
   // The last calls. A record whose number is 0 is being written.
   TraceRecord* log;
@@ -74,11 +74,11 @@ C10D_API void c10d_mpi_progress(void*);
 // something else; where a message says so, with the right one in its place, call again. kUsage: MPI failed.
 C10D_API int c10d_leader_all_reduce(const c10d_custom::LeaderAllReduce*, c10d_custom::LeaderCall*, int64_t ns);
 // What c10d_leader_fast_path returns beside a Status.
-constexpr int kSlowPath = 32;   // nothing was begun: to be done by the slow path
+constexpr int kSlowPath = 32;  // nothing was begun: to be done by the slow path
 constexpr int kDoneWake = 33;  // done, and somebody waits for the turn
 
-// In place. kind: as of c10d_all_reduce. kOk and kDoneWake: done. kPending, kMismatch and kUsage: as of c10d_leader_all_reduce
-// with `now`; the turn is kept, and given back by c10d_leader_fast_path_over, once.
+// In place. kind: as of c10d_all_reduce. kOk and kDoneWake: done. kPending, kMismatch and kUsage: as of
+// c10d_leader_all_reduce with `now`; the turn is kept, and given back by c10d_leader_fast_path_over, once.
 C10D_API int c10d_leader_fast_path(c10d_custom::LeaderFastPath*, void* data, uint64_t count, uint32_t kind, int64_t ns);
 C10D_API int c10d_leader_fast_path_over(c10d_custom::LeaderFastPath*, int status);
 // Writes up to `room` records, in no order. Returns how many.

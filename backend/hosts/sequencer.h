@@ -1,6 +1,6 @@
 // Whose turn it is among the collectives of a group that are carried out above the core: one at a time, in the order of
-// their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py), whose lock
-// guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock.
+// their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py),
+// whose lock guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The part of DLPack 1.x that raw_tensor.c uses (https://dmlc.github.io/dlpack/latest/c_api.html), by its binary interface.
+// The part of DLPack 1.x that raw_tensor.c uses (https://dmlc.github.io/dlpack/latest/c_api.html), by its binary
+// interface.
 #pragma once
 #include <stdint.h>
 

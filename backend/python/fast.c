@@ -1,5 +1,6 @@
-// Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry out a
-// collective or a message in a call or two. And what they need of tensors: raw_tensor.h. The stable ABI: one build serves every Python.
+// Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
+// out a collective or a message in a call or two. And what they need of tensors: raw_tensor.h. The stable ABI: one
+// build serves every Python.
 #include <stdint.h>
 
 #include "raw_tensor.h"
@@ -28,10 +29,8 @@ static PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t n)
   const int64_t ns = PyLong_AsLongLong(args[5]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, data, count, kind, ns);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, data, count, kind, ns);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 // fast_collective(function, handle, kind, root, in, out, count, ns): of c10d_fast_collective.
@@ -49,14 +48,12 @@ static PyObject* fast_collective(PyObject* self, PyObject* const* args, Py_ssize
   const int64_t ns = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, kind, root, in, out, count, ns);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, root, in, out, count, ns);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
-// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the ticket is
-// appended to the list, unless the group is closed.
+// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the
+// ticket is appended to the list, unless the group is closed.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 9)) return NULL;
@@ -72,10 +69,8 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return NULL;
   void* ticket;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, kind, peer, tag, data, count, ns, &ticket);
-  Py_END_ALLOW_THREADS
-  if (!status) Py_RETURN_TRUE;
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, peer, tag, data, count, ns, &ticket);
+  Py_END_ALLOW_THREADS if (!status) Py_RETURN_TRUE;
   if (ticket) {
     PyObject* const number = PyLong_FromVoidPtr(ticket);
     const int failed = !number || PyList_Append(args[8], number);
@@ -97,10 +92,8 @@ static PyObject* settle(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   const int may_run = (int)PyLong_AsLong(args[4]);
   if (PyErr_Occurred()) return NULL;
   int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = function(handle, ticket, ns, may_run);
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, ticket, ns, may_run);
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyMethodDef methods[] = {

@@ -93,7 +93,8 @@ PyObject* raw_tensor(PyObject* self, PyObject* o) {
   const int st = look(o, &f);
   if (st < 0) return NULL;
   if (!st) Py_RETURN_NONE;
-  PyObject *data = PyLong_FromVoidPtr(f.data), *count = PyLong_FromUnsignedLongLong(f.count), *code = PyLong_FromLong(f.code);
+  PyObject *data = PyLong_FromVoidPtr(f.data), *count = PyLong_FromUnsignedLongLong(f.count),
+           *code = PyLong_FromLong(f.code);
   PyObject* all = data && count && code ? PyTuple_Pack(3, data, count, code) : NULL;
   Py_XDECREF(data);
   Py_XDECREF(count);

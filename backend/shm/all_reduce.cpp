@@ -3,8 +3,8 @@
 // Two ranks: each copies its input through its ring and reduces straight from (own input, peer's
 // ring) to its output: one synchronisation a block.
 // More: two stages, as in reduce-scatter + all-gather (Rabenseifner 2004), block by block: each rank
-// reduces one part of every block and puts it into its ring, all ranks copy the reduced parts out. reduce() leaves the copy
-// to the root. A rank's own part never passes through its ring unreduced.
+// reduces one part of every block and puts it into its ring, all ranks copy the reduced parts out. reduce() leaves the
+// copy to the root. A rank's own part never passes through its ring unreduced.
 #include "pipeline.h"
 
 namespace c10d_custom {
@@ -31,11 +31,9 @@ bool ring_all_reduce(Collective& c) {
   if (n == 2) {
     return pipeline(
         c, blocks, true, keeps,
-        [&](uint64_t k) { g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); },
-        NoReduce{},
+        [&](uint64_t k) { g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); }, NoReduce{},
         [&](uint64_t k) {
-          for (uint32_t r = 0; r < 2; ++r)
-            src[r] = r == me ? c.in(0) + begin(k) : g.block(r, g.blocks_done + k);
+          for (uint32_t r = 0; r < 2; ++r) src[r] = r == me ? c.in(0) + begin(k) : g.block(r, g.blocks_done + k);
           kernel(c.out(0) + begin(k), src.data(), 2, bytes(k) / item, c.factors());
         });
   }
@@ -49,8 +47,7 @@ bool ring_all_reduce(Collective& c) {
   auto combine = [&](uint64_t k) {
     const uint64_t lo = part(k, me), hi = part(k, me + 1);
     if (lo == hi) return;
-    for (uint32_t r = 0; r < n; ++r)
-      src[r] = r == me ? c.in(0) + begin(k) + lo : g.block(r, g.blocks_done + k) + lo;
+    for (uint32_t r = 0; r < n; ++r) src[r] = r == me ? c.in(0) + begin(k) + lo : g.block(r, g.blocks_done + k) + lo;
     char* mine = g.block(me, g.blocks_done + k) + lo;
     char* to = keeps ? c.out(0) + begin(k) + lo : mine;
     kernel(to, src.data(), n, (hi - lo) / item, c.factors());

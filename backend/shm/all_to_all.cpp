@@ -1,13 +1,14 @@
-// all_to_all, also with uneven splits: each ordered pair of ranks has a pair ring, and pair rings do not wait for one another.
+// all_to_all, also with uneven splits: each ordered pair of ranks has a pair ring, and pair rings do not wait for one
+// another.
 //
-// A pair ring is a ring of bytes, part of its writer's pair rings in the segment. The writer adds to `sent`, the reader to `taken`;
-// `sent - taken` bytes are in it. A rank that can move nothing in any pair ring sleeps until someone wakes it. So while a rank is
-// off its core the others go on with what they have for each other. (In blocks that all must have drained, all would
-// stand still.)
+// A pair ring is a ring of bytes, part of its writer's pair rings in the segment. The writer adds to `sent`, the reader
+// to `taken`; `sent - taken` bytes are in it. A rank that can move nothing in any pair ring sleeps until someone wakes
+// it. So while a rank is off its core the others go on with what they have for each other. (In blocks that all must
+// have drained, all would stand still.)
 //
-// A pair ring is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank writes as
-// soon as it has announced what it sends, where the reader has left the call before; nobody reads before all agree, so
-// that ranks which disagree have nothing written into their tensors.
+// A pair ring is empty when both its ranks have left a call, for the reader leaves when it has everything. A rank
+// writes as soon as it has announced what it sends, where the reader has left the call before; nobody reads before all
+// agree, so that ranks which disagree have nothing written into their tensors.
 #include <optional>
 #include <vector>
 
@@ -20,8 +21,12 @@ namespace {
 class PairRings final : public Wait {
  public:
   explicit PairRings(Collective& collective)
-      : c(collective), g(c.g), capacity(g.layout.pair_rings_bytes / (c.n - 1) / 64 * 64), crowded(long(c.n) > cores()),
-        piece(std::max<uint64_t>(capacity / (crowded ? 2 : 8) / 64 * 64, 64)), peers(c.n) {
+      : c(collective),
+        g(c.g),
+        capacity(g.layout.pair_rings_bytes / (c.n - 1) / 64 * 64),
+        crowded(long(c.n) > cores()),
+        piece(std::max<uint64_t>(capacity / (crowded ? 2 : 8) / 64 * 64, 64)),
+        peers(c.n) {
     for (uint32_t r = 0; r < c.n; ++r) {
       if (r == c.me) continue;
       peers[r].sent_before = g.pair(c.me, r).sent.load(std::memory_order_relaxed);
@@ -56,7 +61,8 @@ class PairRings final : public Wait {
     return true;
   }
 
-  // One round through the pair rings, on every rank with other peers first: all that can be written, all that there is to read.
+  // One round through the pair rings, on every rank with other peers first: all that can be written, all that there is
+  // to read.
   bool ready() override {
     const uint64_t before = moved;
     for (uint32_t d = 1; d < c.n; ++d) {
@@ -94,16 +100,17 @@ class PairRings final : public Wait {
   bool arrived(uint32_t r) const { return g.ctl(r).arrive.value.load(std::memory_order_seq_cst) >= c.seq; }
 
   bool sleep(uint32_t for_whom) {
-    // Where ranks outnumber cores and much is left, at once: a sleeper wakes on a core that has time for it, one that yields
-    // stays where it is.
+    // Where ranks outnumber cores and much is left, at once: a sleeper wakes on a core that has time for it, one that
+    // yields stays where it is.
     const bool yields = !crowded || to_move - moved < g.layout.pair_rings_bytes;
     if (!c.wait(*this, yields, for_whom)) return false;
     doorbell().sleeping.store(0, std::memory_order_relaxed);
     return true;
   }
 
-  // Nothing that a peer has written is trusted: neither more room nor more bytes than a pair ring has. A pair ring's worth a visit, however
-  // fast the other side is: then the other pair rings, the deadline and an abort have their turn.
+  // Nothing that a peer has written is trusted: neither more room nor more bytes than a pair ring has. A pair ring's
+  // worth a visit, however fast the other side is: then the other pair rings, the deadline and an abort have their
+  // turn.
   void write(uint32_t to) {
     Peer& p = peers[to];
     PairCtl& pair = g.pair(c.me, to);
@@ -139,7 +146,8 @@ class PairRings final : public Wait {
   void went_on(uint32_t peer, uint64_t bytes) {
     if (!bytes) return;
     moved += bytes;
-    // Nobody reads before all are here: who comes last wakes all, and they find what was written before (tests/model/gathering.py).
+    // Nobody reads before all are here: who comes last wakes all, and they find what was written before
+    // (tests/protocol_models/gathering.py).
     if (all_here()) Group::wake(g.ctl(peer).pair_rings);
     progress(double(moved) / double(to_move));
   }
@@ -151,8 +159,10 @@ class PairRings final : public Wait {
     own_done = true;
     char *to = c.out(c.me), *from = c.in(c.me);
     const uint64_t size = c.in_bytes(c.me);
-    if (to + size <= from || from + size <= to) copy(to, from, size);
-    else memmove(to, from, size);
+    if (to + size <= from || from + size <= to)
+      copy(to, from, size);
+    else
+      memmove(to, from, size);
   }
 
   static long cores() {

@@ -134,7 +134,8 @@ int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, i
   return c10d_run(h, &a);
 }
 
-int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns) {
+int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
+                         int64_t timeout_ns) {
   Use g(h);
   if (g.status || g.again) return refuse(g.status ? g.status : kReentered, &t_failure);
   const uint32_t op = kind >> 24 & 0xff, item_bytes = kind >> 16 & 0xff, n = g->n;
@@ -156,11 +157,26 @@ int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, 
   auto at = [&](uint32_t i) { return static_cast<char*>(spans[i].data); };
   for (uint32_t i = 0; i < nin; ++i)
     for (uint32_t o = nin; o < nin + nout; ++o) {
-      const bool own = at(i) == at(o) && op != kAllToAll && (nin == 1 || i == g->rank) && (nout == 1 || o - nin == g->rank);
+      const bool own =
+          at(i) == at(o) && op != kAllToAll && (nin == 1 || i == g->rank) && (nout == 1 || o - nin == g->rank);
       if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kPending;
     }
-  const CallArgs a{op, uint32_t(kind >> 8 & 0xff), uint32_t(kind & 0xff), root, op == kAllToAll ? kNever : count,
-                   item_bytes, kHost, 0.0, 0, 0, timeout_ns, nin, nout, spans, spans + nin, nullptr};
+  const CallArgs a{op,
+                   uint32_t(kind >> 8 & 0xff),
+                   uint32_t(kind & 0xff),
+                   root,
+                   op == kAllToAll ? kNever : count,
+                   item_bytes,
+                   kHost,
+                   0.0,
+                   0,
+                   0,
+                   timeout_ns,
+                   nin,
+                   nout,
+                   spans,
+                   spans + nin,
+                   nullptr};
   return g->queue().run(a, &t_failure);
 }
 
@@ -173,8 +189,8 @@ c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
 
 void c10d_post_to(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) { *ticket = c10d_post(h, a); }
 
-int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count, int64_t timeout_ns,
-                 c10d_ticket** ticket) {
+int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
+                 int64_t timeout_ns, c10d_ticket** ticket) {
   const uint64_t bytes = count * (kind >> 16 & 0xff);
   const MessageArgs a{(kind & kReceived) != 0, uint32_t(kind & 0xff), peer, 0, tag, {data, bytes}, timeout_ns};
   *ticket = c10d_post(h, &a);
@@ -320,8 +336,8 @@ int c10d_probe(c10d_handle* h, int64_t tag) {
   return g.status ? -1 : g->messenger().probe(tag);
 }
 
-int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
-                uint64_t count, const double* factor) {
+int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc, uint64_t count,
+                const double* factor) {
   const ReduceFn f = reduce_kernel(dtype, redop);
   if (!f || !nsrc) return kUsage;
   f(dst, src, nsrc, count, factor);

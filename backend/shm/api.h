@@ -13,21 +13,28 @@ namespace c10d_custom {
 // What became of a call. Python maps each to an exception.
 enum Status : int32_t {
   kOk = 0,
-  kPending = 1,    // wait, test: not done yet
-  kTimeout = 2,    // the call's deadline passed
-  kPeerLost = 3,   // a rank it depends on is gone
-  kMismatch = 4,   // ranks asked for different things
-  kAborted = 5,    // abort() or close() on some rank
-  kUsage = 6,      // the arguments make no sense (a bug above this layer)
-  kBroken = 7,     // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
+  kPending = 1,      // wait, test: not done yet
+  kTimeout = 2,      // the call's deadline passed
+  kPeerLost = 3,     // a rank it depends on is gone
+  kMismatch = 4,     // ranks asked for different things
+  kAborted = 5,      // abort() or close() on some rank
+  kUsage = 6,        // the arguments make no sense (a bug above this layer)
+  kBroken = 7,       // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
-  kForked = 9,     // this process is a fork of the one that opened the group
-  kExhausted = 10,  // the machine had no memory or no thread left: `actual` is errno
-  kReentered = 11,    // the calling thread is amid a collective of this group, which cannot end before this call returns
+  kForked = 9,       // this process is a fork of the one that opened the group
+  kExhausted = 10,   // the machine had no memory or no thread left: `actual` is errno
+  kReentered = 11,   // the calling thread is amid a collective of this group, which cannot end before this call returns
 };
 
 enum Op : uint32_t {
-  kBarrier = 0, kBroadcast, kAllReduce, kReduce, kAllGather, kReduceScatter, kAllToAll, kGather,
+  kBarrier = 0,
+  kBroadcast,
+  kAllReduce,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
   kScatter,
   kRejected,  // the caller's arguments were refused; tells the other ranks so, waits for nobody
   kOps,
@@ -36,8 +43,8 @@ enum Op : uint32_t {
 // Whose bytes the spans of a call are. The ranks must agree on host or not.
 enum Memory : uint32_t {
   kHost = 0,
-  kStaged,   // a device's, copied into host memory: moved as kHost
-  kDevice,   // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
+  kStaged,  // a device's, copied into host memory: moved as kHost
+  kDevice,  // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
 };
 
 struct PipelinedReduce;
@@ -53,23 +60,23 @@ struct Span {
 struct CallArgs {
   uint32_t op, redop, dtype;
   int32_t root;
-  uint64_t count;       // goes into the fingerprint; kNever where ranks may differ
+  uint64_t count;  // goes into the fingerprint; kNever where ranks may differ
   uint32_t item_bytes;
-  uint32_t device;      // Memory
-  double factor;        // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
-  uint64_t number;      // what failures call this collective by; 0: its sequence number
-  uint64_t outer;       // compared between the ranks, and nothing else
-  int64_t timeout_ns;   // from now
+  uint32_t device;     // Memory
+  double factor;       // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
+  uint64_t number;     // what failures call this collective by; 0: its sequence number
+  uint64_t outer;      // compared between the ranks, and nothing else
+  int64_t timeout_ns;  // from now
   uint32_t nin, nout;
   const Span* in;
   const Span* out;
-  PipelinedReduce* pipelined;       // not null: the reduction goes on to other hosts (pipelined_reduce.h); a reduce has out[1] at the root,
-                        // if it is on this host
+  PipelinedReduce* pipelined;  // not null: the reduction goes on to other hosts (pipelined_reduce.h); a reduce has
+                               // out[1] at the root, if it is on this host
 };
 
 struct MessageArgs {
   uint32_t is_recv, dtype;
-  int32_t peer;         // -1: any source
+  int32_t peer;  // -1: any source
   uint32_t reserved;
   int64_t tag;
   Span data;
@@ -79,11 +86,11 @@ struct MessageArgs {
 // What went wrong, in numbers; the caller makes the sentence.
 struct Failure {
   int32_t status;
-  int32_t peer;         // the rank it is about, -1 if none
-  int32_t by;           // the rank that found out, -1: this one; kTimeout of a message: the sender, if it gave up
-  int32_t cause;        // Status of the first failure, where status is kBroken
-  uint64_t call;        // number of the collective that this is the failure of; 0: a message
-  uint64_t seq;         // number of the collective that failed, first if kBroken
+  int32_t peer;   // the rank it is about, -1 if none
+  int32_t by;     // the rank that found out, -1: this one; kTimeout of a message: the sender, if it gave up
+  int32_t cause;  // Status of the first failure, where status is kBroken
+  uint64_t call;  // number of the collective that this is the failure of; 0: a message
+  uint64_t seq;   // number of the collective that failed, first if kBroken
   int64_t elapsed_ns;
   uint64_t expected, actual;              // kMismatch of a message: bytes
   uint32_t expected_dtype, actual_dtype;  // kMismatch of a message
@@ -91,28 +98,28 @@ struct Failure {
 
 // Where one rank stands, for error messages and traces.
 struct PeerState {
-  uint64_t arrived;     // seq of the last collective it entered
+  uint64_t arrived;  // seq of the last collective it entered
   uint64_t in, red, out;
-  uint32_t state;       // RankState
+  uint32_t state;  // RankState
   uint32_t pid;
   int32_t alive;
-  uint32_t mark;        // of c10d_set_mark
+  uint32_t mark;            // of c10d_set_mark
   uint64_t fingerprint[8];  // the Fingerprint it published for the sequence asked for, or zeros
 };
 
 // One call of this rank, as c10d_trace tells it. Times are of CLOCK_MONOTONIC, in ns; 0: not yet.
 enum TraceOp : uint32_t { kTraceSend = 64, kTraceRecv = 65 };  // beside Op
 struct TraceRecord {
-  uint64_t number;      // of collectives: the sequence number; of messages: this rank's own count
+  uint64_t number;  // of collectives: the sequence number; of messages: this rank's own count
   uint32_t op, redop, dtype;
-  int32_t peer;         // root; of messages: the other rank, -1 for any source
-  uint64_t count;       // as in CallArgs
+  int32_t peer;    // root; of messages: the other rank, -1 for any source
+  uint64_t count;  // as in CallArgs
   uint64_t in_bytes, out_bytes;
   int64_t tag;
   int64_t issued;
-  int64_t began;        // of messages: both sides are in, and the data moves (0 for short ones)
+  int64_t began;  // of messages: both sides are in, and the data moves (0 for short ones)
   int64_t ended;
-  int32_t status;       // Status; kPending: under way, or not begun
+  int32_t status;  // Status; kPending: under way, or not begun
   uint32_t reserved;
 };
 
@@ -137,12 +144,13 @@ C10D_API void c10d_leave(c10d_handle*);
 // 1 if the calling thread is inside a call of this handle, that is, in `interrupted`. Such a thread
 // must not leave or close: it would wait for itself.
 C10D_API int c10d_inside(c10d_handle*);
-// Leaves, joins the threads, unmaps. Calls on a closed handle return kAborted; free comes when nobody can make any. In a forked child both do nothing.
+// Leaves, joins the threads, unmaps. Calls on a closed handle return kAborted; free comes when nobody can make any. In
+// a forked child both do nothing.
 C10D_API void c10d_close(c10d_handle*);
 C10D_API void c10d_free(c10d_handle*);
-C10D_API void c10d_abort(c10d_handle*);                 // fail everything, here and on the peers
+C10D_API void c10d_abort(c10d_handle*);  // fail everything, here and on the peers
 
-C10D_API uint64_t c10d_next_seq(c10d_handle*);           // of the next collective
+C10D_API uint64_t c10d_next_seq(c10d_handle*);  // of the next collective
 C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
 // The same, for callers that may lose what a function returns (to a signal handler that raises): *ticket.
@@ -150,24 +158,26 @@ C10D_API void c10d_submit_to(c10d_handle*, const c10d_custom::CallArgs*, c10d_ti
 // In place. kind: dtype | redop << 8 | bytes of an item << 16.
 C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns);
 // A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
-// Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie one
-// after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kPending, and nothing
-// done, where parts overlap such that one would be written before it is read.
+// Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie
+// one after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kPending, and
+// nothing done, where parts overlap such that one would be written before it is read.
 constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
-C10D_API int c10d_fast_collective(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns);
-// Why the last c10d_run, c10d_all_reduce or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post gave no ticket.
+C10D_API int c10d_fast_collective(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
+                                  int64_t timeout_ns);
+// Why the last c10d_run, c10d_all_reduce or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
+// gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
-// A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is over;
-// else *ticket is what c10d_post would give. Null if it is over.
+// A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is
+// over; else *ticket is what c10d_post would give. Null if it is over.
 constexpr uint64_t kReceived = 1ull << 32;
 C10D_API int c10d_message(c10d_handle*, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
                           int64_t timeout_ns, c10d_ticket** ticket);
 
-C10D_API int c10d_ticket_source(c10d_ticket*);          // rank a message came from, -1 unknown
-C10D_API uint64_t c10d_ticket_number(c10d_ticket*);     // a collective's sequence number; 0: a message
-C10D_API int c10d_test(c10d_ticket*);                   // Status; kPending while under way
+C10D_API int c10d_ticket_source(c10d_ticket*);       // rank a message came from, -1 unknown
+C10D_API uint64_t c10d_ticket_number(c10d_ticket*);  // a collective's sequence number; 0: a message
+C10D_API int c10d_test(c10d_ticket*);                // Status; kPending while under way
 // kPending after timeout_ns. may_run: the calling thread may run queued collectives itself, and then
 // returns once they are over.
 C10D_API int c10d_wait(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run, c10d_custom::Failure*);
@@ -176,10 +186,10 @@ C10D_API int c10d_settle(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
 // status: it is done already, and the token will not come.
 C10D_API int c10d_watch(c10d_ticket*, uint64_t token);
-// Takes a message back: once this returns, it is over, and nothing touches its bytes. The peer is told. kAborted: some of them
-// had moved, and the group is aborted for it.
+// Takes a message back: once this returns, it is over, and nothing touches its bytes. The peer is told. kAborted: some
+// of them had moved, and the group is aborted for it.
 C10D_API int c10d_withdraw(c10d_handle*, c10d_ticket*);
-C10D_API void c10d_release(c10d_ticket*);               // the caller's reference; any time
+C10D_API void c10d_release(c10d_ticket*);  // the caller's reference; any time
 // Blocks until a watched ticket is done; kAborted once the group closes.
 C10D_API int c10d_next_completed(c10d_handle*, int64_t timeout_ns, uint64_t* token);
 
@@ -192,9 +202,9 @@ C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t
 // A word of this rank's that the others see in PeerState, also once it has left, until it closes.
 C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
 // How the ranks that are left after a failure find out who they are, also on a group that has left, until it closes.
-// enlist: this rank is in `round`, of those from 1 up, and says `note`; kAborted if others have struck it off. roll: 0 if
-// `rank` is not in it yet, 1 if it is (and *note, 0 from one that has gone on to the next round), 2 if it is not and its
-// process has ended or closed the group. 1 and 2 are final, and the same for every rank that asks.
+// enlist: this rank is in `round`, of those from 1 up, and says `note`; kAborted if others have struck it off. roll: 0
+// if `rank` is not in it yet, 1 if it is (and *note, 0 from one that has gone on to the next round), 2 if it is not and
+// its process has ended or closed the group. 1 and 2 are final, and the same for every rank that asks.
 C10D_API int c10d_enlist(c10d_handle*, uint32_t round, uint32_t note);
 C10D_API int c10d_roll(c10d_handle*, uint32_t rank, uint32_t round, uint32_t* note);
 // Keeps the last `calls` collectives, and as many messages; asked for once, before the first call.
@@ -202,10 +212,10 @@ C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
 // What is kept, under way and queued: collectives, then messages, each in order. Writes the last `room` of
 // them, and returns how many there are (0 once the group is closed).
 C10D_API uint64_t c10d_trace(c10d_handle*, c10d_custom::TraceRecord* out, uint64_t room);
-// For a caller whose collectives go beyond this group. poison: the group is of no more use, why, and who found out (ranks, or
-// what the caller takes for ranks of others);
-// health: kOk, kBroken (and why), or kPeerLost (the first rank found dead; one that has left is not); for the collective
-// `number`, to which a disagreement about a later one is nothing; kNever: for whatever comes.
+// For a caller whose collectives go beyond this group. poison: the group is of no more use, why, and who found out
+// (ranks, or what the caller takes for ranks of others); health: kOk, kBroken (and why), or kPeerLost (the first rank
+// found dead; one that has left is not); for the collective `number`, to which a disagreement about a later one is
+// nothing; kNever: for whatever comes.
 C10D_API void c10d_poison(c10d_handle*, int32_t cause, int32_t peer, int32_t by, uint64_t number);
 C10D_API int c10d_health(c10d_handle*, uint64_t number, c10d_custom::Failure*);
 // `elsewhere(context)` is called often while a collective of this group waits: for what makes progress
@@ -218,7 +228,7 @@ C10D_API void* c10d_board(c10d_handle*);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.
 C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.
-C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src,
-                         uint32_t nsrc, uint64_t count, const double* factor);
+C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
+                         uint64_t count, const double* factor);
 C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
 C10D_API int c10d_abi_version();

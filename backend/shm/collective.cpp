@@ -5,8 +5,15 @@
 namespace c10d_custom {
 
 Collective::Collective(Group& group, uint64_t s, const CallArgs& a, int64_t started, Failure* f)
-    : g(group), me(group.rank), n(group.n), seq(s), args(a), number(a.number ? a.number : s),
-      deadline(deadline_after(started, a.timeout_ns)), started_(started), failure_(f) {
+    : g(group),
+      me(group.rank),
+      n(group.n),
+      seq(s),
+      args(a),
+      number(a.number ? a.number : s),
+      deadline(deadline_after(started, a.timeout_ns)),
+      started_(started),
+      failure_(f) {
   g.call = number;
 }
 
@@ -15,9 +22,12 @@ Status Collective::fail(Status st, int32_t peer) {
   failure_->peer = peer;
   failure_->by = -1;
   failure_->call = failure_->seq = number;
-  if (st == kBroken) g.poisoned(failure_, number);
-  else if (st == kInterrupted) g.poison(kAborted, int32_t(me), number);
-  else if (st != kAborted && st != kUsage) g.poison(st, peer, number);
+  if (st == kBroken)
+    g.poisoned(failure_, number);
+  else if (st == kInterrupted)
+    g.poison(kAborted, int32_t(me), number);
+  else if (st != kAborted && st != kUsage)
+    g.poison(st, peer, number);
   failure_->status = st;
   failure_->elapsed_ns = now_ns() - started_;
   return status_ = st;
@@ -79,8 +89,7 @@ const double* Collective::factors() {
     many_factors_ = std::make_unique<double[]>(n);
     f = many_factors_.get();
   }
-  for (uint32_t r = 0; r < n; ++r)
-    f[r] = r == me ? args.factor : g.ctl(r).fingerprint[seq & 1].factor;
+  for (uint32_t r = 0; r < n; ++r) f[r] = r == me ? args.factor : g.ctl(r).fingerprint[seq & 1].factor;
   return f;
 }
 
@@ -117,8 +126,8 @@ void Collective::announce() {
 
 bool Collective::differs(uint32_t peer) {
   const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
-  if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype ||
-      a.root != b.root || a.count != b.count || a.device != b.device || a.outer != b.outer)
+  if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
+      a.count != b.count || a.device != b.device || a.outer != b.outer)
     return true;
   if (!uses_table()) return false;
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
@@ -137,8 +146,8 @@ Status Collective::mismatch(uint32_t peer) {
   // The others' fingerprints belong into everyone's error message: give stragglers a moment.
   const int64_t until = std::min(deadline, deadline_after(now_ns(), 900 * 1000 * 1000));
   for (uint32_t r = 0; r < n; ++r)
-    while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until &&
-           g.alive(r) && !g.left(r) && !g.aborted())
+    while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until && g.alive(r) &&
+           !g.left(r) && !g.aborted())
       usleep(500);
   return fail(kMismatch, int32_t(peer));
 }
@@ -207,8 +216,10 @@ Status Collective::run() {
   if (fits_small()) return run_small(), status_;
   bool ok = false;
   switch (args.op) {
-    case kAllReduce: case kReduce: ok = ring_all_reduce(*this); break;
-    case kBroadcast: case kAllGather: ok = ring_multicast(*this); break;
+    case kAllReduce:
+    case kReduce: ok = ring_all_reduce(*this); break;
+    case kBroadcast:
+    case kAllGather: ok = ring_multicast(*this); break;
     case kAllToAll: ok = pair_rings_all_to_all(*this); break;
     default: ok = ring_personal(*this); break;
   }

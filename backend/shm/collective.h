@@ -90,13 +90,13 @@ class Collective {
 
 // The ring form of each operation. On entry nothing is agreed: they announce, fill what they can,
 // agree, and then go on, so that the first blocks are copied while the slowest rank arrives.
-bool ring_all_reduce(Collective&);       // all_reduce.cpp; also reduce
-bool ring_multicast(Collective&);        // multicast.cpp: broadcast, all_gather
-bool ring_personal(Collective&);         // personal.cpp: scatter, gather, reduce_scatter
-bool pair_rings_all_to_all(Collective&);      // all_to_all.cpp
+bool ring_all_reduce(Collective&);        // all_reduce.cpp; also reduce
+bool ring_multicast(Collective&);         // multicast.cpp: broadcast, all_gather
+bool ring_personal(Collective&);          // personal.cpp: scatter, gather, reduce_scatter
+bool pair_rings_all_to_all(Collective&);  // all_to_all.cpp
 
 // The same, over several hosts.
-bool pipelined_ok(const Collective&);       // pipelined_reduce.cpp: whether the arguments make sense
+bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense
 bool ring_pipelined_reduce(Collective&);
 
 }  // namespace c10d_custom

@@ -1,9 +1,9 @@
 // Copies into memory that a peer reads and that is written again and again: through the caches, or past them.
 //
-// Where both ranks' cores have a last cache in common, a plain store is better: the peer finds the bytes there. Where they
-// have not (other sockets, other core complexes of one socket) each line must first be fetched from the peer's cache, which
-// takes several times as long as to write it past them. Which of the two holds is measured, copy by copy: ranks move
-// between cores, the cores of a virtual machine between those of its host.
+// Where both ranks' cores have a last cache in common, a plain store is better: the peer finds the bytes there. Where
+// they have not (other sockets, other core complexes of one socket) each line must first be fetched from the peer's
+// cache, which takes several times as long as to write it past them. Which of the two holds is measured, copy by copy:
+// ranks move between cores, the cores of a virtual machine between those of its host.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -45,8 +45,10 @@ class CopyIn {
     }
     const bool past = ways_.past();
     const uint64_t began = ticks();
-    if (past) copy_nontemporal(to, from, size);
-    else memcpy(to, from, size);
+    if (past)
+      copy_nontemporal(to, from, size);
+    else
+      memcpy(to, from, size);
     ways_.took(past, double(ticks() - began) / double(size));
   }
 

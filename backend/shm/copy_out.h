@@ -1,7 +1,7 @@
 // Copies into a rank's own memory, past the caches where these cannot hold it.
 //
-// A plain store reads the line it writes to, and leaves it in the cache: a third of a large copy's traffic, and of no use
-// where the buffers of all ranks together are larger than the cache.
+// A plain store reads the line it writes to, and leaves it in the cache: a third of a large copy's traffic, and of no
+// use where the buffers of all ranks together are larger than the cache.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -17,8 +17,10 @@ class CopyOut {
   explicit CopyOut(uint64_t touched) : nontemporal_(touched >= limit()) {}
 
   void operator()(void* to, const void* from, uint64_t size) const {
-    if (nontemporal_) copy_nontemporal(to, from, size);
-    else memcpy(to, from, size);
+    if (nontemporal_)
+      copy_nontemporal(to, from, size);
+    else
+      memcpy(to, from, size);
   }
 
  private:

@@ -20,7 +20,7 @@ namespace {
 // drops it when the process is gone and never gives it to a forked child, so neither a recycled
 // pid, nor a zombie, nor a data-loader worker that outlives its parent can pass for the rank.
 struct flock byte_lock(uint32_t rank) {
-  struct flock l {};
+  struct flock l{};
   l.l_type = F_WRLCK;
   l.l_whence = SEEK_SET;
   l.l_start = rank;
@@ -73,12 +73,11 @@ bool maps_inode(uint32_t pid, uint64_t inode) {
 }
 
 bool sane(const Geometry& g) {
-  return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 &&
-         g.block_bytes >= 4096 && g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
+  return g.ranks >= 1 && g.ranks <= 4096 && g.window >= 2 && g.window <= 4096 && g.block_bytes >= 4096 &&
+         g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
          g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
-         g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 &&
-         g.cell_bytes <= (1u << 26) && g.cells >= 2 && g.cells <= 65536 &&
-         g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
+         g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 && g.cell_bytes <= (1u << 26) &&
+         g.cells >= 2 && g.cells <= 65536 && g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
          // The lengths below must not overflow: of the other parts none comes near.
          Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;
 }
@@ -93,7 +92,11 @@ int create_segment(const Geometry& g, uint64_t* total) {
   const Layout layout(g);
   int fd = int(syscall(SYS_memfd_create, "c10d_custom", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return -errno;
-  auto fail = [&] { int e = errno; ::close(fd); return -e; };
+  auto fail = [&] {
+    int e = errno;
+    ::close(fd);
+    return -e;
+  };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
   // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
   while (fallocate(fd, 0, 0, off_t(layout.pair_rings)))
@@ -112,7 +115,11 @@ int create_segment(const Geometry& g, uint64_t* total) {
 }
 
 Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error) {
-  auto fail = [&](int e) { ::close(fd); *error = e; return nullptr; };
+  auto fail = [&](int e) {
+    ::close(fd);
+    *error = e;
+    return nullptr;
+  };
   struct stat st;
   if (fstat(fd, &st)) return fail(errno);
   if (st.st_size < 4096) return fail(EPROTO);
@@ -120,7 +127,9 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
   if (first == MAP_FAILED) return fail(errno);
   const SegmentHeader h = {static_cast<SegmentHeader*>(first)->magic,
                            static_cast<SegmentHeader*>(first)->bytes,
-                           static_cast<SegmentHeader*>(first)->geometry, {}, {}};
+                           static_cast<SegmentHeader*>(first)->geometry,
+                           {},
+                           {}};
   munmap(first, 4096);
   if (h.magic != kMagic || !sane(h.geometry) || rank >= h.geometry.ranks ||
       Layout(h.geometry).total != uint64_t(st.st_size))
@@ -164,7 +173,8 @@ void Group::advance(Signal& mine, uint64_t value) {
 }
 
 void Group::wake(Doorbell& doorbell) {
-  if (!doorbell.sleeping.load(std::memory_order_seq_cst) || !doorbell.sleeping.exchange(0, std::memory_order_seq_cst)) return;
+  if (!doorbell.sleeping.load(std::memory_order_seq_cst) || !doorbell.sleeping.exchange(0, std::memory_order_seq_cst))
+    return;
   doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&doorbell.rings);
 }
@@ -172,8 +182,11 @@ void Group::wake(Doorbell& doorbell) {
 Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
-  if (spinner.spin(began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
-                   [&] { if (elsewhere) elsewhere(elsewhere_context); }))
+  if (spinner.spin(
+          began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
+          [&] {
+            if (elsewhere) elsewhere(elsewhere_context);
+          }))
     return kOk;
 
   struct Reaches final : Wait {
@@ -194,7 +207,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     bool lost(uint32_t* peer) override {
       if (g.gone(*peer)) return true;
       for (uint32_t r = 0; absent && r < g.n; ++r)
-        if (r != g.rank && g.gone(r) && g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent) return *peer = r, true;
+        if (r != g.rank && g.gone(r) && g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent)
+          return *peer = r, true;
       return false;
     }
   } reaches(*this, s, need, worth, absent);
@@ -203,8 +217,11 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
 
 Status Group::wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline) {
   const int64_t began = now_ns();
-  if (yields && spinner.spin(began, deadline, [&] { return w.ready(); },
-                             [&] { if (elsewhere) elsewhere(elsewhere_context); }))
+  if (yields && spinner.spin(
+                    began, deadline, [&] { return w.ready(); },
+                    [&] {
+                      if (elsewhere) elsewhere(elsewhere_context);
+                    }))
     return kOk;
   return sleep(w, began, peer, deadline);
 }
@@ -272,15 +289,16 @@ bool Group::disagreed(uint64_t number) const {
 bool Group::alive(uint32_t peer) const {
   const RankCtl& c = ctl(peer);
   if (c.state.load(std::memory_order_acquire) == kAbsent) return true;  // not here yet
-  if (c.pid == pid_ && c.pid_namespace == pid_namespace_) return true;     // our own process
+  if (c.pid == pid_ && c.pid_namespace == pid_namespace_) return true;  // our own process
   struct flock l = byte_lock(peer);
   if (fcntl(fd_, F_GETLK, &l) || l.l_type != F_UNLCK) return true;
-  // A process that opens and closes the memfd once more (/proc/self/fd) loses its lock, and lives. One that has become another
-  // program (exec) has lost the mapping, too.
+  // A process that opens and closes the memfd once more (/proc/self/fd) loses its lock, and lives. One that has become
+  // another program (exec) has lost the mapping, too.
   if (c.pid_namespace != pid_namespace_ || !c.started) return false;
   const ProcessInfo now = process_info(c.pid);
   struct stat own;
-  return now.started == c.started && now.state != 'Z' && now.state != 'X' && !fstat(fd_, &own) && maps_inode(c.pid, own.st_ino);
+  return now.started == c.started && now.state != 'Z' && now.state != 'X' && !fstat(fd_, &own) &&
+         maps_inode(c.pid, own.st_ino);
 }
 
 bool Group::stopped(uint32_t peer) const {
@@ -321,7 +339,8 @@ bool Group::enlist(uint32_t round, uint32_t note) {
   uint64_t seen = mine.load(std::memory_order_acquire);
   do
     if (seen & 1) return false;
-  while (!mine.compare_exchange_weak(seen, uint64_t(note) << 32 | (round & 0x7fffffff) << 1, std::memory_order_acq_rel));
+  while (
+      !mine.compare_exchange_weak(seen, uint64_t(note) << 32 | (round & 0x7fffffff) << 1, std::memory_order_acq_rel));
   return true;
 }
 

@@ -75,8 +75,8 @@ class Group {
   // Wakes the owner of a doorbell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
   static void wake(Doorbell&);
 
-  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is queued.
-  // A disagreement about a later collective than `number` does not count.
+  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is
+  // queued. A disagreement about a later collective than `number` does not count.
   Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
@@ -90,7 +90,8 @@ class Group {
   // The same for this rank's pair rings, where they have none yet. Only for the thread that runs a collective.
   int reserve_pair_rings();
 
-  // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a disagreement.
+  // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
+  // disagreement.
   void poison(Status kind, int32_t peer, uint64_t seq) { poison(kind, peer, int32_t(rank), seq); }
   void poison(Status kind, int32_t peer, int32_t by, uint64_t seq);
   bool disagreed(uint64_t number) const;
@@ -119,9 +120,9 @@ class Group {
   void (*elsewhere)(void*) = nullptr;
   void* elsewhere_context = nullptr;
 
-  uint64_t call = kNever;    // number of the collective that waits
-  uint64_t blocks_done = 0;  // the ring counters' value between calls; equal on all ranks
-  uint64_t blocks_taken = 0;  // the same of `took`
+  uint64_t call = kNever;        // number of the collective that waits
+  uint64_t blocks_done = 0;      // the ring counters' value between calls; equal on all ranks
+  uint64_t blocks_taken = 0;     // the same of `took`
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
 
  private:
@@ -141,8 +142,8 @@ class Group {
 };
 
 constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
-constexpr int64_t kElsewhere = 100 * 1000;  // ns between two calls of `elsewhere` in a sleep
-constexpr int64_t kSlice = 10 * 1000 * 1000;  // ns between two looks at the peers' health
+constexpr int64_t kElsewhere = 100 * 1000;             // ns between two calls of `elsewhere` in a sleep
+constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks at the peers' health
 
 // Returns a descriptor, or -errno; bytes in *total.
 int create_segment(const Geometry&, uint64_t* total);

@@ -1,9 +1,10 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] | pairs[n][n]
+//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] |
+//   pairs[n][n]
 //
-// All but the last two parts have their memory from the start. A rank's pair rings get theirs with its first large all_to_all, a
-// pair's cells with the first send between its ranks: most groups never need them.
+// All but the last two parts have their memory from the start. A rank's pair rings get theirs with its first large
+// all_to_all, a pair's cells with the first send between its ranks: most groups never need them.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -16,17 +17,17 @@
 namespace c10d_custom {
 
 constexpr uint64_t kMagic = 0x63313064'63757339ull;  // bumped whenever the layout changes
-constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
+constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
 struct Geometry {
   uint32_t ranks;
-  uint32_t window;        // blocks in a ring
-  uint32_t block_bytes;   // one block of a ring
-  uint32_t small_bytes;   // one small slot: whole messages up to this size need one synchronisation
-  uint32_t cell_bytes;    // payload of one point-to-point cell
-  uint32_t cells;         // cells in one ordered pair's ring
-  uint32_t board_bytes;   // one slot of the board that backend/hosts keeps in the segment; 0: there is none
+  uint32_t window;       // blocks in a ring
+  uint32_t block_bytes;  // one block of a ring
+  uint32_t small_bytes;  // one small slot: whole messages up to this size need one synchronisation
+  uint32_t cell_bytes;   // payload of one point-to-point cell
+  uint32_t cells;        // cells in one ordered pair's ring
+  uint32_t board_bytes;  // one slot of the board that backend/hosts keeps in the segment; 0: there is none
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
@@ -47,7 +48,7 @@ struct alignas(kLine) Doorbell {
 
 // What one rank says it is calling: the fingerprint of a collective.
 struct alignas(64) Fingerprint {
-  uint64_t seq;    // of the group's collectives, from 1
+  uint64_t seq;  // of the group's collectives, from 1
   uint32_t op;
   uint32_t redop;
   uint32_t dtype;
@@ -66,32 +67,33 @@ struct alignas(kLine) RankCtl {
   // Two fingerprints: while this rank writes the one of call s+1, slower ranks may still read the
   // one of call s. It cannot reach s+2 before all have entered s+1, hence are done with s.
   Fingerprint fingerprint[2];
-  Signal arrive;  // seq of the last collective entered
-  Signal in;      // blocks copied into this rank's ring, over the life of the group
-  Signal red;     // blocks of which this rank has reduced its part
-  Signal out;     // blocks this rank no longer reads, in any ring
-  Signal took;    // blocks of which this rank has summed its part, over all reductions that went on to other hosts
-  Doorbell doorbell;   // of point-to-point messages
-  Doorbell pair_rings;  // of all_to_all
+  Signal arrive;      // seq of the last collective entered
+  Signal in;          // blocks copied into this rank's ring, over the life of the group
+  Signal red;         // blocks of which this rank has reduced its part
+  Signal out;         // blocks this rank no longer reads, in any ring
+  Signal took;        // blocks of which this rank has summed its part, over all reductions that went on to other hosts
+  Doorbell doorbell;  // of point-to-point messages
+  Doorbell pair_rings;                         // of all_to_all
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
-  uint64_t pid_namespace;  // pids compare only within one
-  std::atomic<uint32_t> mark;  // written by its owner, for the layers above
+  uint64_t pid_namespace;          // pids compare only within one
+  std::atomic<uint32_t> mark;      // written by its owner, for the layers above
   std::atomic<uint32_t> progress;  // of the last all_to_all by pair rings, in thousandths
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
   std::atomic<uint64_t> roll;
-  uint64_t started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+  uint64_t
+      started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
 };
 
-// Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its own:
-// calls before it (`seq`) may still succeed, and where they cannot, there is another reason.
+// Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its
+// own: calls before it (`seq`) may still succeed, and where they cannot, there is another reason.
 struct alignas(kLine) Poison {
   std::atomic<uint32_t> state;  // 0 free, 1 being written, 2 valid
   uint32_t kind;                // Status
   int32_t by;
-  int32_t peer;                 // the rank it is about, -1 if none
+  int32_t peer;  // the rank it is about, -1 if none
   uint64_t seq;
 };
 
@@ -115,8 +117,8 @@ struct PairCtl {
   alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender
   alignas(kLine) std::atomic<uint64_t> head;  // cells read; written by the receiver
   // Bytes of all_to_all, over the life of the group; see all_to_all.cpp.
-  alignas(64) std::atomic<uint64_t> sent;     // written by the sender
-  alignas(64) std::atomic<uint64_t> taken;    // written by the receiver
+  alignas(64) std::atomic<uint64_t> sent;   // written by the sender
+  alignas(64) std::atomic<uint64_t> taken;  // written by the receiver
 };
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }

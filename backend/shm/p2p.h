@@ -56,9 +56,9 @@ class Messenger {
   struct Request {
     Ticket* ticket;
     MessageArgs args;
-    uint64_t id;         // sends: names the message to the peer
+    uint64_t id;  // sends: names the message to the peer
     int64_t deadline;
-    uint64_t moved = 0;  // bytes
+    uint64_t moved = 0;   // bytes
     int64_t granted = 0;  // when
     char* data() const { return static_cast<char*>(args.data.data); }
   };
@@ -72,11 +72,11 @@ class Messenger {
     CellHeader header;
     std::vector<char> payload;
   };
-  struct Link {                             // with one other rank (or this one itself)
-    bool reserved = false;                  // the cells have their memory
+  struct Link {             // with one other rank (or this one itself)
+    bool reserved = false;  // the cells have their memory
     std::deque<Outgoing> outbox;
-    std::deque<Request*> streams;           // granted, sent one after the other
-    std::map<uint64_t, Request*> offered;   // requested, not granted yet
+    std::deque<Request*> streams;          // granted, sent one after the other
+    std::map<uint64_t, Request*> offered;  // requested, not granted yet
     std::list<Envelope> unexpected;
     std::map<uint64_t, Request*> incoming;  // granted by us
   };
@@ -104,14 +104,14 @@ class Messenger {
 
   Group& g_;
   std::mutex mutex_;
-  std::condition_variable changed_;   // a request finished, the driver's seat is free
+  std::condition_variable changed_;  // a request finished, the driver's seat is free
   std::condition_variable helper_cv_;
   std::vector<Link> links_;
-  std::list<Request*> posted_;        // receives without a message, in order of posting
-  std::vector<Request*> live_;        // every request that is not done
+  std::list<Request*> posted_;  // receives without a message, in order of posting
+  std::vector<Request*> live_;  // every request that is not done
   std::thread helper_;
   CopyIn copy_in_;
-  TraceRing trace_;                   // of what has ended
+  TraceRing trace_;  // of what has ended
   uint64_t next_id_ = 1, arrivals_ = 0;
   int64_t last_post_ = 0, last_check_ = 0;
   unsigned waiters_ = 0;

@@ -22,30 +22,26 @@ bool ring_personal(Collective& c) {
     return parts == 1 ? block : block + (reader - (reader > writer)) * chunk;  // nobody writes to itself
   };
   // Bytes that rank `to` gets from this rank, and this rank from `from`.
-  auto sent = [&](uint32_t to) {
-    return to_root ? (int32_t(to) == c.args.root ? c.in_bytes(0) : 0) : c.in_bytes(to);
-  };
+  auto sent = [&](uint32_t to) { return to_root ? (int32_t(to) == c.args.root ? c.in_bytes(0) : 0) : c.in_bytes(to); };
   auto got = [&](uint32_t from) {
-    return from_root ? (int32_t(from) == c.args.root ? c.out_bytes(0) : 0)
-                     : c.out_bytes(reduces ? 0 : from);
+    return from_root ? (int32_t(from) == c.args.root ? c.out_bytes(0) : 0) : c.out_bytes(reduces ? 0 : from);
   };
 
   // All ranks must count the same blocks: from arguments that must agree.
   uint64_t longest = 0;
-  if (fills) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
-  if (drains) for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
+  if (fills)
+    for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
+  if (drains)
+    for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
   const uint64_t blocks = (longest + chunk - 1) / chunk;
-  auto piece = [&](uint64_t size, uint64_t k) {
-    return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk);
-  };
+  auto piece = [&](uint64_t size, uint64_t k) { return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk); };
 
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {
     for (uint32_t i = 0; i < n; ++i) {
       if (i == me) continue;
-      if (const uint64_t size = piece(sent(i), k))
-        g.copy_in(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
+      if (const uint64_t size = piece(sent(i), k)) g.copy_in(place(me, i, k), c.in(to_root ? 0 : i) + k * chunk, size);
     }
   };
   const CopyOut copy(2 * longest * n);
@@ -53,13 +49,14 @@ bool ring_personal(Collective& c) {
     for (uint32_t r = 0; r < n; ++r) {
       const uint64_t size = piece(got(r), k);
       if (!size) continue;
-      if (reduces) src[r] = r == me ? c.in(me) + k * chunk : place(r, me, k);
-      else if (r != me) copy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
+      if (reduces)
+        src[r] = r == me ? c.in(me) + k * chunk : place(r, me, k);
+      else if (r != me)
+        copy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
     }
     if (!reduces) return;
     if (const uint64_t size = piece(c.out_bytes(0), k))
-      kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes,
-             c.factors());
+      kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes, c.factors());
   };
   if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain)) return false;
   // What a rank keeps for itself (reduce_scatter reads its own input where it lies).

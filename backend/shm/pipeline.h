@@ -35,8 +35,7 @@ struct Reduce {
 
 // A rank with nothing to fill (or drain) passes fills = false (drains = false).
 template <class Fill, class Red, class Drain>
-bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce,
-              Drain drain) {
+bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce, Drain drain) {
   Group& g = c.g;
   RankCtl& mine = g.ctl(c.me);
   const uint64_t base = g.blocks_done, window = g.geometry.window;
@@ -44,7 +43,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   uint64_t filled = 0, reduced = 0, drained = 0;
   // Lower bounds of the peers' progress, refreshed only when they stand in the way.
   uint64_t all_in = 0, all_red = 0, all_out = 0;
-  auto slowest = [&](Signal RankCtl::*s, uint64_t enough, uint32_t* who) {
+  auto slowest = [&](Signal RankCtl::* s, uint64_t enough, uint32_t* who) {
     uint64_t low = kNever;
     for (uint32_t r = 0; r < c.n; ++r) {
       if (r == c.me) continue;
@@ -77,8 +76,10 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   };
 
   c.announce();
-  if (!fills) g.advance(mine.in, base + (filled = blocks));
-  else fill_all();
+  if (!fills)
+    g.advance(mine.in, base + (filled = blocks));
+  else
+    fill_all();
   if (!c.agree()) return false;
   if (!drains) {
     drained = blocks;
@@ -97,14 +98,12 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
         moved = true;
       }
     } else {
-      if (drained < filled && all_in < base + drained + 1)
-        all_in = slowest(&RankCtl::in, base + drained + 1, &who_in);
+      if (drained < filled && all_in < base + drained + 1) all_in = slowest(&RankCtl::in, base + drained + 1, &who_in);
       reduced = std::min(filled, all_in > base ? all_in - base : 0);
     }
     while (drained < reduced) {
       if (Red::present) {
-        if (all_red < base + drained + 1)
-          all_red = slowest(&RankCtl::red, base + drained + 1, &who_red);
+        if (all_red < base + drained + 1) all_red = slowest(&RankCtl::red, base + drained + 1, &who_red);
         if (all_red < base + drained + 1) break;
       }
       drain(drained);
@@ -119,13 +118,11 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
 
     bool ok;
     if (Red::present && drains && drained < reduced) {
-      ok = c.wait(g.ctl(who_red).red, base + drained + 1,
-                  base + std::min(reduced, drained + batch), who_red);
+      ok = c.wait(g.ctl(who_red).red, base + drained + 1, base + std::min(reduced, drained + batch), who_red);
     } else if (const uint64_t ready = Red::present ? reduced : drained; ready < filled) {
       ok = c.wait(g.ctl(who_in).in, base + ready + 1, base + std::min(filled, ready + batch), who_in);
     } else {
-      ok = c.wait(g.ctl(who_out).out, base + filled + 1 - window, base + filled + batch - window,
-                  who_out);
+      ok = c.wait(g.ctl(who_out).out, base + filled + 1 - window, base + filled + batch - window, who_out);
     }
     if (!ok) return false;
   }

@@ -1,7 +1,8 @@
 // A reduction over hosts: all_reduce, or reduce to a root on one of them, of more than fits a message or two.
 //
-// The tensor is cut into chunks, a chunk into parts, one for each of the ranks that carry data between the hosts (carriers),
-// a part into pieces that fit the rings. Piece by piece, five stages run ahead of each other as far as memory lets them:
+// The tensor is cut into chunks, a chunk into parts, one for each of the ranks that carry data between the hosts
+// (carriers), a part into pieces that fit the rings. Piece by piece, five stages run ahead of each other as far as
+// memory lets them:
 //
 //   fill      copy the pieces of the other carriers' parts into my ring            -> signal `in`
 //   take      sum my part's piece over the ranks, into a chunk's slot           -> signal `took`
@@ -9,12 +10,12 @@
 //   place     combine what the hosts have given, into my ring                   -> signal `red`
 //   drain     copy the other carriers' pieces to my output                         -> signal `out`
 //
-// A block of a rank's ring has room for one piece of each carrier. In the rooms of the others lie pieces that wait to be
-// taken, in its own one that waits to be drained: two streams, each with its counters.
+// A block of a rank's ring has room for one piece of each carrier. In the rooms of the others lie pieces that wait to
+// be taken, in its own one that waits to be drained: two streams, each with its counters.
 //
-// Nobody sleeps on a single condition here: a transfer wakes no futex, so that the ranks look at everything again and again.
-// Every stage of a piece waits only for earlier stages of its chunk or for stages of earlier chunks, on whatever rank or
-// host, so some rank can always go on.
+// Nobody sleeps on a single condition here: a transfer wakes no futex, so that the ranks look at everything again and
+// again. Every stage of a piece waits only for earlier stages of its chunk or for stages of earlier chunks, on whatever
+// rank or host, so some rank can always go on.
 #include "pipelined_reduce.h"
 
 #include <algorithm>
@@ -26,19 +27,31 @@ namespace c10d_custom {
 
 namespace {
 
-constexpr int64_t kYield = 300 * 1000;      // ns: how long a wait yields its core between looks before it sleeps
+constexpr int64_t kYield = 300 * 1000;  // ns: how long a wait yields its core between looks before it sleeps
 constexpr int64_t kPatience = 100 * 1000 * 1000;
 constexpr uint32_t kShort = 50, kLong = 1000;  // us: sleeps; the long ones once nothing has come for kPatience
-constexpr int64_t kLook = 2 * 1000 * 1000;  // ns between two looks at who is gone
+constexpr int64_t kLook = 2 * 1000 * 1000;     // ns between two looks at who is gone
 
 class PipelinedRun {
  public:
   explicit PipelinedRun(Collective& collective)
-      : c(collective), g(c.g), b(*c.args.pipelined), mine(g.ctl(c.me)), me(c.me), n(c.n), window(g.geometry.window),
-        base(g.blocks_done), taken_base(g.blocks_taken), total(c.in_bytes(0)),
-        room(g.geometry.block_bytes / b.carriers / 64 * 64), chunks((total + b.chunk - 1) / b.chunk),
-        carrier(b.slots), drains(b.keeps && c.args.nout), inside(c.kernel()),
-        between(reduce_kernel(c.args.dtype, b.op)), src(std::max(n, b.hosts)) {
+      : c(collective),
+        g(c.g),
+        b(*c.args.pipelined),
+        mine(g.ctl(c.me)),
+        me(c.me),
+        n(c.n),
+        window(g.geometry.window),
+        base(g.blocks_done),
+        taken_base(g.blocks_taken),
+        total(c.in_bytes(0)),
+        room(g.geometry.block_bytes / b.carriers / 64 * 64),
+        chunks((total + b.chunk - 1) / b.chunk),
+        carrier(b.slots),
+        drains(b.keeps && c.args.nout),
+        inside(c.kernel()),
+        between(reduce_kernel(c.args.dtype, b.op)),
+        src(std::max(n, b.hosts)) {
     for (uint32_t p = 0; p < b.carriers; ++p) pieces = std::max(pieces, (part(0, p).bytes + room - 1) / room);
     blocks = chunks * pieces;
     if (!carrier) took = blocks;
@@ -54,7 +67,8 @@ class PipelinedRun {
     int64_t idle_since = 0;
     while (!over()) {
       bool moved = false;
-      for (auto stage : {&PipelinedRun::fill_all, &PipelinedRun::take_all, &PipelinedRun::place_all, &PipelinedRun::drain_all, &PipelinedRun::go_on})
+      for (auto stage : {&PipelinedRun::fill_all, &PipelinedRun::take_all, &PipelinedRun::place_all,
+                         &PipelinedRun::drain_all, &PipelinedRun::go_on})
         if ((this->*stage)()) moved = true;
       if (b.end) return c.give_up();
       if (!moved) {
@@ -79,8 +93,10 @@ class PipelinedRun {
 
   // Of the tensor: carrier p's part of a chunk.
   Range part(uint64_t chunk, uint32_t p) const {
-    const uint64_t at = chunk * b.chunk, size = std::min(b.chunk, total - std::min(total, at)), lines = (size + 63) / 64;
-    const uint64_t lo = std::min(size, lines * p / b.carriers * 64), hi = std::min(size, lines * (p + 1) / b.carriers * 64);
+    const uint64_t at = chunk * b.chunk, size = std::min(b.chunk, total - std::min(total, at)),
+                   lines = (size + 63) / 64;
+    const uint64_t lo = std::min(size, lines * p / b.carriers * 64),
+                   hi = std::min(size, lines * (p + 1) / b.carriers * 64);
     return {at + lo, hi - lo};
   }
   // Of the tensor: carrier p's piece in block k.
@@ -96,7 +112,7 @@ class PipelinedRun {
   Phase& phase(uint64_t chunk) const { return slot(chunk).phases[chunk + 1 == chunks][phase_]; }
 
   // A lower bound of the progress of the other ranks, or of the other carriers, refreshed where it stands in the way.
-  bool all(uint64_t& known, Signal RankCtl::*s, uint64_t need, uint32_t ranks) const {
+  bool all(uint64_t& known, Signal RankCtl::* s, uint64_t need, uint32_t ranks) const {
     if (known >= need) return true;
     known = kNever;
     for (uint32_t r = 0; r < ranks; ++r)
@@ -108,7 +124,8 @@ class PipelinedRun {
     bool moved = false;
     for (; filled < blocks; moved = true) {
       // What an earlier call left in the slot has been drained; what this one did, taken.
-      if (filled < window && base + filled >= window && !all(all_out, &RankCtl::out, base + filled + 1 - window, n)) break;
+      if (filled < window && base + filled >= window && !all(all_out, &RankCtl::out, base + filled + 1 - window, n))
+        break;
       if (filled >= window && !all(all_took, &RankCtl::took, taken_base + filled + 1 - window, b.carriers)) break;
       for (uint32_t p = 0; p < b.carriers; ++p) {
         if (p == me) continue;
@@ -175,7 +192,8 @@ class PipelinedRun {
   // Of this rank's part of a chunk: what this host sums, where there are more than two.
   Range share(uint64_t chunk) const {
     const uint64_t size = part(chunk, me).bytes, lines = (size + 63) / 64;
-    const uint64_t lo = std::min(size, lines * b.own / b.hosts * 64), hi = std::min(size, lines * (b.own + 1) / b.hosts * 64);
+    const uint64_t lo = std::min(size, lines * b.own / b.hosts * 64),
+                   hi = std::min(size, lines * (b.own + 1) / b.hosts * 64);
     return {lo, hi - lo};
   }
 
@@ -215,7 +233,8 @@ class PipelinedRun {
   }
 
   bool over() const {
-    return filled == blocks && took == blocks && placed == blocks && drained == blocks && (!carrier || arrived == chunks);
+    return filled == blocks && took == blocks && placed == blocks && drained == blocks &&
+           (!carrier || arrived == chunks);
   }
 
   // A moment's rest. False, and recorded, if there is nothing to wait for any more.
@@ -227,8 +246,10 @@ class PipelinedRun {
       if (!look(now, awaits)) return false;
     }
     if (!awaits && g.elsewhere) g.elsewhere(g.elsewhere_context);
-    if (now - since < kYield) sched_yield();
-    else usleep(now - since < kPatience ? kShort : kLong);
+    if (now - since < kYield)
+      sched_yield();
+    else
+      usleep(now - since < kPatience ? kShort : kLong);
     return true;
   }
 
@@ -270,12 +291,12 @@ class PipelinedRun {
   RankCtl& mine;
   const uint32_t me, n;
   const uint64_t window, base, taken_base, total;
-  const uint64_t room;    // bytes of a ring's block for each carrier
+  const uint64_t room;  // bytes of a ring's block for each carrier
   const uint64_t chunks;
   const bool carrier, drains;
   const ReduceFn inside, between;
   std::vector<const void*> src;
-  uint64_t pieces = 0;    // of a part, at most
+  uint64_t pieces = 0;  // of a part, at most
   uint64_t blocks = 0;
   uint64_t filled = 0, took = 0, placed = 0, drained = 0;  // blocks
   uint64_t started = 0, arrived = 0;                       // chunks: their transfers
@@ -289,9 +310,10 @@ class PipelinedRun {
 bool pipelined_ok(const Collective& c) {
   const CallArgs& a = c.args;
   const PipelinedReduce& b = *a.pipelined;
-  return (a.op == kAllReduce || a.op == kReduce) && a.nin == 1 && a.nout <= 1 && (!a.nout || c.out_bytes(0) == c.in_bytes(0)) &&
-         a.item_bytes && 64 % a.item_bytes == 0 && c.kernel() && reduce_kernel(a.dtype, b.op) && b.carriers && b.carriers <= c.n &&
-         b.chunk && b.chunk % 64 == 0 && c.g.geometry.block_bytes / b.carriers >= 64 && b.hosts && b.own < b.hosts &&
+  return (a.op == kAllReduce || a.op == kReduce) && a.nin == 1 && a.nout <= 1 &&
+         (!a.nout || c.out_bytes(0) == c.in_bytes(0)) && a.item_bytes && 64 % a.item_bytes == 0 && c.kernel() &&
+         reduce_kernel(a.dtype, b.op) && b.carriers && b.carriers <= c.n && b.chunk && b.chunk % 64 == 0 &&
+         c.g.geometry.block_bytes / b.carriers >= 64 && b.hosts && b.own < b.hosts &&
          (b.slots ? b.nslots && c.me < b.carriers : c.me >= b.carriers || !c.in_bytes(0));
 }
 

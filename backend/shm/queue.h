@@ -41,13 +41,15 @@ class Ticket {
   Status wait(int64_t timeout_ns);
   void finish(Status, const Failure&, CompletionQueue&);
   Status watch(uint64_t token);
-  void drop() { if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this; }
+  void drop() {
+    if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
 
   const int64_t started;
   bool message = false;  // of the Messenger, else of the CollectiveQueue
   uint64_t seq = 0;
-  int32_t source = -1;   // valid once done
-  Failure failure{};     // valid once done and not kOk
+  int32_t source = -1;  // valid once done
+  Failure failure{};    // valid once done and not kOk
 
  private:
   std::atomic<uint32_t> status_{kPending};
@@ -91,9 +93,9 @@ class CollectiveQueue {
   std::deque<Job> jobs_;
   std::atomic<int64_t> due_{INT64_MAX};  // no deadline in jobs_ comes sooner; brought up to date by overdue()
   std::thread worker_;
-  TraceRing trace_;       // of what has begun
-  uint64_t seq_ = 0;      // of the last collective issued
-  bool busy_ = false;     // some thread is inside execute()
+  TraceRing trace_;    // of what has begun
+  uint64_t seq_ = 0;   // of the last collective issued
+  bool busy_ = false;  // some thread is inside execute()
   bool closing_ = false;
 };
 

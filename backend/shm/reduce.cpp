@@ -40,8 +40,7 @@ struct X86Features {
     constexpr unsigned kYmmState = 0x06, kZmmState = 0xe6;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
     constexpr unsigned kAvx2 = 1u << 5;
-    constexpr unsigned kAvx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ | 1u << 30 /* BW */ |
-                                 1u << 31 /* VL */;
+    constexpr unsigned kAvx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ | 1u << 30 /* BW */ | 1u << 31 /* VL */;
     v3 = (ebx & kAvx2) != 0 && (saved & kYmmState) == kYmmState;
     v4 = v3 && (ebx & kAvx512) == kAvx512 && (saved & kZmmState) == kZmmState;
   }

@@ -13,7 +13,10 @@ bool Collective::fits_small() {
   switch (args.op) {
     case kBarrier: return true;
     case kBroadcast: return (is_root() ? in_bytes(0) : out_bytes(0)) <= slot;
-    case kAllReduce: case kReduce: case kGather: case kReduceScatter: return input_bytes() <= slot;
+    case kAllReduce:
+    case kReduce:
+    case kGather:
+    case kReduceScatter: return input_bytes() <= slot;
     case kScatter: return out_bytes(0) * n <= slot;
     case kAllGather: {
       for (uint32_t i = 0; i < n; ++i)
@@ -55,7 +58,8 @@ void Collective::run_small() {
     case kBroadcast:
       if (!is_root() && out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq), out_bytes(0));
       break;
-    case kAllGather: case kGather:
+    case kAllGather:
+    case kGather:
       if (args.op == kGather && !is_root()) break;
       for (uint32_t r = 0; r < n; ++r)
         if (out_bytes(r)) memcpy(out(r), g.small(r, seq), out_bytes(r));
@@ -63,7 +67,9 @@ void Collective::run_small() {
     case kScatter:
       if (out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq) + me * out_bytes(0), out_bytes(0));
       break;
-    case kAllReduce: case kReduce: case kReduceScatter: {
+    case kAllReduce:
+    case kReduce:
+    case kReduceScatter: {
       if (args.op == kReduce && !is_root()) break;
       if (!out_bytes(0)) break;
       uint64_t offset = 0;
@@ -74,8 +80,7 @@ void Collective::run_small() {
       const void** src = few;
       if (n > 64) many = std::make_unique<const void*[]>(n), src = many.get();
       for (uint32_t r = 0; r < n; ++r) src[r] = g.small(r, seq) + offset;
-      kernel()(out(0), src, n, out_bytes(0) / args.item_bytes,
-               factors());
+      kernel()(out(0), src, n, out_bytes(0) / args.item_bytes, factors());
       break;
     }
     default: break;

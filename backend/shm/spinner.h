@@ -52,9 +52,7 @@ class Spinner {
 
  private:
   // Threads may lose each other's; it is an estimate.
-  void count(int64_t ns) {
-    yielding_.store(yielding_.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
-  }
+  void count(int64_t ns) { yielding_.store(yielding_.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed); }
 
   void avoid(int64_t now) {
     const bool again = yielding_.load(std::memory_order_relaxed) < kSoon;
@@ -64,10 +62,11 @@ class Spinner {
     sleep_until_.store(now + next, std::memory_order_relaxed);
   }
 
-  static constexpr int64_t kSpin = 1000;             // ns: an answer that is under way already
-  static constexpr int64_t kSlice = 2 * 1000 * 1000;    // longer than that, a yield went to other work
+  static constexpr int64_t kSpin = 1000;              // ns: an answer that is under way already
+  static constexpr int64_t kSlice = 2 * 1000 * 1000;  // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
-  // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest meanwhile.
+  // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest
+  // meanwhile.
   static constexpr int64_t kSoon = 50 * 1000 * 1000;
 
   const int64_t limit_;

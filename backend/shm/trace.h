@@ -19,13 +19,14 @@ inline uint64_t total_bytes(const Span* spans, uint32_t n) {
 }
 
 inline TraceRecord trace_record(const CallArgs& a, uint64_t seq, int64_t issued, int64_t began) {
-  return {seq, a.op, a.redop, a.dtype, a.root, a.count, total_bytes(a.in, a.nin), total_bytes(a.out, a.nout),
-          0, issued, began, 0, kPending, 0};
+  return {seq, a.op,   a.redop, a.dtype, a.root,   a.count, total_bytes(a.in, a.nin), total_bytes(a.out, a.nout),
+          0,   issued, began,   0,       kPending, 0};
 }
 
 inline TraceRecord trace_record(const MessageArgs& a, uint64_t id, int64_t issued, int64_t began) {
   const uint64_t in = a.is_recv ? 0 : a.data.bytes, out = a.is_recv ? a.data.bytes : 0;
-  return {id, a.is_recv ? kTraceRecv : kTraceSend, 0, a.dtype, a.peer, 0, in, out, a.tag, issued, began, 0, kPending, 0};
+  return {id, a.is_recv ? kTraceRecv : kTraceSend, 0, a.dtype, a.peer, 0, in, out, a.tag, issued, began, 0, kPending,
+          0};
 }
 
 class TraceRing {

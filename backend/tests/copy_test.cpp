@@ -27,13 +27,15 @@ bool arrives(const Copy& copy, uint64_t room, uint64_t at, uint64_t source, uint
   for (uint64_t i = 0; i < room; ++i) {
     const unsigned char want = i < at || i >= at + size ? kBlank : from[source + i - at];
     if (to[i] == want) continue;
-    printf("byte %ld of %lu, to %lu from %lu\n", long(i - at), (unsigned long)size, (unsigned long)at, (unsigned long)source);
+    printf("byte %ld of %lu, to %lu from %lu\n", long(i - at), (unsigned long)size, (unsigned long)at,
+           (unsigned long)source);
     return false;
   }
   return true;
 }
 
-// Of `copies` with these costs, how many went past the caches. Each seventh is interrupted, and seems to take 1,000 times as long.
+// Of `copies` with these costs, how many went past the caches. Each seventh is interrupted, and seems to take 1,000
+// times as long.
 unsigned past(TwoWays& ways, unsigned copies, double through, double beyond) {
   unsigned count = 0;
   for (unsigned i = 0; i < copies; ++i) {
@@ -61,7 +63,9 @@ int main() {
 
   CopyIn in;
   for (uint64_t i = 0; i < 2000; ++i)  // some go either way, whatever they cost
-    if (!arrives([&](void* to, const void* from, uint64_t size) { in(to, from, size); }, 40000, i % 66, i % 3, 16000 + i * 11)) return 1;
+    if (!arrives([&](void* to, const void* from, uint64_t size) { in(to, from, size); }, 40000, i % 66, i % 3,
+                 16000 + i * 11))
+      return 1;
 
   // Costs in cycles a byte, as measured on cores with a last cache in common, and without one.
   TwoWays ways;

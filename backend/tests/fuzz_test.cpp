@@ -1,5 +1,5 @@
-// What the C ABI takes from others, made hostile: headers of segments, and what a peer writes into the segment while this
-// rank runs collectives and messages. Nothing of it may make us read or write out of bounds, or hang: the callers'
+// What the C ABI takes from others, made hostile: headers of segments, and what a peer writes into the segment while
+// this rank runs collectives and messages. Nothing of it may make us read or write out of bounds, or hang: the callers'
 // buffers are heap blocks of their exact size, for AddressSanitizer to watch. And arguments that make no sense.
 //
 //   fuzz_test [trials / 10] [seed]
@@ -70,8 +70,8 @@ std::vector<Geometry> overflowing() {
 
 void headers(Random& random, uint64_t trial) {
   Geometry g{2, 3, 4096, 4096, 1024, 4, 0};
-  uint32_t* const fields[] = {&g.ranks, &g.window, &g.block_bytes, &g.small_bytes, &g.cell_bytes, &g.cells,
-                              &g.board_bytes};
+  uint32_t* const fields[] = {&g.ranks,      &g.window, &g.block_bytes, &g.small_bytes,
+                              &g.cell_bytes, &g.cells,  &g.board_bytes};
   for (unsigned i = random() % 4; i; --i) *fields[random() % 7] = odd_number(random);
   if (random() % 3 == 0) {
     // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
@@ -147,7 +147,8 @@ void send_cells(World& w, Random& random) {
   if (random() % 2) {  // a long message that fits a receive, and more or less of its data than it takes
     const uint64_t bytes = 8 * pick<uint64_t>(random, {0, 1, 100, 128, 512, 513, 3000}), message = random() % 8;
     w.cell(src, w.me, tail) = {2, kInt64, int64_t(random() % 3), message, bytes};
-    for (uint64_t i = 1; i < 4; ++i) w.cell(src, w.me, tail + i) = {5, kInt64, 0, message, random() % 2 ? 1024 : bytes % 1024};
+    for (uint64_t i = 1; i < 4; ++i)
+      w.cell(src, w.me, tail + i) = {5, kInt64, 0, message, random() % 2 ? 1024 : bytes % 1024};
     p.tail.store(tail + 1 + random() % 4);
     return;
   }
@@ -161,8 +162,10 @@ void send_cells(World& w, Random& random) {
   }
   p.tail.store(random() % 32 ? tail + random() % 5 : random());
   if (random() % 32 == 0) p.head.store(random());
-  if (random() % 32 == 0) w.pair(w.me, w.other).head.store(random());
-  else w.pair(w.me, w.other).head.store(w.pair(w.me, w.other).tail.load());  // lets the victim go on sending
+  if (random() % 32 == 0)
+    w.pair(w.me, w.other).head.store(random());
+  else
+    w.pair(w.me, w.other).head.store(w.pair(w.me, w.other).tail.load());  // lets the victim go on sending
 }
 
 // Joins the victim's collective as a well-behaved rank would, but for some of the numbers.
@@ -180,15 +183,17 @@ void join_call(World& w, Random& random) {
   }
   if (random() % 2) table[w.other] = 0 - table[w.me] + random() % 4096;  // a sum that overflows
   mine.arrive.value.store(random() % 256 ? seq : random());
-  for (Signal RankCtl::*s : {&RankCtl::in, &RankCtl::red, &RankCtl::out, &RankCtl::took}) {
+  for (Signal RankCtl::* s : {&RankCtl::in, &RankCtl::red, &RankCtl::out, &RankCtl::took}) {
     const uint64_t own = (victim.*s).value.load();
     (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
     (victim.*s).wake_at.store(random());
   }
   PairCtl &to_victim = w.pair(w.other, w.me), &from_victim = w.pair(w.me, w.other);
   const uint64_t taken = to_victim.taken.load(), sent = from_victim.sent.load();
-  to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.pair_rings_bytes, w.layout.pair_rings_bytes + 1, random()}));
-  from_victim.taken.store(sent - pick<uint64_t>(random, {0, 0, 8, 800, w.layout.pair_rings_bytes, w.layout.pair_rings_bytes + 1, random()}));
+  to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.pair_rings_bytes,
+                                                       w.layout.pair_rings_bytes + 1, random()}));
+  from_victim.taken.store(sent - pick<uint64_t>(random, {0, 0, 8, 800, w.layout.pair_rings_bytes,
+                                                         w.layout.pair_rings_bytes + 1, random()}));
   if (random() % 64 == 0) from_victim.sent.store(random());
   if (random() % 64 == 0) to_victim.taken.store(random());
 }
@@ -211,7 +216,10 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
   for (int step = 0; step < 6; ++step) {
     const uint64_t count = pick<uint64_t>(random, {0, 1, 100, 128, 512, 513, 3000});
     MessageArgs m{};
-    m.is_recv = random() % 2, m.dtype = kInt64, m.peer = random() % 4 ? int32_t(w.other) : m.is_recv ? -1 : int32_t(w.me);
+    m.is_recv = random() % 2, m.dtype = kInt64,
+    m.peer = random() % 4 ? int32_t(w.other)
+             : m.is_recv  ? -1
+                          : int32_t(w.me);
     m.tag = int64_t(random() % 3), m.data = span(8 * count), m.timeout_ns = 10 * kMs;
     tickets.push_back(c10d_post(w.victim, &m));
     CallArgs a{};
@@ -222,18 +230,22 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     Span in[2], out[2];
     const bool rooted = uint32_t(a.root) == w.me;
     a.nin = a.op == kBarrier || ((a.op == kBroadcast || a.op == kScatter) && !rooted) ? 0
-            : a.op == kReduceScatter || a.op == kAllToAll || a.op == kScatter ? 2 : 1;
+            : a.op == kReduceScatter || a.op == kAllToAll || a.op == kScatter         ? 2
+                                                                                      : 1;
     a.nout = a.op == kBarrier || ((a.op == kReduce || a.op == kGather) && !rooted) || (a.op == kBroadcast && rooted) ? 0
-             : a.op == kAllGather || a.op == kAllToAll || a.op == kGather ? 2 : 1;
+             : a.op == kAllGather || a.op == kAllToAll || a.op == kGather ? 2
+                                                                          : 1;
     for (uint32_t i = 0; i < a.nin; ++i) in[i] = span(8 * count);
-    for (uint32_t i = 0; i < a.nout; ++i) out[i] = span(8 * (a.op == kAllToAll && i != w.me ? count + random() % 6000 : count));
+    for (uint32_t i = 0; i < a.nout; ++i)
+      out[i] = span(8 * (a.op == kAllToAll && i != w.me ? count + random() % 6000 : count));
     a.in = in, a.out = out;
     // A reduction over hosts of which there is one only: nothing to transfer.
     PipelinedReduce pipelined{};
     PipelinedSlot slots[2]{};
     if ((a.op == kAllReduce || a.op == kReduce) && random() % 2) {
       pipelined.chunk = 64 * (1 + random() % 100), pipelined.carriers = 1 + uint32_t(random() % 2), pipelined.op = kSum;
-      pipelined.hosts = 1, pipelined.keeps = 1, pipelined.nslots = 2, pipelined.slots = w.me < pipelined.carriers ? slots : nullptr;
+      pipelined.hosts = 1, pipelined.keeps = 1, pipelined.nslots = 2,
+      pipelined.slots = w.me < pipelined.carriers ? slots : nullptr;
       for (PipelinedSlot& s : slots) s.mine = static_cast<char*>(span(pipelined.chunk).data);
       a.pipelined = &pipelined;
     }
@@ -261,7 +273,9 @@ void hostile_peer(Random& random, uint64_t trial) {
     while (!over) {
       switch (theirs() % 4) {
         case 0: send_cells(w, theirs); break;
-        case 1: if (theirs() % 64 == 0) anything(w, theirs); break;
+        case 1:
+          if (theirs() % 64 == 0) anything(w, theirs);
+          break;
         default: join_call(w, theirs);
       }
       if (theirs() % 8 == 0) usleep(useconds_t(theirs() % 200));
@@ -308,7 +322,8 @@ void arguments(Random& random, uint64_t trial) {
   std::vector<Span> in = spans, out(random() % 4, Span{data.data(), random() % 2 * 8});
   a.nin = uint32_t(in.size()), a.in = in.data(), a.nout = uint32_t(out.size()), a.out = out.data();
   const int status = c10d_run(w.victim, &a);
-  require(status == kUsage || status == kTimeout || (status == kOk && a.op == kRejected), "odd arguments were taken", trial);
+  require(status == kUsage || status == kTimeout || (status == kOk && a.op == kRejected), "odd arguments were taken",
+          trial);
   MessageArgs m{};
   m.is_recv = uint32_t(random() % 3), m.dtype = uint32_t(random());
   m.peer = random() % 2 ? int32_t(random() % 8) - 4 : int32_t(random());

@@ -42,7 +42,8 @@ struct Rank {
   c10d_handle* group;
   uint32_t me, n;
 
-  void call(uint64_t step, Op op, uint64_t count, int32_t root, std::vector<Span> in, std::vector<Span> out, bool async) {
+  void call(uint64_t step, Op op, uint64_t count, int32_t root, std::vector<Span> in, std::vector<Span> out,
+            bool async) {
     CallArgs a{};
     a.op = op, a.redop = kSum, a.dtype = kInt64, a.root = root, a.count = count, a.item_bytes = 8;
     a.timeout_ns = 60 * kSecond;
@@ -68,21 +69,22 @@ struct Rank {
     };
     const bool at_root = int32_t(me) == root;
     switch (kind) {
-      case 0:
-        call(step, kBarrier, 0, -1, {}, {}, async);
-        break;
+      case 0: call(step, kBarrier, 0, -1, {}, {}, async); break;
       case 1:
         call(step, kAllReduce, count, -1, {span(mine, 0, count)}, {span(mine, 0, count)}, async);
         for (uint64_t i = 0; i < count; ++i) require(mine[i] == sum(i), "all_reduce", me, step);
         break;
       case 2:
-        if (at_root) call(step, kBroadcast, count, root, {span(mine, 0, count)}, {}, async);
-        else call(step, kBroadcast, count, root, {}, {span(mine, 0, count)}, async);
+        if (at_root)
+          call(step, kBroadcast, count, root, {span(mine, 0, count)}, {}, async);
+        else
+          call(step, kBroadcast, count, root, {}, {span(mine, 0, count)}, async);
         for (uint64_t i = 0; i < count; ++i) require(mine[i] == value(uint32_t(root), step, i), "broadcast", me, step);
         break;
       case 3:
         call(step, kAllGather, count, -1, {span(mine, 0, count)}, parts(got), async);
-        for (uint64_t i = 0; i < got.size(); ++i) require(got[i] == value(uint32_t(i / count), step, i % count), "all_gather", me, step);
+        for (uint64_t i = 0; i < got.size(); ++i)
+          require(got[i] == value(uint32_t(i / count), step, i % count), "all_gather", me, step);
         break;
       case 4:
         call(step, kReduceScatter, count, -1, parts(mine), {span(got, 0, count)}, async);
@@ -94,7 +96,8 @@ struct Rank {
           require(got[i] == value(uint32_t(i / count), step, me * count + i % count), "all_to_all", me, step);
         break;
       case 6:
-        call(step, kReduce, count, root, {span(mine, 0, count)}, at_root ? std::vector<Span>{span(got, 0, count)} : std::vector<Span>{}, async);
+        call(step, kReduce, count, root, {span(mine, 0, count)},
+             at_root ? std::vector<Span>{span(got, 0, count)} : std::vector<Span>{}, async);
         for (uint64_t i = 0; at_root && i < count; ++i) require(got[i] == sum(i), "reduce", me, step);
         break;
       case 7:
@@ -104,7 +107,8 @@ struct Rank {
         break;
       default:
         call(step, kScatter, count, root, at_root ? parts(mine) : std::vector<Span>{}, {span(got, 0, count)}, async);
-        for (uint64_t i = 0; i < count; ++i) require(got[i] == value(uint32_t(root), step, me * count + i), "scatter", me, step);
+        for (uint64_t i = 0; i < count; ++i)
+          require(got[i] == value(uint32_t(root), step, me * count + i), "scatter", me, step);
     }
   }
 
@@ -170,9 +174,12 @@ struct Rank {
       const uint32_t kind = uint32_t(random() % 11);
       const int32_t root = int32_t(random() % n);
       const bool async = (random() + me) % 2;
-      if (kind == 9) messages(step, count);
-      else if (kind == 10) uneven(step, count, async);
-      else collective(step, kind, count, root, async);
+      if (kind == 9)
+        messages(step, count);
+      else if (kind == 10)
+        uneven(step, count, async);
+      else
+        collective(step, kind, count, root, async);
     }
   }
 };
@@ -212,7 +219,9 @@ void world(uint32_t n, uint64_t seed, uint64_t steps) {
   close(fd);
   for (uint32_t r = 0; r < n; ++r) ranks.emplace_back([&, r] { Rank{groups[r], r, n}.program(seed, steps); });
   std::atomic<bool> over{false};
-  std::thread reader([&] { while (!over) read_traces(groups); });
+  std::thread reader([&] {
+    while (!over) read_traces(groups);
+  });
   for (auto& t : ranks) t.join();
   over = true;
   reader.join();
@@ -265,8 +274,8 @@ void devices(uint32_t n) {
       c10d_leave(groups[me]);
       c10d_set_mark(groups[me], me + 1);
       PeerState state{};
-      for (uint32_t r = 0; r < n; ++r)
-        do c10d_peer_state(groups[me], r, 1, &state);
+      for (uint32_t r = 0; r < n; ++r) do
+          c10d_peer_state(groups[me], r, 1, &state);
         while (state.mark != r + 1);
     });
   for (auto& t : ranks) t.join();
@@ -294,7 +303,10 @@ void faults() {
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kMismatch); },
        [&](c10d_handle* g) { reduce(g, 10000, 10 * kSecond, kMismatch); });
   pair([&](c10d_handle* g) { reduce(g, 10, kSecond / 20, kTimeout); },
-       [&](c10d_handle* g) { usleep(200000); reduce(g, 10, 10 * kSecond, kBroken); });
+       [&](c10d_handle* g) {
+         usleep(200000);
+         reduce(g, 10, 10 * kSecond, kBroken);
+       });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kPeerLost); }, [&](c10d_handle* g) { c10d_leave(g); });
   pair([&](c10d_handle* g) { reduce(g, 10, 10 * kSecond, kBroken); }, [&](c10d_handle* g) { c10d_abort(g); });
   // A disagreement about call 3 is nothing to 1 and 2, but what is worse is.
@@ -308,7 +320,8 @@ void faults() {
          c10d_poison(g, kMismatch, 0, 1, 3);
          usleep(50000);
          reduce(g, 10, 10 * kSecond, kOk), reduce(g, 5000, 10 * kSecond, kOk);
-         require(cause(g, 2) == kOk && cause(g, 3) == kMismatch && cause(g, kNever) == kMismatch, "a disagreement", 1, 0);
+         require(cause(g, 2) == kOk && cause(g, 3) == kMismatch && cause(g, kNever) == kMismatch, "a disagreement", 1,
+                 0);
          c10d_poison(g, kPeerLost, 0, 1, 2);
          require(cause(g, 2) == kPeerLost && cause(g, 3) == kMismatch, "worse than a disagreement", 1, 0);
        });

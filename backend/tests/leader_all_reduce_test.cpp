@@ -156,7 +156,8 @@ int main(int argc, char** argv) {
       TraceRecord seen[4];
       const uint64_t n = c10d_leader_fast_path_log(&ranks[0]->quick, seen);
       for (uint64_t i = 0; i < n; ++i)
-        require(seen[i].number && seen[i].count * 8 == seen[i].in_bytes && seen[i].dtype == kInt64, "a torn record", seen[i].number);
+        require(seen[i].number && seen[i].count * 8 == seen[i].in_bytes && seen[i].dtype == kInt64, "a torn record",
+                seen[i].number);
       std::this_thread::yield();
     }
   });

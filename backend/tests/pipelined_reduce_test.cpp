@@ -1,6 +1,7 @@
-// Reductions over hosts (shm/pipelined_reduce.cpp): each rank is a thread, each host a segment, and MPI a place for each two ranks where a
-// message lies until the other takes it out of its sender's memory. Random sizes, cuts, roots and layouts, with ordinary
-// collectives of the hosts between, against what the sums must be; then what ends a call early.
+// Reductions over hosts (shm/pipelined_reduce.cpp): each rank is a thread, each host a segment, and MPI a place for
+// each two ranks where a message lies until the other takes it out of its sender's memory. Random sizes, cuts, roots
+// and layouts, with ordinary collectives of the hosts between, against what the sums must be; then what ends a call
+// early.
 #include <unistd.h>
 
 #include <atomic>
@@ -90,7 +91,8 @@ struct World {
   std::vector<uint32_t> widths;
   uint32_t carriers;
   std::vector<std::vector<c10d_handle*>> groups;  // host, local
-  std::vector<std::map<std::pair<uint32_t, uint32_t>, Mailbox>> mail[2];  // of each phase, each carrier; from host, to host
+  std::vector<std::map<std::pair<uint32_t, uint32_t>, Mailbox>>
+      mail[2];  // of each phase, each carrier; from host, to host
 
   explicit World(std::vector<uint32_t> w) : widths(std::move(w)), carriers(widths[0]) {
     for (uint32_t n : widths) carriers = std::min(carriers, n);
@@ -189,11 +191,13 @@ struct Rank {
     }
     PipelinedReduce b{};
     b.startall = startall, b.testall = testall, b.look = look, b.later_ns = 100 * kMs;
-    b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots, b.carriers = w.carriers;
+    b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots,
+    b.carriers = w.carriers;
     b.hosts = hosts, b.own = host, b.op = kSum, b.keeps = keeps;
     Span span{data, total};
     CallArgs a{};
-    a.op = rooted ? kReduce : kAllReduce, a.redop = kSum, a.dtype = kInt64, a.root = keeps ? root_local : -1, a.count = count;
+    a.op = rooted ? kReduce : kAllReduce, a.redop = kSum, a.dtype = kInt64, a.root = keeps ? root_local : -1,
+    a.count = count;
     a.item_bytes = 8, a.number = step, a.timeout_ns = timeout_ns;
     a.nin = 1, a.in = &span, a.out = &span, a.pipelined = &b;
     a.nout = !rooted || (keeps && local == uint32_t(root_local));
@@ -208,14 +212,18 @@ struct Rank {
     for (uint32_t r = 0; r < w.widths[host]; ++r) parts.push_back({all.data() + r * count, count * 8});
     Span span{mine.data(), count * 8};
     CallArgs a{};
-    a.op = step % 2 ? kAllReduce : kAllGather, a.redop = kSum, a.dtype = kInt64, a.root = -1, a.count = count, a.item_bytes = 8;
+    a.op = step % 2 ? kAllReduce : kAllGather, a.redop = kSum, a.dtype = kInt64, a.root = -1, a.count = count,
+    a.item_bytes = 8;
     a.timeout_ns = 60000 * kMs, a.nin = 1, a.in = &span, a.out = step % 2 ? &span : parts.data();
     a.nout = step % 2 ? 1 : w.widths[host];
     require(c10d_run(group(), &a) == kOk, "an ordinary collective failed", step);
     const int64_t from = w.first(host), n = w.widths[host];
     for (uint64_t i = 0; i < count; ++i)
-      if (step % 2) require(mine[i] == n * (2 * from + n + 1) / 2, "an ordinary sum is wrong", step);
-      else for (int64_t r = 0; r < n; ++r) require(all[r * count + i] == from + r + 1, "an ordinary all_gather is wrong", step);
+      if (step % 2)
+        require(mine[i] == n * (2 * from + n + 1) / 2, "an ordinary sum is wrong", step);
+      else
+        for (int64_t r = 0; r < n; ++r)
+          require(all[r * count + i] == from + r + 1, "an ordinary all_gather is wrong", step);
   }
 };
 
@@ -235,10 +243,12 @@ void program(const Rank& rank, uint64_t seed, uint64_t steps) {
     const bool mine = !rooted || (root_host == rank.host && root_local == rank.local);
     std::vector<int64_t> data(count);
     for (uint64_t i = 0; i < count; ++i) data[i] = int64_t(step * 1000 + i) * (rank.me() + 1);
-    require(rank.reduce(data.data(), count, chunk, rooted ? int32_t(root_host) : -1, rooted ? int32_t(root_local) : -1, step) == kOk,
+    require(rank.reduce(data.data(), count, chunk, rooted ? int32_t(root_host) : -1, rooted ? int32_t(root_local) : -1,
+                        step) == kOk,
             "no success", step);
     for (uint64_t i = 0; i < count; ++i)
-      require(data[i] == int64_t(step * 1000 + i) * (mine ? world * (world + 1) / 2 : rank.me() + 1), "a wrong sum", step);
+      require(data[i] == int64_t(step * 1000 + i) * (mine ? world * (world + 1) / 2 : rank.me() + 1), "a wrong sum",
+              step);
   }
 }
 
@@ -277,7 +287,8 @@ void endings() {
       const int status = r.reduce(data.data(), kCount, 4096, -1, -1, 1);
       Failure f;
       c10d_last_failure(&f);
-      require((status == kPeerLost || (status == kBroken && f.cause == kPeerLost)) && f.peer == 2, "a rank that left went unnoticed", 0);
+      require((status == kPeerLost || (status == kBroken && f.cause == kPeerLost)) && f.peer == 2,
+              "a rank that left went unnoticed", 0);
     });
   }
   {
@@ -297,7 +308,8 @@ void endings() {
 
 int main(int argc, char** argv) {
   const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
-  const std::vector<std::vector<uint32_t>> layouts = {{2, 2}, {3, 1}, {1, 1}, {1, 4}, {3, 3}, {2, 1, 3}, {2, 2, 2}, {1, 1, 1, 1}};
+  const std::vector<std::vector<uint32_t>> layouts = {{2, 2}, {3, 1},    {1, 1},    {1, 4},
+                                                      {3, 3}, {2, 1, 3}, {2, 2, 2}, {1, 1, 1, 1}};
   uint64_t seed = 1;
   for (const auto& widths : layouts) {
     World w(widths);

@@ -106,6 +106,6 @@ def _deadline():
 
 
 @pytest.mark.skipif("timeout" not in inspect.signature(dist.barrier).parameters, reason="torch 2.11's barrier takes no time-out")
-@pytest.mark.world_sizes(2)
+@pytest.mark.world_sizes(2, 4)
 def test_deadline_of_the_call(ranks):
     check(ranks, _deadline)

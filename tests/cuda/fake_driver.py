@@ -1,11 +1,4 @@
-"""A driver without a GPU: streams are queues that a seeded scheduler empties as late and in as odd an order as
-streams, events and values permit.
-
-Every piece of work says what memory it reads and writes. Vector clocks (Mattern 1989; one component per stream
-and one per rank's host) tell what must have happened before it: by the order of its stream, by events, by
-values, by what the host had seen finished when it enqueued it, and by the collectives in which the hosts met.
-Two accesses to one byte, one of them a write, that are not so ordered are a race, whether or not this run shows
-it. Races and broken rules go into `World.violations`; tests assert that there are none.
+"""The driver of one process on the GPUs of fake_world.py.
 
 Rules of the real driver that are held here: an address is good only in the process that has it mapped; what a
 process exports it cannot open itself; memory and events that others have opened are not freed; a wait for an
@@ -14,198 +7,14 @@ calls are made with the device active; nothing is used after it is freed.
 """
 import contextlib
 import ctypes
-import itertools
-import random
 import threading
-from collections import deque
 
 import torch
 
 from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.native import lib
 from fake_kernels import FakeKernels
-
-_BASE = 1 << 56        # where no process has memory of its own
-_GAP = 1 << 21
-
-
-class Buffer:
-    def __init__(self, owner, nbytes):
-        self.owner, self.nbytes = owner, nbytes
-        self.bytes = ctypes.create_string_buffer(b"\xee" * nbytes, nbytes)
-        self.real = ctypes.addressof(self.bytes)
-        self.freed = False
-        self.importers = set()
-
-
-class Record:
-    def __init__(self, tag):
-        self.done, self.clock, self.tag = False, {}, tag
-
-
-class Event:
-    def __init__(self, owner):
-        self.owner, self.latest, self.destroyed = owner, None, False
-        self.importers = 0
-
-
-class Op:
-    """``ready()``: may run now; ``run()``: does it; ``reads`` and ``writes``: [(real address, bytes)]."""
-
-    def __init__(self, label, ready=None, run=None, reads=(), writes=(), buffers=(), waits=None):
-        self.label, self.ready, self.run = label, ready, run
-        self.reads, self.writes, self.buffers, self.waits = list(reads), list(writes), buffers, waits
-        self.host = {}
-        self.kernel = None      # of fake_kernels, whose half this is
-
-
-class Stream:
-    def __init__(self, number, rank, weight):
-        self.number, self.rank, self.weight = number, rank, weight
-        self.ops = deque()
-        self.clock = {}
-
-
-class World:
-    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run."""
-
-    def __init__(self, seed=0, laziness=None):
-        self.lock = threading.RLock()
-        self.random = random.Random(seed)
-        self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
-        self.violations = []
-        self.streams = []
-        self.buffers = {}       # handle -> Buffer
-        self.events = {}        # number -> Event, as opened anywhere
-        self.pinned = {}        # address -> (rank, buffer)
-        self.accesses = {}      # where -> [(low, high, write, component, tick, label)]
-        self.values = {}        # real address -> the clock of its writes
-        self.hosts = {}         # rank -> clock
-        self.meetings = {}
-        self.signals = {}       # of fused kernels: (real address of a pad, number of the call) -> what its rank said
-        self.op = Op
-        self.numbers = itertools.count(1)
-        self.addresses = itertools.count(_BASE, _GAP)
-        self.drivers = []
-        self.keep = []          # so that no address serves twice, nor a late access harms
-
-    def wrong(self, text):
-        self.violations.append(text)
-
-    # --- time
-
-    def step(self):
-        """Runs one piece of work, if any can."""
-        with self.lock:
-            heads = [s for s in self.streams if s.ops and (s.ops[0].ready is None or s.ops[0].ready())]
-            if not heads:
-                return False
-            stream = self.random.choices(heads, [s.weight for s in heads])[0]
-            op = stream.ops.popleft()
-            clock = stream.clock
-            _merge(clock, op.host)
-            if op.waits is not None:
-                _merge(clock, op.waits())
-            tick = clock[stream.number] = clock.get(stream.number, 0) + 1
-            if any(b.freed for b in op.buffers):
-                self.wrong(f"{op.label} of rank {stream.rank} uses memory that is freed")
-                return True
-            for span in op.reads:
-                self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
-            for span in op.writes:
-                self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
-            if op.run is not None:
-                op.run(clock)
-            return True
-
-    def _access(self, span, write, component, tick, clock, label):
-        low, high = span[0], span[0] + span[1]
-        if low == high:
-            return
-        kept = []
-        where = self.accesses.setdefault(low >> 40, [])
-        for other in where:
-            olow, ohigh, owrite, ocomponent, otick, olabel = other
-            ordered = clock.get(ocomponent, 0) >= otick
-            if olow < high and low < ohigh and (write or owrite) and not ordered:
-                self.wrong(f"race: {label} {'writes' if write else 'reads'} what {olabel} "
-                           f"{'writes' if owrite else 'reads'}")
-            if not (ordered and write and low <= olow and ohigh <= high):
-                kept.append(other)
-        kept.append((low, high, write, component, tick, label))
-        self.accesses[low >> 40] = kept
-
-    def host_access(self, rank, reads, writes, label):
-        """The CPU's, in the thread of a rank."""
-        with self.lock:
-            clock = self.hosts.setdefault(rank, {})
-            component = f"host {rank}"
-            tick = clock[component] = clock.get(component, 0) + 1
-            for spans, write in ((reads, False), (writes, True)):
-                for span in spans:
-                    self._access(span, write, component, tick, clock, f"{label} of rank {rank}'s CPU")
-
-    def forget(self, low, nbytes):
-        """Memory goes back to where it came from."""
-        with self.lock:
-            where = self.accesses.get(low >> 40, [])
-            self.accesses[low >> 40] = [a for a in where if a[1] <= low or low + nbytes <= a[0]]
-
-    def pace(self):
-        with self.lock:
-            if self.random.random() >= self.laziness:
-                for _ in range(self.random.choice([1, 1, 2, 5])):
-                    self.step()
-
-    def settle(self):
-        """Runs all that can run: torch.cuda.synchronize on every device."""
-        while self.step():
-            pass
-
-    # --- hosts
-
-    def enter(self, key, rank):
-        with self.lock:
-            self.meetings.setdefault(key, {})[rank] = dict(self.hosts.setdefault(rank, {}))
-
-    def met(self, key, rank):
-        with self.lock:
-            for clock in self.meetings[key].values():
-                _merge(self.hosts[rank], clock)
-
-    def kill(self, rank):
-        """The process of a rank is gone: what it had queued never runs; what it had recorded counts as past."""
-        with self.lock:
-            past = {}
-            for stream in self.streams:
-                if stream.rank == rank:
-                    stream.ops.clear()
-                    _merge(past, stream.clock)
-            for event in self.events.values():
-                if event.owner == rank and event.latest is not None:
-                    event.latest.done = True
-                    _merge(event.latest.clock, past)   # who sees the event also sees what ran before the end
-            for buffer in self.buffers.values():
-                buffer.importers.discard(rank)
-            for event in self.drivers[rank].opened_events.values():
-                event.importers -= 1
-            self.drivers[rank].dead = True
-
-    def leaks(self, but=()):
-        """What is left that belongs to ranks other than ``but``."""
-        with self.lock:
-            left = [f"rank {b.owner}: {b.nbytes} bytes" for b in self.buffers.values() if not b.freed and b.owner not in but]
-            left += [f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but]
-            left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
-            left += [f"rank {d.rank}: an opened address or event" for d in self.drivers
-                     if d.rank not in but and (d.opened_events or any(not own for _, own in d.maps.values()))]
-            return left
-
-
-def _merge(clock, other):
-    for component, tick in other.items():
-        if clock.get(component, 0) < tick:
-            clock[component] = tick
+from fake_world import BASE, GAP, Buffer, Event, Op, Record, Stream, merge
 
 
 class FakeDriver(Driver):
@@ -267,7 +76,7 @@ class FakeDriver(Driver):
 
     def _span(self, address, nbytes, what):
         """(real address, its Buffer or None)"""
-        if address < _BASE or address >= _BASE + (1 << 40):
+        if address < BASE or address >= BASE + (1 << 40):
             return address, None
         for base, (buffer, _) in self.maps.items():
             if base <= address and address + nbytes <= base + buffer.nbytes:
@@ -296,7 +105,7 @@ class FakeDriver(Driver):
             self._called("allocate")
             buffer = Buffer(self.rank, nbytes)
             address = next(self.world.addresses)
-            for _ in range(nbytes // _GAP):
+            for _ in range(nbytes // GAP):
                 next(self.world.addresses)
             self.maps[address] = (buffer, True)
             self.world.buffers[f"memory {next(self.world.numbers)}".ljust(64)] = buffer
@@ -335,7 +144,7 @@ class FakeDriver(Driver):
                 self.world.wrong(f"rank {self.rank} opens memory that is freed")
             buffer.importers.add(self.rank)
             address = next(self.world.addresses)
-            for _ in range(buffer.nbytes // _GAP):
+            for _ in range(buffer.nbytes // GAP):
                 next(self.world.addresses)
             self.maps[address] = (buffer, False)
             return address
@@ -477,7 +286,7 @@ class FakeDriver(Driver):
             if not record.done:
                 self.world.step()
             if record.done:
-                _merge(self.world.hosts.setdefault(self.rank, {}), record.clock)
+                merge(self.world.hosts.setdefault(self.rank, {}), record.clock)
             return record.done
 
     def write_value(self, stream, address, value):
@@ -487,7 +296,7 @@ class FakeDriver(Driver):
 
             def run(clock):
                 ctypes.c_uint32.from_address(real).value = value
-                _merge(self.world.values.setdefault(real, {}), clock)
+                merge(self.world.values.setdefault(real, {}), clock)
 
             self._enqueue(stream, Op("write_value", run=run, buffers=[buffer]))
 

@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
-from fake_driver import FakeDriver, World
-from test_device_work import device_tensor, options, warm
+from device_tensors import device_tensor, options, warm
+from fake_driver import FakeDriver
+from fake_world import World
 from thread_ranks import run_ranks
 
 MODES = [{"cuda_mode": "shared"}, {"cuda_mode": "shared", "cuda_order": "values"}, {"cuda_mode": "staged"}]

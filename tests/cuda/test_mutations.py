@@ -10,7 +10,7 @@ from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
-from test_device_work import both_ways, in_turns
+from test_device_messages import both_ways, in_turns
 from test_shared import program
 from thread_ranks import run_ranks
 

@@ -22,7 +22,8 @@ SECONDS = 60
 def _rank(rank, size, port, scenario, answers):
     from c10d_custom import config
     from c10d_custom.c10d import meeting as creation
-    from fake_driver import FakeDriver, World
+    from fake_driver import FakeDriver
+    from fake_world import World
     from thread_ranks import standing_in
 
     world = World(seed=rank, laziness=0.9)

@@ -21,7 +21,8 @@ from c10d_custom.transport.cuda.order import EventOrder
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.shm.transport import ShmTransport
 
-from fake_driver import FakeDriver, World
+from fake_driver import FakeDriver
+from fake_world import World
 
 SMALL = {"spin_us": 0, "cuda_staging_bytes": 65536, "cuda_one_shot_bytes": 4096}
 _here = threading.local()
@@ -45,10 +46,10 @@ def _device_of(tensor):
 @contextlib.contextmanager
 def standing_in(driver_of):
     """Tensors count as those of cuda:0, with the driver that ``driver_of(device)`` gives."""
-    may_be_short = CustomProcessGroup._may_be_short
+    may_be_fast = CustomProcessGroup._may_be_fast
 
-    def _may_be_short(self, *asynchronous):
-        return getattr(_here, "cpu", False) and may_be_short(self, *asynchronous)
+    def _may_be_fast(self, *asynchronous):
+        return getattr(_here, "cpu", False) and may_be_fast(self, *asynchronous)
 
     def kept(function):
         # The stand-ins' memory is not freed in the order of a stream, as that of CUDA tensors is.
@@ -62,7 +63,7 @@ def standing_in(driver_of):
     with mock.patch.object(collectives, "device_of", _device_of), \
             mock.patch.object(collectives, "source", kept(collectives.source)), \
             mock.patch.object(collectives, "target", kept(collectives.target)), \
-            mock.patch.object(CustomProcessGroup, "_may_be_short", _may_be_short), \
+            mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast), \
             mock.patch.object(cuda_driver, "driver_of", driver_of):
         yield
 

@@ -11,6 +11,12 @@ def mpi(request):
     return installation(request.param)
 
 
+@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.full(
+    "what is tested is ours, whoever has started us; what a launcher does is tested with both"))])
+def one_mpi(request):
+    return installation(request.param)
+
+
 def check_met(said, size, times=1):
     assert sorted(said) == list(range(size))
     for rank, value in said.items():
@@ -46,58 +52,68 @@ def test_the_explicit_form_needs_no_environment(mpi):
     assert all(v["before"]["RANK"] is None for v in said.values())
 
 
-def test_any_backend_may_use_the_rendezvous(mpi):
-    check_met(mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
+def test_any_backend_may_use_the_rendezvous(one_mpi):
+    check_met(one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
 
 
 @pytest.mark.parametrize("backend", ["custom", "gloo"])
-def test_explicit_values_win(mpi, backend):
+def test_explicit_values_win(one_mpi, backend):
     """Ranks in the reverse of MPI's order, and no MPI is started."""
     program = ("import os, runpy, sys\n"
                "rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))\n"
                "os.environ.update(RANK=str(1 - rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')\n"
                f"sys.argv = ['meet.py', '--backend', '{backend}']\n"
                f"runpy.run_path(r'{SCRIPTS / 'meet.py'}', run_name='__main__')")
-    said = mpi.finish(2, "-c", program, env={"MASTER_PORT": str(free_port())})
+    said = one_mpi.finish(2, "-c", program, env={"MASTER_PORT": str(free_port())})
     check_met(said, 2)
     for rank, value in said.items():
         assert value["before"]["RANK"] == str(rank) and value["before"]["LOCAL_RANK"] is None
         assert value["mpi"] == [None, None] and value["addr"] == "127.0.0.1"
 
 
-def test_an_address_of_the_user_s_goes_without_mpi(mpi):
+def test_an_address_of_the_user_s_goes_without_mpi(one_mpi):
     """RANK from us, MASTER_ADDR from the user: torch's own env://."""
-    said = mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    said = one_mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
     check_met(said, 2)
     assert all(value["mpi"] == [None, None] for value in said.values())
 
 
-def test_switched_off_it_is_torch_s_own_error(mpi):
-    result = mpi.start(1, SCRIPTS / "meet.py", env={"C10D_CUSTOM_LAUNCHER": "0"})
+def test_switched_off_it_is_torch_s_own_error(one_mpi):
+    result = one_mpi.start(1, SCRIPTS / "meet.py", env={"C10D_CUSTOM_LAUNCHER": "0"})
     assert result.code and "environment variable RANK expected, but not set" in result.errors, str(result)
 
 
-def test_a_contradicting_argument_is_an_error(mpi):
-    result = mpi.start(2, SCRIPTS / "meet.py", "--size", "4")
+def test_a_contradicting_argument_is_an_error(one_mpi):
+    result = one_mpi.start(2, SCRIPTS / "meet.py", "--size", "4")
     assert result.code and "the argument world_size says 4, but MPI says 2" in result.errors, str(result)
     assert not result.stragglers, str(result)
 
 
-@pytest.mark.parametrize("how,where,code,words", [
-    ("raise", "collective", 1, "ZeroDivisionError: the reason"),
-    ("raise", "busy", 1, "ZeroDivisionError: the reason"),
-    ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
-    ("interrupt", "busy", 130, "KeyboardInterrupt"),
-    ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
-    ("exit", "busy", 3, ""),
-    ("exit", "finalize", 3, ""),
-    ("exit_builtin", "busy", 3, ""),
-    ("exit_text", "busy", 1, "the reason"),
-])
-def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
+def check_end(mpi, how, where, code, words):
     result = mpi.start(2, SCRIPTS / "fail.py", how, where, deadline=90)
     assert (result.code == code if code else result.code), str(result)
     assert words in result.errors and not result.stragglers, str(result)
+
+
+@pytest.mark.parametrize("how,where,code,words", [
+    ("raise", "collective", 1, "ZeroDivisionError: the reason"),
+    ("interrupt", "busy", 130, "KeyboardInterrupt"),
+    ("exit", "finalize", 3, ""),
+])
+def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
+    check_end(mpi, how, where, code, words)
+
+
+@pytest.mark.parametrize("how,where,code,words", [
+    ("raise", "busy", 1, "ZeroDivisionError: the reason"),
+    ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
+    ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
+    ("exit", "busy", 3, ""),
+    ("exit_builtin", "busy", 3, ""),
+    ("exit_text", "busy", 1, "the reason"),
+])
+def test_it_ends_wherever_and_however_a_rank_fails(one_mpi, how, where, code, words):
+    check_end(one_mpi, how, where, code, words)
 
 
 def test_a_rank_that_fails_before_it_starts_mpi(mpi):
@@ -109,8 +125,8 @@ def test_a_rank_that_fails_before_it_starts_mpi(mpi):
     assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
 
 
-def test_a_caught_exit_ends_nothing(mpi):
-    mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
+def test_a_caught_exit_ends_nothing(one_mpi):
+    one_mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
 
 
 def test_a_subprocess_is_not_taken_for_a_rank(mpi):
@@ -123,12 +139,12 @@ def test_a_subprocess_is_not_taken_for_a_rank(mpi):
 
 
 @pytest.mark.parametrize("backend", ["custom", "gloo"])
-def test_mp_spawn_under_a_launcher(mpi, backend):
-    said = mpi.finish(1, SCRIPTS / "spawn.py", backend)
+def test_mp_spawn_under_a_launcher(one_mpi, backend):
+    said = one_mpi.finish(1, SCRIPTS / "spawn.py", backend)
     assert {r: (v["total"], v["mpi"]) for r, v in said.items()} == {0: (3.0, False), 1: (3.0, False)}
 
 
-def test_torchrun_under_a_launcher(mpi):
-    said = mpi.finish(1, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPTS / "meet.py")
+def test_torchrun_under_a_launcher(one_mpi):
+    said = one_mpi.finish(1, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPTS / "meet.py")
     check_met(said, 2)
     assert all(value["mpi"] == [None, None] for value in said.values())

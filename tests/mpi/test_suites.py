@@ -14,8 +14,9 @@ from harness import Layout
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# These are about what lies above the transports, which cannot tell one layout from another.
-ABOVE = ("against_gloo", "coalescing", "functional", "refusals")
+# These are about what lies above the transports, which cannot tell one layout from another; random programs take long, and
+# run in one layout.
+ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse")
 TRANSPORTS = sorted(f"conformance/{path.name}" for path in (TESTS / "conformance").glob("test_*.py")
                     if path.stem.removeprefix("test_") not in ABOVE)
 TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_checkpoint.py"]
@@ -25,8 +26,8 @@ FOUR_RANKS = ["programs/test_programs.py::test_six_collectives",
 # One pytest for each layout, since starting one takes seconds. What lies above the transports runs in one layout, but for
 # the programs of four ranks (those of two are split alike by every layout) and, with Open MPI, DDP.
 RUNS = {
-    "2+2": ["conformance", *TRAINING, "programs/test_programs.py", "reliability/test_interrupted.py",
-            "reliability/test_ended_in_a_handler.py", "reliability/test_injection.py", "torch_suite"],
+    "2+2": ["conformance", *TRAINING, "programs/test_programs.py", "faults/test_interrupted.py",
+            "faults/test_ended_in_a_handler.py", "faults/test_injection.py", "torch_suite"],
     "3+1": [*TRANSPORTS, *FOUR_RANKS],
     "openmpi:2+2": [*(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
                     TRAINING[0], *FOUR_RANKS],

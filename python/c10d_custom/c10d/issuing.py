@@ -15,10 +15,11 @@ from ..lowering.collectives import Lowering, only
 from ..lowering.fast_path import FastPath
 from . import trace_dump as trace
 from .blocking import posted_to_be_awaited
+from .completer import Completer
 from .dynamo import opaque_to_dynamo
 from .own_steps import on_top_of_own_step
 from .profiling import profiler_enabled, recorded
-from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
+from .work import DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -9,9 +9,8 @@ import sys
 from types import FrameType
 
 _PACKAGE = "c10d_custom."
-_STEPS = tuple(
-    _PACKAGE + name for name in ("c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport")
-)
+_AMID = "c10d.completer", "c10d.issuing", "c10d.operations", "c10d.work", "lowering.fast_path", "transport"
+_STEPS = tuple(_PACKAGE + name for name in _AMID)
 
 
 def on_top_of_own_step() -> bool:

@@ -225,6 +225,26 @@ class LocalTransport(Transport):
 
     who: Callable[[int], str]
 
+    # --- for a transport over several hosts, of which this is the part inside one
+
+    @property
+    @abstractmethod
+    def handle(self) -> int:
+        """The native group, for who calls the core itself. Valid until `close`."""
+
+    @abstractmethod
+    def health(self, number: int) -> Failure | None:
+        """Why the group is of no more use, at least not for the collective ``number``; None if it is."""
+
+    @abstractmethod
+    def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:
+        """Ends the group on all ranks for a reason that came from elsewhere: a status of native. ``peer``, ``by``: any
+        numbers, which Failures will show; ``number``: of the collective that it is the failure of."""
+
+    @abstractmethod
+    def probe(self, tag: int) -> int:
+        """The rank whose message of that tag waits for a receive from any source; -1: none."""
+
     @abstractmethod
     def attempt(self, args: Any) -> Failure | None:
         """Runs the collective of a reference to native.CallArgs in the calling thread. None, or what went wrong. Raises
@@ -239,6 +259,8 @@ class LocalTransport(Transport):
     def states(self, sequence: int) -> list[PeerState] | None:
         """Of every rank, with the fingerprint it published for that sequence number (0: none is asked for); None once
         the group is closed."""
+
+    # --- who is left
 
     @abstractmethod
     def set_mark(self, mark: int) -> None:

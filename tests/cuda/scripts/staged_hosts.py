@@ -9,7 +9,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (2, 1)]
 import torch
 import torch.distributed as dist
 from conformance.values import raw
-from fake_driver import FakeDriver, World
+from fake_driver import FakeDriver
+from fake_world import World
 from thread_ranks import cpu_tensors, standing_in
 
 rank = int(os.environ.get("PMI_RANK", os.environ.get("RANK", "0")))

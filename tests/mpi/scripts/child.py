@@ -6,7 +6,7 @@ import sys
 
 CHILD = """
 import os, json, torch
-from c10d_custom import launcher
+from c10d_custom.launch import launcher
 print(json.dumps([repr(launcher.detect()), os.environ.get("RANK"), "PMI_RANK" in os.environ]))
 """
 # Without what fill_environment set here, should sitecustomize or the like have imported torch.

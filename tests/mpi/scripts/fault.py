@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from c10d_custom.transport.hosts import transport as hierarchical
+from c10d_custom.transport.hosts import algorithm
 from c10d_custom.transport.hosts.link import MpiLink
 
 GROUP_SECONDS = 4.0
@@ -199,7 +199,7 @@ def main():
     stacks = open(folder / f"{rank}.stacks", "w")  # of a rank that hangs; for said() in test_faults.py
     for number, kind in enumerate(kinds):
         faulthandler.dump_traceback_later(20, file=stacks)
-        hierarchical.MOST_RANKS = 2 if kind.endswith("many ranks") else 16
+        algorithm.MOST_RANKS = 2 if kind.endswith("many ranks") else 16
         group = dist.new_group(timeout=timedelta(seconds=GROUP_SECONDS))
         all_reduce(group, 4)
         dist.barrier(group)

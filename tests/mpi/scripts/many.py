@@ -11,11 +11,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-import c10d_custom.transport.hosts.transport as hierarchical
 from c10d_custom.errors import CollectiveMismatchError
+from c10d_custom.transport.hosts import algorithm
 
 if len(sys.argv) > 1:
-    hierarchical.MOST_RANKS = int(sys.argv[1])
+    algorithm.MOST_RANKS = int(sys.argv[1])
 dist.init_process_group("custom")
 rank, size = dist.get_rank(), dist.get_world_size()
 

@@ -20,8 +20,10 @@ from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import start
 from .peers import Mode, Setup, close_all
+from .pinned import Pinned
 from .shared import SharedCollectives
-from .staged import Pinned, StagedCollectives, StagedMessages, timed_out
+from .staged import StagedCollectives, timed_out
+from .staged_messages import StagedMessages
 from .stream_op import Captured, Events, StreamOp, poll
 
 if TYPE_CHECKING:

@@ -1,23 +1,22 @@
 """Small collectives among the ranks of a few hosts: each rank sends each other rank one message, which
 carries its fingerprint and, where it is short, all that the other needs.
 
-One latency, whatever the operation; no rank waits for a local stage, which matters most where ranks
-outnumber cores. Larger groups and messages take the way of hosts/transport.py; in groups of up to
-`MOST_RANKS` these messages still go first, without payload, so that ranks that disagree find out.
+One latency, whatever the operation; no rank waits for a step inside its host, which matters most where ranks
+outnumber cores. Before larger messages these still go, without payload, so that ranks that disagree find out
+(algorithm.py says when).
 """
 
 import struct
 from ctypes import c_double, c_void_p, memmove
 
 from ... import native
-from ...call import ANY_COUNT, Op
+from ...call import Op
 from ...dtypes import PREMUL_SUM
 from ...native import lib
 from ..failure import Trouble
 from .layout import Reduction
 from .link import HEAD, Buffer
 
-MOST_RANKS = 16
 _HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
 _COMPARED = 32
 _TINY = 64
@@ -68,15 +67,6 @@ class FlatExchange:
     @staticmethod
     def _addresses(values):
         return (c_void_p * len(values))(*values)
-
-    def fits(self, call):
-        """Whether the call can be done here: a function of its fingerprint alone, hence alike on all ranks."""
-        if call.op is Op.barrier:
-            return True
-        if call.count == ANY_COUNT:
-            return False
-        each = call.count * call.dtype.item_bytes
-        return each <= self.limit
 
     def run(self, number, call, deadline):
         """Does it all."""

@@ -19,7 +19,6 @@ A receive from any source also looks at what the ranks of this host have sent: `
 """
 
 import itertools
-import struct
 import threading
 import time
 from ctypes import memmove
@@ -29,44 +28,14 @@ from ... import native
 from ...errors import TransportError
 from ...threads import start
 from ..failure import Trouble
-from ..tickets import PyTicket
-from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
+from .link import Buffer
+from .message_ticket import HEAD, SHARED_TAGS, MessageTicket, tags_of, unlike
 
-_HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
-_SHARED = LARGE_TAGS, LARGE_TAGS + 1
 _EAGER = 16 << 10
 _CHECK = 5e-3
 _LINGER = 0.05
 _GRACE = 1.0
 _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
-
-
-class MessageTicket(PyTicket):
-    def __init__(self, engine, message):
-        super().__init__(engine.complete)
-        self.engine, self.message = engine, message
-        self.began = time.monotonic()
-        self.deadline = self.began + message.timeout
-        self.number = next(engine.numbers)
-        self.requests, self.keep = [], None
-        self.posted = False  # a send: MPI has all of it
-        self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
-        self.matched = False
-        self.inner = None  # the local ticket that a receive from any source has become
-
-    def withdraw(self):
-        self.engine.withdraw(self)
-
-    def wait(self, seconds, may_run=False):
-        begun = time.monotonic()
-        while not self._done:
-            self.engine.refuse_inside(self.message.name)
-            self.engine.progress()
-            waited = time.monotonic() - begun
-            if self._done or waited >= seconds:
-                break
-            self.engine.link.pause(waited)
-        return self._done
 
 
 class Messages:
@@ -97,7 +66,7 @@ class Messages:
         if self._over:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
         ticket, me = MessageTicket(self, message), get_ident()
-        tags = self._tags(message.tag)
+        tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
         try:
             with self._lock:
@@ -122,18 +91,14 @@ class Messages:
         if self._taking is not None and self._by == get_ident():
             raise self._inside()(name)
 
-    def _tags(self, tag):
-        at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
-        return (at, at + 1) if at + 1 <= self.link.tag_limit else _SHARED
-
     def _send(self, message, tags, ticket):
         t, link = message.tensor, self.link
         eager = t.nbytes <= _EAGER
-        head = Buffer(_HEAD.size + (t.nbytes if eager else 0))
-        _HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
+        head = Buffer(HEAD.size + (t.nbytes if eager else 0))
+        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
         ticket.keep = head
         if eager:
-            head.fill(_HEAD.size, t.data_ptr(), t.nbytes)
+            head.fill(HEAD.size, t.data_ptr(), t.nbytes)
         ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
         if not eager:
             link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
@@ -226,7 +191,7 @@ class Messages:
         probe, MPI = self.link.comm.Iprobe, self.link.MPI
         for entry in list(self._wanted):
             peer, tags, ticket = entry
-            if tags != _SHARED and ((peer, tags) in seen or (-1, tags) in seen) or entry not in self._wanted:
+            if tags != SHARED_TAGS and ((peer, tags) in seen or (-1, tags) in seen) or entry not in self._wanted:
                 continue
             seen.add((peer, tags))
             if peer < 0 and (source := self._local(ticket.message.tag)) >= 0:
@@ -237,7 +202,7 @@ class Messages:
                 self._moving.append(ticket)
                 self._taking, moved = None, True
                 continue
-            if tags == _SHARED:
+            if tags == SHARED_TAGS:
                 moved |= self._match_shared(entry)
                 continue
             if not probe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0]) or entry not in self._wanted:
@@ -258,7 +223,7 @@ class Messages:
             self._taking, status = ticket, MPI.Status()
             if (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
                 source, head = status.Get_source(), self._head(found, status)
-                nbytes, _, eager, tag = _HEAD.unpack_from(head.memory)
+                nbytes, _, eager, tag = HEAD.unpack_from(head.memory)
                 data, requests = head if eager else Buffer(nbytes), []
                 self._early.append((source, tag, head, requests, data))
                 if not eager:
@@ -282,41 +247,27 @@ class Messages:
 
     def _take(self, ticket, source, head, data):
         """All of the message is here."""
-        t, at = ticket.message.tensor, _HEAD.size if data is head else 0
-        nbytes, dtype, _, _ = _HEAD.unpack_from(head.memory)
+        t, at = ticket.message.tensor, HEAD.size if data is head else 0
+        nbytes, dtype, _, _ = HEAD.unpack_from(head.memory)
         ticket.matched, ticket._source = True, source
-        trouble = self._unlike(ticket, nbytes, dtype)
+        trouble = unlike(ticket, nbytes, dtype)
         if trouble is None and nbytes:
             memmove(t.data_ptr(), data.address + at, nbytes)
         self._end(ticket, trouble)
 
     def _head(self, found, status):
-        head = Buffer(max(_HEAD.size, status.Get_count(self.link.MPI.BYTE)))
+        head = Buffer(max(HEAD.size, status.Get_count(self.link.MPI.BYTE)))
         found.Recv([head.memory, self.link.MPI.BYTE])
         return head
-
-    @staticmethod
-    def _unlike(ticket, nbytes, dtype):
-        message = ticket.message
-        if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
-            return None
-        return Trouble(
-            native.MISMATCH,
-            ticket._source,
-            expected=message.tensor.nbytes,
-            actual=nbytes,
-            expected_dtype=message.dtype.code,
-            actual_dtype=dtype,
-        )
 
     def _deliver(self, ticket, found, status, tags):
         source, t = status.Get_source(), ticket.message.tensor
         head = self._head(found, status)
-        nbytes, dtype, eager, _ = _HEAD.unpack_from(head.memory)
+        nbytes, dtype, eager, _ = HEAD.unpack_from(head.memory)
         if eager:
             return self._take(ticket, source, head, head)
         ticket.matched, ticket._source = True, source
-        if (trouble := self._unlike(ticket, nbytes, dtype)) is not None:
+        if (trouble := unlike(ticket, nbytes, dtype)) is not None:
             scratch, requests = Buffer(nbytes), []  # what follows must not be taken for another message
             self._drains.append((requests, scratch))
             self.link.receive(scratch.address, nbytes, source, tags[1], requests)

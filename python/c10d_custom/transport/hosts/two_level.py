@@ -12,7 +12,7 @@ from ctypes import c_void_p
 from hashlib import blake2b
 
 from ... import native
-from ...call import ANY_COUNT, Memory, Op
+from ...call import ANY_COUNT, Op
 from ...native import lib
 from ..cuts import chunks, evenly
 from ..failure import LATER, Trouble
@@ -48,19 +48,8 @@ class TwoLevelCollective:
         self.link.withdraw([r for requests in self.received for r in requests], keep)
 
     def run(self):
-        call, flat = self.call, self.t.flat
-        if call.op is Op.rejected:
-            return self._rejected()
-        if call.memory is Memory.device:
-            return self._agree() if flat is None else flat.announce(self.number, call, self.deadline)
-        if flat is not None:
-            if flat.fits(call):
-                return flat.run(self.number, call, self.deadline)
-            flat.announce(self.number, call, self.deadline)
-        else:
-            self._agree()
+        """Once the ranks have agreed that they call the same."""
         {
-            Op.barrier: lambda: None,
             Op.all_reduce: self._reduction,
             Op.reduce: self._reduction,
             Op.broadcast: self._broadcast,
@@ -69,12 +58,13 @@ class TwoLevelCollective:
             Op.all_to_all: self._all_to_all,
             Op.gather: self._gather,
             Op.scatter: self._scatter,
-        }[call.op]()
+        }[self.call.op]()
         self._flush()
 
     # --- agreement
 
-    def _rejected(self):
+    def reject(self):
+        """Tells the others that this rank has refused the call."""
         if self.t.flat is None:
             raise Trouble(native.MISMATCH, self.t.rank)
         self.t.told = [told for told in self.t.told if not self.link.MPI.Request.Testall(told[0])]
@@ -82,7 +72,7 @@ class TwoLevelCollective:
         self.link.settle(told[0])
         self.t.told.append(told)
 
-    def _agree(self):
+    def agree(self):
         """Inside each host the core compares fingerprints; between the hosts, their first ranks do, in
         the rounds of a dissemination barrier (Hensgen, Finkel, Manber 1988): equal to a neighbour that
         is equal to its own is equal to all."""
@@ -135,7 +125,7 @@ class TwoLevelCollective:
             )
         )
         if failure is not None:
-            raise self.t.trouble(failure)
+            raise self.t.health.trouble(failure)
 
     # Requests are in the call's own lists from the moment they are made: none is lost to an exception.
 

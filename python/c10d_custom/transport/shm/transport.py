@@ -216,6 +216,24 @@ class ShmTransport(LocalTransport):
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
         return failure.status != native.OK
 
+    # --- for a transport over several hosts, of which this is the part inside one
+
+    @property
+    def handle(self) -> int:
+        return self._handle
+
+    def health(self, number: int) -> Failure | None:
+        failure = Failure()
+        return failure if lib.c10d_health(self._handle, number, byref(failure)) else None
+
+    def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:
+        lib.c10d_poison(self._handle, status, peer, by, number)
+
+    def probe(self, tag: int) -> int:
+        return lib.c10d_probe(self._handle, tag)
+
+    # --- who is left
+
     def set_mark(self, mark: int) -> None:
         lib.c10d_set_mark(self._handle, mark)
 

@@ -1,0 +1,156 @@
+"""The threads that end Works that nobody waits for."""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+
+from ..errors import AbortedError, TransportError
+from ..threads import start
+
+# A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
+# and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
+_REMEMBERED = 64
+_TINY = 64  # bytes, of each tensor
+
+# How many unfinished Works are looked at with each new one.
+_SWEEP = 4
+
+# How long to wait for a callback of a future that does not return (the thread is a daemon).
+_JOIN = 5.0
+
+
+class Completer:
+    """Ends Works that nobody waits for: those with a future, or with something to do at the end.
+
+    Callbacks of a future run in the thread that completes it and may wait for further operations of
+    the same group, so there is always one more thread than there are callbacks running.
+
+    A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken
+    twice by one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs."""
+
+    def __init__(self, transport, name):
+        self._transport, self._name = transport, name
+        self._lock = threading.RLock()
+        self._tokens = itertools.count(1)
+        self._watched = {}  # token -> (work, index of the ticket it stands for)
+        self._in_flight = {}  # an ordered set: keeps Works, and so their tensors, alive until they end
+        self._remembered = deque(maxlen=_REMEMBERED)
+        self._held = set()  # Works that torch's registry of graph inputs has
+        self._idle = 0
+        self._threads = set()
+
+    def keep(self, work):
+        """Keeps ``work`` alive until it ends."""
+        with self._lock:
+            # Works that nobody waits for are let go here, a few at each call.
+            oldest = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
+            for w in oldest:
+                self._in_flight.pop(w, None)
+                self._in_flight[w] = None
+            self._in_flight[work] = None
+        for w in oldest:
+            if w.is_completed():
+                self.forget(w)
+
+    def adopt(self, work, eager):
+        """The same of a Work that C++ may have; ``eager``: sees to its end, too."""
+        self.keep(work)
+        if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
+            self._remembered.append(work)
+        if eager:
+            self.watch(work)
+
+    def refuse_inside(self, tickets):
+        """UsageError if one of them is a collective that waits for this thread's own outer frame."""
+        for ticket in tickets:
+            if ticket.collective and not ticket.done() and self._transport.interrupted_here():
+                raise self._transport.inside("Work.wait of a collective")
+
+    def forget(self, work):
+        with self._lock:
+            self._in_flight.pop(work, None)
+
+    def hold(self, work):
+        """Keeps ``work`` alive until `release`."""
+        self._held.add(work)
+
+    def release(self, work):
+        self._held.discard(work)
+
+    def watch(self, work, index=0):
+        """Settles ``work`` once its tickets, from ``index`` on, are done."""
+        while index < len(work._tickets):
+            ticket = work._tickets[index]
+            token = next(self._tokens)
+            with self._lock:
+                self._watched[token] = (work, index)
+            if not self._threads:
+                self._start()
+            if ticket.watch(token):
+                return
+            with self._lock:
+                self._watched.pop(token, None)
+            index += 1
+        work.settle()
+
+    def wait_all(self, seconds):
+        """Waits for every Work under way, each for up to ``seconds``."""
+        for work in list(self._in_flight):
+            work.wait(seconds)
+
+    def close(self):
+        """Ends the threads; the transport has left, so nothing keeps them."""
+        # One that ends may have started another; and one that is still at the end of a callback when the interpreter
+        # goes away takes the process with it.
+        until = time.monotonic() + _JOIN
+        while (threads := self._others()) and time.monotonic() < until:
+            threads[0].join(until - time.monotonic())
+        for work in list(self._in_flight):
+            work.settle()
+        self._remembered.clear()
+
+    def _others(self):
+        with self._lock:
+            return [t for t in self._threads if t.is_alive() and t is not threading.current_thread()]
+
+    def drop_all(self):
+        """The transport is closed: nothing uses what unfinished Works have kept."""
+        with self._lock:
+            self._in_flight.clear()
+
+    def _start(self):
+        with self._lock:
+            self._idle += 1
+        try:
+            thread = start(self._run, f"c10d_custom:{self._name}")
+        except RuntimeError as error:
+            with self._lock:
+                self._idle -= 1
+            raise TransportError(f"group {self._name}: no thread for its futures: {error} (ulimit -u)") from error
+        with self._lock:
+            self._threads = {t for t in self._threads if t.is_alive()} | {thread}
+
+    def _run(self):
+        try:
+            while True:
+                token = self._transport.next_completed(3600.0)
+                if token is None:
+                    continue
+                with self._lock:
+                    work, index = self._watched.pop(token, (None, 0))
+                    self._idle -= 1
+                    last = not self._idle
+                if last:
+                    with contextlib.suppress(TransportError):  # then callbacks have to wait for this one
+                        self._start()
+                if work is not None:
+                    self.watch(work, index + 1)
+                work = None
+                with self._lock:
+                    if self._idle >= 2:  # enough of us wait already
+                        return
+                    self._idle += 1
+        except AbortedError:
+            pass

@@ -1,0 +1,55 @@
+"""Pinned host memory, through which staged tensors go."""
+
+import threading
+
+_KEPT = 64 << 20  # bytes kept for messages to come
+
+
+class Pinned:
+    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any
+    step."""
+
+    def __init__(self, driver):
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._free = {}  # bytes -> addresses
+        self._kept = 0
+        self._all = {}  # address -> bytes
+        self._closed = False
+
+    def take(self, nbytes):
+        size = max(4096, 1 << (nbytes - 1).bit_length()) if nbytes else 4096
+        with self._lock:
+            if kept := self._free.get(size):
+                address = kept.pop()
+                self._kept -= size
+                return address
+        with self._driver.activate():
+            address = self._driver.allocate_pinned(size)
+        with self._lock:
+            self._all[address] = size
+        return address
+
+    def give(self, address):
+        """No copy from or to it is under way."""
+        with self._lock:
+            size = self._all[address]
+            if not self._closed and self._kept + size <= _KEPT:
+                self._kept += size
+                self._free.setdefault(size, []).append(address)
+                return
+            del self._all[address]
+        with self._driver.activate():
+            self._driver.free_pinned(address)
+
+    def close(self):
+        """Frees what is not lent."""
+        with self._lock:
+            self._closed = True
+            addresses = [a for free in self._free.values() for a in free]
+            self._free = {}
+            for address in addresses:
+                del self._all[address]
+        with self._driver.activate():
+            for address in addresses:
+                self._driver.free_pinned(address)

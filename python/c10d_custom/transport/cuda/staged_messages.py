@@ -1,0 +1,234 @@
+"""Messages of CUDA tensors through pinned host memory and a transport of CPU tensors."""
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from threading import get_ident
+
+from ...call import Region
+from ...errors import AbortedError
+from ...threads import start
+from ..tickets import PyTicket
+
+_LOOK = 0.02
+_LINGER = 0.02
+
+
+class StagedTicket(PyTicket):
+    """A message. A send is done when its bytes have left the pinned memory, a receive when they are on
+    their way to the GPU."""
+
+    def __init__(self, messages, message, address):
+        super().__init__(messages.complete)
+        self.messages, self.message, self.address = messages, message, address
+        self.deadline = message.stream_op.began + message.timeout
+        self.fetched = None  # a send: the event behind its copy to the host
+        self.inner = None  # the CPU transport's ticket
+
+    def wait(self, seconds, may_run=False):
+        until = time.monotonic() + seconds
+        while not self._done:
+            self.messages.progress()
+            left = until - time.monotonic()
+            if self._done or left <= 0:
+                break
+            if self.inner is not None:
+                self.inner.wait(min(left, 1e-3))
+            else:
+                time.sleep(min(left, 50e-6))
+        return self._done
+
+    def withdraw(self):
+        if self.inner is not None:
+            self.inner.withdraw()
+        else:
+            self.messages.cpu.abort()  # the GPU may be reading the tensor: what ends the group waits for that
+        while not self.wait(0.1):
+            pass
+
+
+class StagedMessages:
+    """Sends and receives of CUDA tensors, on two streams of their own. Sends reach the CPU transport in the order
+    of posting; beyond that none waits for another. Whoever waits drives them all, else a thread does."""
+
+    def __init__(self, cpu, driver, pinned, streams, complete, late):
+        self.cpu, self.driver, self.pinned = cpu, driver, pinned
+        self._out, self._in = streams
+        self.complete, self._late = complete, late
+        self._lock = threading.RLock()
+        self._by = 0  # the thread that makes progress
+        self._fetching = deque()  # sends whose bytes are coming from the GPU
+        self._moving = []  # with the CPU transport
+        self._leaving = deque()  # (event, address, stream_op): receives whose bytes go to the GPU
+        self._changed = threading.Condition()
+        self._thread = None
+        self._starts = self._over = False
+        self._looked = 0.0
+
+    def post(self, message):
+        stream_op, t = message.stream_op, message.tensor
+        address = self.pinned.take(t.nbytes)
+        ticket = StagedTicket(self, message, address)
+        with self._lock, self.driver.activate():
+            if self._over:
+                self.pinned.give(address)
+                raise AbortedError(f"{message.name}: the group is closed")
+            if message.is_recv:
+                try:
+                    self._hand_over(ticket)
+                except BaseException:
+                    self.pinned.give(address)
+                    raise
+            else:
+                stream_op.begin(self._out)
+                if t.nbytes:
+                    self.driver.copy(self._out, address, t.data_ptr(), t.nbytes)
+                stream_op.finish(self._out)
+                self._fetching.append(ticket)
+        self._ensure_thread()
+        return ticket
+
+    def _hand_over(self, ticket):
+        m = ticket.message
+        left = max(0.0, ticket.deadline - time.monotonic())
+        region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
+        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[]))
+        self._moving.append(ticket)
+
+    # --- the engine
+
+    def progress(self):
+        """Does what can be done now, unless another thread is at it. True if something moved."""
+        me = get_ident()
+        if self._by not in (0, me):
+            return False
+        with (
+            self._lock,
+            self.driver.activate(),
+        ):  # not acquire(): a signal handler that raises after it would leave it held
+            outer, self._by = self._by, me
+            try:
+                return self._send_on() | self._take_in() | self._let_go()
+            finally:
+                self._by = outer
+
+    def _send_on(self):
+        moved = False
+        while self._fetching:
+            ticket, error = self._fetching[0], None
+            try:
+                if not self.driver.done(ticket.message.stream_op.end):
+                    if time.monotonic() < ticket.deadline and not self._broken():
+                        break
+                    error = self._late(ticket.message, "what was queued on its stream before")
+            except Exception as failed:
+                error = failed
+            self._fetching.popleft()
+            moved = True
+            if error is None:
+                try:
+                    self._hand_over(ticket)
+                except Exception as refused:
+                    error = refused
+            if error is not None:
+                # A copy into the memory may still be under way: it is kept until it is over.
+                self._leaving.append((ticket.message.stream_op, ticket.address))
+                ticket.finish(error)
+        return moved
+
+    def _broken(self):
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return False
+        self._looked = now
+        return self.cpu.broken()
+
+    def _take_in(self):
+        moved = False
+        for ticket in list(self._moving):
+            if not ticket.inner.done():
+                continue
+            self._moving.remove(ticket)
+            moved = True
+            error, m = ticket.inner.error(), ticket.message
+            if not m.is_recv or error is not None:
+                self.pinned.give(ticket.address)
+            else:
+                try:
+                    m.stream_op.begin(self._in)
+                    if m.tensor.nbytes:
+                        self.driver.copy(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
+                    if m.copy_back:
+                        self.driver.copy_tensors(self._in, m.copy_back)
+                    m.stream_op.finish(self._in)
+                except Exception as failed:
+                    error = failed
+                self._leaving.append((m.stream_op, ticket.address))
+            ticket.finish(error, ticket.inner.source)
+        return moved
+
+    def _let_go(self):
+        moved = False
+        while self._leaving:
+            stream_op, address = self._leaving[0]
+            try:
+                if stream_op.end is not None and not self.driver.done(stream_op.end):
+                    break
+            except Exception:
+                break  # the GPU has failed: nothing is known of its copies
+            self._leaving.popleft()
+            self.pinned.give(address)
+            moved = True
+        return moved
+
+    # --- the thread
+
+    def _ensure_thread(self):
+        with self._changed:
+            if starts := self._starts:
+                self._changed.notify_all()
+            self._starts = True
+        if not starts:
+            try:
+                self._thread = start(self._run, "c10d_custom:staged")  # without the lock
+            except RuntimeError:
+                self._starts = False
+                raise
+
+    def _live(self):
+        return self._fetching or self._moving or self._leaving
+
+    def _run(self):
+        last = time.monotonic()
+        while True:
+            moved, now = self.progress(), time.monotonic()
+            if moved or self._live():
+                last = now if moved else last
+                time.sleep(100e-6 if now - last < _LINGER else 1e-3)
+                continue
+            with self._changed:
+                if self._over:
+                    return
+                self._changed.wait_for(lambda: self._over or self._live())
+                last = time.monotonic()
+
+    def leave(self):
+        """The CPU transport has left: what it had is done, and the rest fails."""
+        with self._lock:
+            self._over = True
+            while self._fetching:
+                ticket = self._fetching.popleft()
+                self._leaving.append((ticket.message.stream_op, ticket.address))
+                ticket.finish(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
+            with self.driver.activate():
+                self._take_in()
+
+    def close(self):
+        """After `leave`. The stream is idle, or nothing can be freed."""
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        with self._lock, self.driver.activate():
+            self._let_go()

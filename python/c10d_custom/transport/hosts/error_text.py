@@ -1,0 +1,56 @@
+"""What a group over hosts knows for the text of an error: the hosts' names, and what the other ranks say in the
+store."""
+
+from torch.distributed import PrefixStore
+
+from ...call import Fingerprint, mismatch_table
+from ...creation.exchange import Exchange
+from ...errors import TransportError
+from ...threads import start
+from ..failure import ErrorText
+from .flat_exchange import fingerprint, parse
+
+
+class HostsErrorText(ErrorText):
+    def who(self, rank):
+        return self.t.who(rank)
+
+    def fate(self, rank):
+        if rank in self.t.detector.left:
+            return f"{self.who(rank)} has left the group (destroy_process_group, or its process ended)"
+        return f"{self.who(rank)} (pid {self.t.locations[rank].pid}) has died, or its host is gone"
+
+    def missing(self):
+        # This rank knows whom it waited for, and they may have waited for others: those who timed out alike say so in
+        # the store.
+        said = _published(self.t, self.f.seq, self.call, 0.3)
+        late = [r for r, fingerprint in said.items() if fingerprint is None]
+        if len(late) == self.t.size - 1:
+            late = getattr(self.f, "missing", None) or ([self.f.peer] if self.f.peer >= 0 else [])
+        return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
+
+    def table(self):
+        return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
+
+
+def _published(transport, number, call, seconds):
+    """Every rank's fingerprint of a collective that failed, as far as they say so in time."""
+    exchange = Exchange(PrefixStore(f"failed/{number}", transport.store), transport.rank, transport.size, seconds)
+    prints = dict.fromkeys(range(transport.size))
+    mine = parse(fingerprint(number, call))
+    prints[transport.rank] = Fingerprint(*mine)
+
+    def ask():
+        try:
+            exchange.say(str(transport.rank), mine)
+            for rank in range(transport.size):
+                try:
+                    prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"))
+                except TransportError:
+                    pass  # it has not called, or its process is gone
+        except RuntimeError:
+            pass  # the store is gone with the process that served it
+
+    # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
+    start(ask, "c10d_custom:ask").join(seconds + 0.2)
+    return dict(prints)

@@ -1,0 +1,151 @@
+"""Who is gone, and whether a group over hosts is still of use: what the failure detector has heard of other hosts, and
+what the shared memory shows of this one."""
+
+import time
+
+from ... import native
+from ...errors import TransportError
+from ..failure import Trouble
+from .failure_detector import Fault
+
+# Ranks of other hosts, in the record of what ended the local group.
+_REMOTE = 1 << 20
+# s: how long what a rank sent before it left may still be on its way.
+_GRACE = 1.0
+_REASON = 0.3  # s: for the news of why a neighbour left
+
+
+def group_rank(hosts, index):
+    """The group rank of what the local group has as a rank."""
+    return index - _REMOTE if index >= _REMOTE else hosts.here[index] if index >= 0 else -1
+
+
+class Health:
+    """``local``: the transport inside this host; ``stop``: called once the group has ended, so that nothing takes the
+    fast path; ``abandon``: called if MPI can no longer end in good order. ``detector`` is set once it is there."""
+
+    detector = None
+
+    def __init__(self, rank, hosts, local, stop, abandon):
+        self.rank, self.hosts, self.local = rank, hosts, local
+        self._stop, self._abandon = stop, abandon
+        self._left_at = {}
+        self.over = False  # this rank has left
+
+    def check(self, peers, number=native.NEVER):
+        """Raises Trouble if the group is of no more use, at least not for the collective ``number``, or a rank of
+        ``peers`` has left it."""
+        self.check_quickly(number)
+        failure = self.local.health(number)
+        if failure is not None:
+            raise self.trouble(failure)
+        for peer in peers:
+            if peer in self.detector.left:
+                first = self._left_at.setdefault(peer, time.monotonic())
+                if time.monotonic() - first > _GRACE:
+                    raise Trouble(native.PEER_LOST, peer)
+
+    def check_quickly(self, number=native.NEVER):
+        """The same of what is known already."""
+        if self.over:
+            raise Trouble(native.ABORTED)
+        fault = self.detector.trouble(number)
+        if fault is not None:
+            if fault.status == native.ABORTED and fault.by == self.rank:
+                raise Trouble(native.ABORTED)
+            raise Trouble(native.BROKEN, fault.peer, fault.by, fault.status, seq=fault.number)
+
+    def broken(self):
+        try:
+            self.check([])
+        except Trouble:
+            return True
+        return False
+
+    def sound(self):
+        """Whether no rank has reported a failure."""
+        return self.detector.trouble(native.NEVER) is None
+
+    # --- news
+
+    def abort(self, number=0):
+        """This rank ends the group, amid the collective ``number``."""
+        self.spread(Fault(native.ABORTED, self.rank, self.rank, number))
+
+    def spread(self, fault):
+        """Tells all ranks."""
+        self.record(fault)
+        self.detector.report(fault)
+
+    def record(self, fault):
+        """What a Fault means for the ranks of this host."""
+        self._stop()
+        # One that has left is alive, and waits for the others in MPI's Finalize.
+        left = self.detector.left if self.detector is not None else ()
+        if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:
+            self._abandon()
+        self.local.end_for_all(fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
+
+    def tell_what_this_host_knows(self):
+        """Before leaving. The shared memory may show what the detector has not heard: a rank that has just died, of
+        which the others would see no more than this rank's end; or that a neighbour gave up, whose news of the reason
+        is about to come."""
+        failure = self.local.health(native.NEVER)
+        if failure is None:
+            return
+        status = failure.status
+        if status == native.BROKEN:
+            until = time.monotonic() + _REASON
+            while self.sound() and time.monotonic() < until:
+                time.sleep(1e-3)
+            status = failure.cause
+        if self.sound() and status in (native.PEER_LOST, native.TIMEOUT):
+            self.spread(Fault(status, self.trouble(failure).peer, self.rank, 0))
+
+    # --- reasons
+
+    def why_left(self, trouble):
+        """A neighbour that leaves in the middle of a call has a reason, a lost rank for one, and has told it before;
+        but the shared memory may show that it left before the news is here."""
+        if trouble.peer not in self.hosts.here:
+            return trouble
+        states = self.local.states(0)
+        if states is None or states[self.hosts.here.index(trouble.peer)].state != native.LEFT:
+            return trouble
+        until = time.monotonic() + _REASON
+        try:
+            while time.monotonic() < until and trouble.peer not in self.detector.left:
+                self.check_quickly()
+                time.sleep(1e-3)
+            self.check_quickly()
+        except Trouble as reason:
+            return reason
+        return trouble
+
+    def explain(self, error):
+        """The Trouble behind an error of MPI's, which may come before the news of a lost rank."""
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            try:
+                self.check([])
+            except Trouble as trouble:
+                return trouble
+            time.sleep(5e-3)
+        return error if isinstance(error, TransportError) else TransportError(f"MPI: {error}")
+
+    def trouble(self, failure):
+        """The Trouble for a native Failure of the local group."""
+        return Trouble(
+            failure.status,
+            group_rank(self.hosts, failure.peer),
+            group_rank(self.hosts, failure.by),
+            failure.cause,
+            seq=failure.seq,
+        )
+
+    # --- ranks, as the local group knows them
+
+    def _index(self, rank):
+        if rank < 0:
+            return -1
+        return self.hosts.here.index(rank) if rank in self.hosts.here else rank + _REMOTE

@@ -1,0 +1,81 @@
+"""all_reduce of sparse COO tensors, and DDP over a sparse embedding, which uses it."""
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel
+
+from c10d_custom.errors import UsageError
+
+
+def part(rank):
+    """Overlapping, repeated and (on rank 1) no coordinates; values whose sums are exact."""
+    if rank == 1:
+        return torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3), (5, 7, 3))
+    indices = torch.tensor([[rank % 5, 1, 1], [rank % 7, 2, 2]])
+    return torch.sparse_coo_tensor(indices, torch.arange(9.0).view(3, 3) + rank, (5, 7, 3))
+
+
+def sum_case(asynchronous):
+    size = dist.get_world_size()
+    tensor = part(dist.get_rank())
+    work = dist.all_reduce(tensor, async_op=asynchronous)
+    if asynchronous:
+        work.wait()
+        assert work.result()[0] is tensor
+    expected = sum(part(r).to_dense() for r in range(size))
+    return None if torch.equal(tensor.to_dense(), expected) else (tensor, expected)
+
+
+def refused_case():
+    try:
+        dist.all_reduce(part(0), ReduceOp.MAX)
+        return "MAX of sparse tensors was accepted"
+    except UsageError:
+        return None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sum(ranks, asynchronous):
+    assert not any(found := ranks.run(sum_case, asynchronous)), found
+
+
+def test_only_sums_are_known(ranks, beyond_gloo):
+    beyond_gloo("says so with an error of its own")
+    assert not any(found := ranks.run(refused_case)), found
+
+
+def outside_case():
+    index = 10**9 if dist.get_rank() == 0 else 1
+    tensor = torch.sparse_coo_tensor(torch.tensor([[index]]), torch.ones(1), (5,), is_coalesced=True, check_invariants=False)
+    try:
+        dist.all_reduce(tensor)
+        return "an index outside of the shape was taken"
+    except RuntimeError as error:
+        dist.barrier()
+        return None if "size is inconsistent with indices" in str(error) else str(error)
+
+
+def test_a_peer_s_index_outside_of_the_shape_is_refused(ranks, beyond_gloo):
+    beyond_gloo("takes it")
+    assert not any(found := ranks.run(outside_case)), found
+
+
+def ddp_case():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(16, 4, sparse=True)
+    alone = torch.nn.Embedding(16, 4, sparse=True)
+    alone.load_state_dict(model.state_dict())
+    words = [torch.tensor([r, 3, 3 + r]) for r in range(size)]
+    parallel = DistributedDataParallel(model)
+    parallel(words[rank]).sum().backward()
+    for w in words:
+        alone(w).sum().backward()
+    got, expected = model.weight.grad.to_dense() * size, alone.weight.grad.to_dense()
+    return None if torch.allclose(got, expected) else (got, expected)  # the division by size rounds
+
+
+@pytest.mark.world_sizes(2, 3)
+def test_ddp_of_a_sparse_embedding(ranks):
+    assert not any(found := ranks.run(ddp_case)), found

@@ -1,0 +1,102 @@
+"""Messages of a group's CUDA tensors, on a simulated GPU."""
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
+from device_tensors import contents, device_tensor
+from thread_ranks import run_ranks
+
+MODES = ["shared", "staged"]
+
+
+def both_ways(seed, size, steps, config, seconds=60.0):
+    """Two ranks send large messages before either receives."""
+    def body(r):
+        other, n = 1 - r.rank, 300_000
+        out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
+        into = [torch.zeros(n) for _ in range(3)]
+        r.keep += into
+        sends = [r.pg.send([t], other, tag) for tag, t in enumerate(out)]
+        receives = [r.pg.recv([into[tag]], other, tag) for tag in (2, 0, 1)]
+        for w in receives + sends:
+            w.wait()
+        assert [float(contents(r, t).unique()) for t in into] == [10.0 * other + tag for tag in range(3)]
+        assert [w.source_rank() for w in receives] == [other] * 3
+
+    run_ranks(2, body, seed=seed, config=config, seconds=seconds)
+
+
+def in_turns(seed, size, steps, config, seconds=60.0):
+    """Message after message of one size, none of which the GPU has seen when the next is posted."""
+    def body(r):
+        into = [torch.zeros(5000) for _ in range(6)]
+        r.keep += into
+        for k, t in enumerate(into):
+            send = r.pg.send([device_tensor(r, 5000, 10.0 * r.rank + k)], 1 - r.rank)
+            r.pg.recv([t], 1 - r.rank).wait()
+            send.wait()
+        assert [float(contents(r, t).unique()) for t in into] == [10.0 * (1 - r.rank) + k for k in range(6)]
+
+    run_ranks(2, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
+
+
+def test_messages_in_turns():
+    for seed in range(5):
+        in_turns(seed, 2, 1, {"cuda_mode": "staged"})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_messages_cross_in_both_directions_at_once(mode):
+    for seed in range(10):
+        both_ways(seed, 2, 1, {"cuda_mode": mode})
+
+
+def test_messages_with_one_tag_arrive_in_order_and_from_anywhere():
+    def body(r):
+        if r.rank:
+            works = [r.pg.send([device_tensor(r, 10 + 5000 * (k % 2), float(k))], 0, 0) for k in range(6)] if r.rank == 1 else []
+            works += [r.pg.send([device_tensor(r, 7, 99.0)], 0, 5)] if r.rank == 2 else []
+            for w in works:
+                w.wait()
+            return None
+        into = [torch.zeros(10 + 5000 * (k % 2)) for k in range(6)]
+        any_one = torch.zeros(7)
+        r.keep += [*into, any_one]
+        works = [r.pg.recv([t], 1, 0) for t in into]
+        anywhere = r.pg.recv_anysource([any_one], 5)
+        for w in works:
+            w.wait()
+        anywhere.wait()
+        assert anywhere.source_rank() == 2
+        return [float(contents(r, t)[0]) for t in [*into, any_one]]
+
+    for seed in range(6):
+        assert run_ranks(3, body, seed=seed)[0] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 99.0]
+
+
+def test_messages_of_different_sizes_are_told():
+    def body(r):
+        with pytest.raises(CollectiveMismatchError, match="bytes"):
+            if r.rank:
+                r.pg.send([device_tensor(r, 40_000, 1.0)], 0).wait()
+            else:
+                t = torch.zeros(30_000)
+                r.keep.append(t)
+                r.pg.recv([t], 1).wait()
+
+    run_ranks(2, body)
+
+
+def test_a_message_that_nobody_sends_times_out():
+    def body(r):
+        if r.rank:
+            return time.sleep(1.0)
+        t = torch.zeros(4)
+        r.keep.append(t)
+        r.pg.set_timeout(timedelta(seconds=0.3))
+        with pytest.raises(CollectiveTimeoutError, match="Did rank 1 send it"):
+            r.pg.recv([t], 1).wait()
+
+    run_ranks(2, body)

@@ -1,0 +1,90 @@
+"""How a group comes by its mode: what its GPUs and processes allow, and what becomes of it when a rank cannot do its part."""
+import logging
+
+import pytest
+from c10d_custom.errors import TransportError
+from c10d_custom.transport.cuda.peers import choose
+from device_tensors import contents, device_tensor, options
+from thread_ranks import run_ranks
+
+
+def words(gpus, mode="auto", pids=None, **other):
+    return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], "mode": mode, "staging": 1, "order": "auto", **other}
+            for i, g in enumerate(gpus)]
+
+
+@pytest.mark.parametrize("table, mode", [
+    (words("ab"), "p2p"), (words("aa"), "shared"), (words("aba"), "shared"), (words("a"), "shared"),
+    (words("ab", "shared"), "shared"), (words("ab", "staged"), "staged"), (words("aa", pids=[7, 7]), "staged"),
+    (words("ab", "p2p"), "p2p")])
+def test_the_mode_follows_from_gpus_and_processes(table, mode):
+    assert choose(table).name == mode
+
+
+def test_modes_that_cannot_be_are_refused():
+    with pytest.raises(TransportError, match="needs a GPU for each rank"):
+        choose(words("aa", "p2p"))
+    mixed = words("aa")
+    mixed[1]["mode"] = "staged"
+    with pytest.raises(TransportError, match="differs between the ranks.*rank 1: staged"):
+        choose(mixed)
+
+
+@pytest.mark.parametrize("step", ["allocate", "export_memory", "open_memory", "export_event", "open_event", "create_event"])
+def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
+    def body(r):
+        t = device_tensor(r, 5000, 1.0)
+        if r.rank == 1:
+            real = r.driver.create_event
+
+            def create_event(shared=False):
+                if shared and step == "create_event":
+                    raise RuntimeError("out of luck")
+                return real(shared)
+
+            r.driver.create_event = create_event
+            if step != "create_event":
+                r.driver.fails[step] = RuntimeError("out of luck")
+        r.pg.allreduce([t], options(False))
+        return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
+
+    with caplog.at_level(logging.INFO, "c10d_custom"):
+        results = run_ranks(3, body, config={"cuda_mode": "shared"})
+    assert [v for v, _ in results] == [3.0] * 3
+    assert {m.name for _, m in results} == {"staged"}
+    assert all("rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
+    assert sum("in staged mode" in line for line in caplog.messages) == 3     # once for each rank
+
+
+def test_memory_that_only_seems_shared_is_found_out():
+    def body(r):
+        t = device_tensor(r, 5000, 1.0)
+        if r.rank == 0:
+            real = r.driver.open_memory
+
+            def open_memory(handle):     # somewhere else, as a driver that lies gives it
+                address = real(handle)
+                r.driver.close_memory(address)
+                r.lost = r.driver.allocate(65536)
+                return r.lost
+
+            r.driver.open_memory = open_memory
+            r.driver.close_memory = lambda address, real=r.driver.close_memory: (
+                r.driver.free(address) if address == getattr(r, "lost", None) else real(address))
+        r.pg.allreduce([t], options(False))
+        return next(iter(r.pg._transport._cuda.values())).mode
+
+    modes = run_ranks(2, body, config={"cuda_mode": "shared"})
+    assert {m.name for m in modes} == {"staged"} and all("does not read what rank 1" in m.reason for m in modes)
+
+
+def test_values_that_do_not_work_give_way_to_events():
+    def body(r):
+        if r.rank == 0:
+            r.driver.wait_value = lambda stream, address, value: (_ for _ in ()).throw(RuntimeError("no such operation"))
+        t = device_tensor(r, 5000, 1.0)
+        r.pg.allreduce([t], options(False))
+        return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode.reason
+
+    for value, reason in run_ranks(2, body, config={"cuda_mode": "shared", "cuda_order": "values"}):
+        assert value == 2.0 and "ordered by events" in reason and "no such operation" in reason

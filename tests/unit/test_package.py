@@ -1,0 +1,257 @@
+"""The package as a whole: what importing it does and costs, which way its imports run, whether the
+tables it publishes agree with each other."""
+import ast
+import ctypes
+import graphlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import c10d_custom
+from c10d_custom import config, dtypes
+from c10d_custom.native import lib
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "python" / "c10d_custom"
+
+# Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
+LEAVES = {"_version", "call", "config", "dtypes", "errors", "threads"}
+LAYERS = ["bench", "trace", "", "c10d", "lowering", "transport", "creation", "launch", "native", LEAVES]
+TOOLS = ("bench", "trace")
+PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
+
+
+def python(code, **env):
+    return subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], text=True,
+                          capture_output=True, timeout=120, env={**os.environ, **env})
+
+
+def test_importing_torch_registers_the_backend():
+    out = python("import sys, torch.distributed as dist; print(dist.is_backend_available('custom'), "
+                 "'c10d_custom.c10d.process_group' in sys.modules)")
+    assert out.stdout.split() == ["True", "False"], out.stderr  # registered, and nothing heavy loaded
+
+
+def test_importing_us_registers_where_autoload_is_off():
+    out = python("import torch.distributed as dist; assert not hasattr(dist.Backend, 'CUSTOM'); "
+                 "import c10d_custom; c10d_custom.register(); print(dist.Backend.CUSTOM)",
+                 TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert out.stdout.split() == ["custom"], out.stderr
+
+
+def test_a_broken_registration_does_not_break_import_torch():
+    out = python("import torch, warnings, c10d_custom; c10d_custom.register = lambda: 1 / 0\n"
+                 "with warnings.catch_warnings(record=True) as seen:\n"
+                 "    warnings.simplefilter('always'); c10d_custom.autoload()\n"
+                 "print(len(seen), 'ZeroDivisionError' in str(seen[0].message))")
+    assert out.stdout.split() == ["1", "True"], out.stderr
+
+
+def test_optional_packages_are_not_imported():
+    out = python("import sys, torch, c10d_custom.c10d.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', 'numpy.f2py') if m in sys.modules])")
+    assert out.stdout.strip() == "[]", out.stderr
+
+
+def modules():
+    for path in SOURCES.rglob("*.py"):
+        name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+        yield name.removesuffix("__init__").rstrip("."), path
+
+
+def imported(name, path):
+    """Modules of ours that a module imports, anywhere in it."""
+    package = ["c10d_custom", *path.relative_to(SOURCES).parts[:-1]]
+    names = {n for n, _ in modules()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+        base = ".".join(base[1:])
+        for alias in node.names:
+            target = f"{base}.{alias.name}".strip(".")
+            yield target if target in names else base
+
+
+def layer(name):
+    package = name.split(".")[0]
+    return len(LAYERS) - 1 if name in LEAVES else LAYERS.index(package if package in LAYERS else "")
+
+
+def arrows():
+    for name, path in modules():
+        if name != "__main__":   # the tools' command line
+            for target in imported(name, path):
+                yield name, target
+
+
+def test_imports_run_down():
+    wrong = [f"{a} imports {b}" for a, b in arrows() if layer(b) < layer(a)]
+    assert not wrong, wrong
+
+
+def test_nothing_imports_the_tools():
+    wrong = [f"{a} imports {b}" for a, b in arrows() for tool in TOOLS if b.split(".")[0] == tool and a.split(".")[0] != tool]
+    assert not wrong, wrong
+
+
+def test_transports_do_not_import_each_other():
+    def peer(name):
+        return next((p for p in PEERS if name.startswith(p)), None)
+
+    wrong = [f"{a} imports {b}" for a, b in arrows() if peer(a) and peer(b) and peer(a) != peer(b)]
+    assert not wrong, wrong
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {}
+    for a, b in arrows():
+        if a and b:     # the package's face imports when it is called
+            graph.setdefault(a, set()).add(b)
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(error.args[1]) from None
+
+
+def test_the_root_is_small():
+    assert len(list(SOURCES.glob("*.py"))) <= 10
+
+
+def test_no_option_of_c10d_is_seen_below_its_package():
+    for name, path in modules():
+        if not name.startswith("c10d."):
+            assert "asyncOp" not in path.read_text(), name
+
+
+def test_python_and_native_agree_on_dtypes():
+    text = (ROOT / "backend" / "shm" / "reduce.h").read_text()
+    body = re.search(r"enum DType[^{]*{(.*?)kReducibleDTypes", text, re.S)[1]
+    native = [n.lower() for n in re.findall(r"\bk(\w+)", body)]
+    ours = [d.name.replace("_", "").lower() for d in sorted(dtypes.BY_DTYPE.values(), key=lambda d: d.code) if d.reduces]
+    assert native == ours
+
+
+@pytest.mark.parametrize("dtype", dtypes.BY_DTYPE.values(), ids=lambda d: d.name)
+def test_python_and_native_agree_on_what_reduces(dtype):
+    for code, name in dtypes.REDUCE_OPS.items():
+        assert bool(lib.c10d_can_reduce(dtype.code, code)) == (name in dtype.reduces), name
+
+
+def test_a_reduce_op_finds_its_own_kind():
+    for dtype in dtypes.BY_DTYPE.values():
+        for code, name in dtypes.REDUCE_OPS.items():
+            if name == "PREMUL_SUM":
+                op = torch.distributed._make_nccl_premul_sum(2.0)
+            else:
+                op = torch.distributed.ReduceOp(dtypes.RedOp.__members__[name])
+            kind = dtypes.kind_of(dtype.code, op)
+            if name in dtype.reduces and name != "PREMUL_SUM":
+                assert (kind.dtype, kind.redop) == (dtype, code)
+            else:
+                assert kind is None
+
+
+def test_without_the_fast_calls_ctypes_takes_their_place(tmp_path):
+    script = tmp_path / "one.py"
+    script.write_text("""
+import sys
+sys.modules["c10d_custom.native._fast"] = None
+import torch, torch.distributed as dist
+dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+from c10d_custom import native
+assert native.fast_collective is native.lib.c10d_fast_collective and native.settle is native.lib.c10d_settle
+from c10d_custom.lowering import raw_tensor
+assert raw_tensor.raw_tensor is raw_tensor.in_python
+t = torch.arange(4.0)
+dist.all_reduce(t)
+dist.broadcast(t, 0)
+dist.all_gather([t], t.clone())
+first, second = torch.zeros(4), torch.zeros(4)
+pending = dist.irecv(first, 0)
+assert not pending.is_completed()
+dist.isend(t, 0).wait(), pending.wait()
+dist.isend(t + 1, 0).wait()
+there = dist.irecv(second, 0)
+assert there.is_completed() and there.is_success() and there.source_rank() == 0 and there.result()[0] is second
+assert there.get_future().wait()[0].equal(t + 1) and first.equal(t) and second.equal(t + 1)
+print(t.tolist())
+dist.destroy_process_group()
+""")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[0.0, 1.0, 2.0, 3.0]\n", 0), done.stderr
+
+
+def test_the_fast_calls_are_there_where_python_has_its_headers():
+    import sysconfig
+    from functools import partial
+
+    from c10d_custom.lowering import raw_tensor
+    from c10d_custom import native
+
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("this Python has no headers (python3-dev)")
+    assert all(isinstance(f, partial) for f in (native.fast_collective, native.leader_fast_path, native.settle, native.message))
+    assert raw_tensor.raw_tensor is not raw_tensor.in_python and raw_tensor.raw_parts is not raw_tensor.parts_in_python
+
+
+def test_every_torch_dtype_with_storage_is_known():
+    every = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    missing = {str(d).removeprefix("torch.") for d in every - dtypes.BY_DTYPE.keys()}
+    # int1 to int7 and uint1 to uint7 are shells without arithmetic or copies.
+    assert {m for m in missing if not re.fullmatch(r"u?int[1-7]", m)} == set()
+
+
+def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
+    from c10d_custom import native
+
+    pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
+             "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,
+             "TraceRecord": native.TraceRecord, "LeaderAllReduce": native.LeaderAllReduce, "LeaderCall": native.LeaderCall, "Idle": native.Idle,
+             "Head": native.Head, "LeaderFastPath": native.LeaderFastPath}
+    source = tmp_path / "sizes.cpp"
+    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../hosts/leader_all_reduce.h"\nusing namespace c10d_custom;\nint main() {'
+                      + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", f"-I{ROOT / 'backend' / 'shm'}", str(source),
+                    "-o", str(tmp_path / "sizes")], check=True, timeout=120)
+    out = subprocess.run([str(tmp_path / "sizes")], capture_output=True, text=True, check=True).stdout
+    assert [int(x) for x in out.split()] == [ctypes.sizeof(p) for p in pairs.values()]
+
+
+def test_core_compiles_for_aarch64(tmp_path):
+    pytest.importorskip("ziglang", reason="the cross compiler comes from the package ziglang")
+    for source in sorted([*(ROOT / "backend" / "shm").glob("*.cpp"), *(ROOT / "backend" / "hosts").glob("*.cpp")]):
+        out = tmp_path / f"{source.stem}.o"
+        subprocess.run([sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", "-std=c++17", "-O1",
+                        "-ffp-contract=off", "-fPIC", "-c", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(out)],
+                       check=True, timeout=120, env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path)})
+        assert out.read_bytes()[18:20] == b"\xb7\x00"  # an ELF file's machine: AArch64
+
+
+def test_gloo_supports_nothing_that_we_do_not():
+    supports = json.loads((ROOT / "tests" / "gloo_support.json").read_text())["supports"]
+    by_name = {d.name: d for d in dtypes.BY_DTYPE.values()}
+    for operation, answers in supports.items():
+        for name, works in answers.items():
+            if works and operation.startswith("all_reduce "):
+                assert operation.split()[1] in by_name[name].reduces, (operation, name)
+            elif works:
+                assert name in by_name
+
+
+@pytest.mark.parametrize("text", ["0", "12k", "-5", "99999999999"])
+def test_a_bad_environment_variable_is_refused_by_name(monkeypatch, text):
+    monkeypatch.setenv("C10D_CUSTOM_WINDOW", text)
+    with pytest.raises(ValueError, match="C10D_CUSTOM_WINDOW"):
+        config.Config.from_env()
+
+
+def test_version_is_the_distribution_s():
+    from importlib.metadata import version
+
+    assert version("c10d-custom") == c10d_custom.__version__
