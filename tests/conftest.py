@@ -1,4 +1,5 @@
 """Options of the suite, and the rank pools that its tests share. See conformance/README.md."""
+
 import os
 import sys
 
@@ -9,16 +10,26 @@ from harness import Layout, RankPool
 
 def pytest_addoption(parser):
     group = parser.getgroup("c10d-custom")
-    group.addoption("--backend", default=os.environ.get("C10D_TEST_BACKEND", "custom"),
-                    help="name given to init_process_group (default: custom)")
-    group.addoption("--full", action="store_true",
-                    help="the whole cross product instead of the covering selection")
-    group.addoption("--world-sizes",
-                    help="world sizes to run, comma-separated (default: 2,3,4,8; with --job the job's)")
-    group.addoption("--device", choices=("cuda", "cpu"), default="cuda",
-                    help="device of the tensors of tests/gpu (default: cuda; cpu: try them where there is no GPU)")
-    group.addoption("--job", default=os.environ.get("C10D_TEST_JOB"),
-                    help="run ranks as MPI jobs: ranks per emulated host, as 2+2 or openmpi:3+1; 4 is one host, this one")
+    group.addoption(
+        "--backend",
+        default=os.environ.get("C10D_TEST_BACKEND", "custom"),
+        help="name given to init_process_group (default: custom)",
+    )
+    group.addoption("--full", action="store_true", help="the whole cross product instead of the covering selection")
+    group.addoption(
+        "--world-sizes", help="world sizes to run, comma-separated (default: 2,3,4,8; with --job the job's)"
+    )
+    group.addoption(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="device of the tensors of tests/gpu (default: cuda; cpu: try them where there is no GPU)",
+    )
+    group.addoption(
+        "--job",
+        default=os.environ.get("C10D_TEST_JOB"),
+        help="run ranks as MPI jobs: ranks per emulated host, as 2+2 or openmpi:3+1; 4 is one host, this one",
+    )
 
 
 def pytest_generate_tests(metafunc):
@@ -68,12 +79,13 @@ def full(request):
     return request.config.getoption("full")
 
 
-_pools = {}     # world size -> RankPool
+_pools = {}  # world size -> RankPool
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Ranks serve the tests of a folder: a process with torch in it takes half a gigabyte, and there are some twenty."""
+    """Ranks serve the tests of a folder: a process with torch in it takes half a gigabyte, and there are some
+    twenty."""
     if nextitem is not None and nextitem.path.parent == item.path.parent:
         return
     if (spawn := sys.modules.get("ecosystem.spawn")) is not None:

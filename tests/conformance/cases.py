@@ -3,6 +3,7 @@
 A collective's test file gives a function perform(case, group) that calls it once and yields
 (what, Placed or tensor, expected tensor). run_cases reports every case that raised or whose bits differ.
 """
+
 import dataclasses
 import functools
 import inspect
@@ -22,18 +23,20 @@ from .layouts import Placed, blank
 @dataclasses.dataclass(frozen=True)
 class Case:
     dtype: torch.dtype
-    count: int                    # elements of one rank's contribution
-    op: str | None = None         # None: a collective that only moves data
+    count: int  # elements of one rank's contribution
+    op: str | None = None  # None: a collective that only moves data
     kind: str = "bits"
     layout: str = "contiguous"
-    members: str = "world"        # or "unsorted": some ranks, in an order of their own
+    members: str = "world"  # or "unsorted": some ranks, in an order of their own
     async_op: bool = False
-    root: int = 0                 # position in the group, modulo its size
+    root: int = 0  # position in the group, modulo its size
 
     def __str__(self):
         what = f"{self.op} of {self.kind} " if self.op else ""
-        return (f"{what}{str(self.dtype)[6:]}[{self.count}] {self.layout}, {self.members}, "
-                f"{'async' if self.async_op else 'sync'}, root {self.root}")
+        return (
+            f"{what}{str(self.dtype)[6:]}[{self.count}] {self.layout}, {self.members}, "
+            f"{'async' if self.async_op else 'sync'}, root {self.root}"
+        )
 
     def reduce_op(self):
         return values.reduce_op(self.op, self.kind)
@@ -52,7 +55,8 @@ def members_of(members, world_size):
 
 
 class Group:
-    """A process group as the cases see it. `ranks[i]` is the global rank at position i; `device`: where its tensors are."""
+    """A process group as the cases see it. `ranks[i]` is the global rank at position i; `device`: where its tensors
+    are."""
 
     def __init__(self, pg, ranks, device="cpu"):
         self.pg, self.ranks, self.size, self.device = pg, ranks, len(ranks), device
@@ -73,14 +77,15 @@ class Group:
         return blank(case.dtype, case.count if count is None else count, case.layout, self.me, self.device)
 
     def reduced(self, case, count=None, start=0):
-        return reference.reduced(case.dtype, case.op, self.ranks, case.kind,
-                                 case.count if count is None else count, start)
+        return reference.reduced(
+            case.dtype, case.op, self.ranks, case.kind, case.count if count is None else count, start
+        )
 
     def root(self, case):
         return self.ranks[case.root % self.size]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def group(members="world"):
     """Made by all ranks at once, also those outside it; kept for as long as the process lives."""
     ranks = members_of(members, dist.get_world_size())
@@ -99,7 +104,8 @@ def finish(work, case):
 
 
 def run_cases(perform, cases, device="cpu"):
-    """Runs in each rank, on tensors of this device. Returns what was wrong; raises only at the end, when some case raised."""
+    """Runs in each rank, on tensors of this device. Returns what was wrong; raises only at the end, when some case
+    raised."""
     wrong, raised = [], []
     for name in sorted({case.members for case in cases}):
         group(name)

@@ -4,8 +4,8 @@ from . import gloo
 from .cases import check, members_of, run_cases
 from .selection import cases_of, time_for
 
-
-# How a tensor lies in memory is settled before ranks meet. Every way is tested at 2, 3 and 4 ranks, and `mixed` has them at 8.
+# How a tensor lies in memory is settled before ranks meet. Every way is tested at 2, 3 and 4 ranks, and `mixed` has
+# them at 8.
 ALIKE_AT_8 = ("strided", "transposed", "offset", "scalar")
 
 
@@ -13,7 +13,11 @@ ALIKE_AT_8 = ("strided", "transposed", "offset", "scalar")
 def pytest_collection_modifyitems(config, items):
     for item in items:
         chosen = item.callspec.params if hasattr(item, "callspec") else {}
-        if "conform" in getattr(item, "fixturenames", ()) and chosen.get("ranks") == 8 and chosen.get("section") in ALIKE_AT_8:
+        if (
+            "conform" in getattr(item, "fixturenames", ())
+            and chosen.get("ranks") == 8
+            and chosen.get("section") in ALIKE_AT_8
+        ):
             item.add_marker(pytest.mark.full("how a tensor lies in memory has nothing to do with the number of ranks"))
     if config.getoption("full"):
         for item in items:
@@ -24,6 +28,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def conform(ranks, backend, full):
     """conform(perform, section, reducing): run a section of the selection (see selection.py) on all ranks."""
+
     def run(perform, section, reducing=False):
         cases = cases_of(perform.__name__, section, reducing, full, ranks.world_size)
         if backend == "gloo":
@@ -32,13 +37,16 @@ def conform(ranks, backend, full):
             if not cases:
                 pytest.skip("gloo can do none of these cases")
         check(ranks, run_cases, perform, cases, timeout=time_for(cases))
+
     return run
 
 
 @pytest.fixture
 def beyond_gloo(backend):
     """beyond_gloo(reason): skip the rest of a test where gloo cannot do it."""
+
     def skip(reason):
         if backend == "gloo":
             pytest.skip(f"gloo: {reason}")
+
     return skip

@@ -1,10 +1,21 @@
 """What gloo cannot do: kept out when the suite is tried on it, so that all that is left must pass."""
+
 import torch
 
 from . import values
 
-_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16,
-           torch.float32, torch.float64, *values.COMPLEX)
+_DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    *values.COMPLEX,
+)
 _ONE_TENSOR = ("all_gather_into_tensor", "reduce_scatter_tensor")
 _UNEVEN = ("all_gather_uneven", "all_to_all_uneven")
 # It copies memory of a tensor's numel, in the order of the addresses, whatever the strides.

@@ -1,12 +1,13 @@
 """Tensors of one content in different layouts, and a check that nothing around them was written.
 
-    contiguous   t[n]
-    strided      base[::2]
-    transposed   a 2-d matrix, transposed
-    offset       base[3:-5]: neither at the start of its storage nor aligned
-    scalar       zero-dim, where there is one element; else contiguous
-    mixed        another layout on every rank: elements then correspond in logical order
+contiguous   t[n]
+strided      base[::2]
+transposed   a 2-d matrix, transposed
+offset       base[3:-5]: neither at the start of its storage nor aligned
+scalar       zero-dim, where there is one element; else contiguous
+mixed        another layout on every rank: elements then correspond in logical order
 """
+
 import torch
 
 LAYOUTS = ("contiguous", "strided", "transposed", "offset", "scalar", "mixed")
@@ -36,7 +37,7 @@ class Placed:
             columns = 7 if self._count % 7 == 0 else 1
             return memory.view(columns, self._count // columns).t()
         if self.layout == "offset":
-            return memory[3:3 + self._count]
+            return memory[3 : 3 + self._count]
         if self.layout == "scalar" and self._count == 1:
             return memory.view(())
         return memory

@@ -1,5 +1,6 @@
 """What a reduction must give: computed by one process, in rank order, rounded once. Over several hosts: so
 inside each, and then so between their results, in the order of their first ranks."""
+
 import functools
 
 import torch
@@ -10,10 +11,16 @@ from . import values
 
 # Where a type is accumulated when not in itself.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-_WIDER.update({dtype: torch.float32 for dtype in values.FLOAT8})
+_WIDER.update(dict.fromkeys(values.FLOAT8, torch.float32))
 
-_FLOAT_STEP = {"SUM": torch.add, "AVG": torch.add, "PREMUL_SUM": torch.add, "PRODUCT": torch.mul,
-               "MIN": torch.minimum, "MAX": torch.maximum}  # both propagate nan
+_FLOAT_STEP = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+}  # both propagate nan
 
 
 def reduced(dtype, op, ranks, kind, count, start=0):
@@ -21,7 +28,7 @@ def reduced(dtype, op, ranks, kind, count, start=0):
     return values.tile(_reduced_pattern(dtype, op, tuple(ranks), kind), count, start)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _reduced_pattern(dtype, op, ranks, kind):
     inputs = [values.pattern(dtype, rank, kind, op == "PRODUCT") for rank in ranks]
     return reduce_by_host(inputs, op, ranks, [values.factor_of(kind)] * len(inputs))
@@ -34,7 +41,9 @@ _OVERFLOW_IS_NAN = bool(torch.tensor(1e6).to(torch.float8_e4m3fn).float().isnan(
 def reduce_by_host(inputs, op, ranks, factors=None):
     """``ranks``: the global rank of each input, which tells its host in the layout of this run."""
     layout = Layout.chosen()
-    host_of = [h for h, count in enumerate(layout.ranks_per_host) for _ in range(count)] if layout else [0] * (max(ranks) + 1)
+    host_of = (
+        [h for h, count in enumerate(layout.ranks_per_host) for _ in range(count)] if layout else [0] * (max(ranks) + 1)
+    )
     hosts = {}
     for i, rank in enumerate(ranks):
         hosts.setdefault(host_of[rank], []).append(i)
@@ -42,9 +51,15 @@ def reduce_by_host(inputs, op, ranks, factors=None):
         return reduce_in_order(inputs, op, factors)
     # Division: inside the hosts where it rounds, so that nothing overflows on the way; else at the end.
     at_the_end = inputs[0].dtype in values.INTEGERS
-    inside, between = {"AVG": ("SUM", "AVG") if at_the_end else ("AVG", "SUM"), "PREMUL_SUM": (op, "SUM")}.get(op, (op, op))
-    parts = [reduce_in_order([inputs[i] for i in members], inside, [factors[i] for i in members] if factors else None,
-                             len(inputs)) for members in hosts.values()]
+    inside, between = {"AVG": ("SUM", "AVG") if at_the_end else ("AVG", "SUM"), "PREMUL_SUM": (op, "SUM")}.get(
+        op, (op, op)
+    )
+    parts = [
+        reduce_in_order(
+            [inputs[i] for i in members], inside, [factors[i] for i in members] if factors else None, len(inputs)
+        )
+        for members in hosts.values()
+    ]
     return reduce_in_order(parts, between, divisor=len(inputs))
 
 
@@ -71,9 +86,15 @@ def reduce_in_order(inputs, op, factors=None, divisor=None):
 
 
 def _reduce_bool(inputs, op):
-    step = {"SUM": torch.logical_or, "MAX": torch.logical_or, "BOR": torch.logical_or,
-            "PRODUCT": torch.logical_and, "MIN": torch.logical_and, "BAND": torch.logical_and,
-            "BXOR": torch.logical_xor}[op]
+    step = {
+        "SUM": torch.logical_or,
+        "MAX": torch.logical_or,
+        "BOR": torch.logical_or,
+        "PRODUCT": torch.logical_and,
+        "MIN": torch.logical_and,
+        "BAND": torch.logical_and,
+        "BXOR": torch.logical_xor,
+    }[op]
     return functools.reduce(step, inputs)
 
 
@@ -81,9 +102,16 @@ def _reduce_integers(inputs, op, divisor):
     """In numpy: torch has no arithmetic on uint16, uint32 and uint64. Both wrap."""
     import numpy
 
-    step = {"SUM": numpy.add, "AVG": numpy.add, "PRODUCT": numpy.multiply, "MIN": numpy.minimum,
-            "MAX": numpy.maximum, "BAND": numpy.bitwise_and, "BOR": numpy.bitwise_or,
-            "BXOR": numpy.bitwise_xor}[op]
+    step = {
+        "SUM": numpy.add,
+        "AVG": numpy.add,
+        "PRODUCT": numpy.multiply,
+        "MIN": numpy.minimum,
+        "MAX": numpy.maximum,
+        "BAND": numpy.bitwise_and,
+        "BOR": numpy.bitwise_or,
+        "BXOR": numpy.bitwise_xor,
+    }[op]
     total = functools.reduce(step, [t.numpy() for t in inputs])
     if op == "AVG":
         n = total.dtype.type(divisor)
@@ -115,7 +143,9 @@ def difference(got, want):
     first = int(where[0])
     shown = []
     for part in parts:
-        value = part.contiguous().reshape(-1)[first:first + 1]
+        value = part.contiguous().reshape(-1)[first : first + 1]
         shown.append(f"{value.item()!r} (bytes {bytes(values.raw(value).tolist()).hex()})")
-    return (f"{len(where)} of {len(differs)} values differ, the first at {first}, the last at {int(where[-1])}: "
-            f"first {shown[0]} instead of {shown[1]}")
+    return (
+        f"{len(where)} of {len(differs)} values differ, the first at {first}, the last at {int(where[-1])}: "
+        f"first {shown[0]} instead of {shown[1]}"
+    )

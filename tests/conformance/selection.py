@@ -6,13 +6,13 @@ The quick selection covers, at every world size and for every collective:
     medium    every dtype (x op) at a size between: over several hosts, that of an all_reduce by their first ranks
     sizes     every byte size below, for dtypes of different widths
     layouts   every layout, for a few dtypes, small and multi-block, sync and async, whole group and subgroup
-Collectives that handle a chunk for each rank get smaller large chunks at 4 and 8 ranks; layouts that are the same on all ranks
-are left out at 8 (conftest.py).
-Where an axis is not crossed (sync/async, root, multi-block size), its values rotate from case to case.
---full crosses them:
+Collectives that handle a chunk for each rank get smaller large chunks at 4 and 8 ranks; layouts that are the same on
+all ranks are left out at 8 (conftest.py). Where an axis is not crossed (sync/async, root, multi-block size), its values
+rotate from case to case. --full crosses them:
     pairs     dtype (x op) x every size x kind x sync/async x group (small: the small ones of these)
     layouts   dtype (x op) x layout x four sizes x sync/async x group
 """
+
 import itertools
 
 import torch
@@ -62,10 +62,14 @@ def torch_refuses(collective, case):
 
 def pair_cases(reducing, full, shrink=1):
     if full:
-        return [Case(dtype, count, op, kind, async_op=async_op, members=members, root=root)
-                for root, ((dtype, op), async_op, members) in enumerate(
-                    itertools.product(pairs(reducing), (False, True), ("world", "unsorted")))
-                for count in all_counts(dtype) for kind in kinds_of(dtype, op)]
+        return [
+            Case(dtype, count, op, kind, async_op=async_op, members=members, root=root)
+            for root, ((dtype, op), async_op, members) in enumerate(
+                itertools.product(pairs(reducing), (False, True), ("world", "unsorted"))
+            )
+            for count in all_counts(dtype)
+            for kind in kinds_of(dtype, op)
+        ]
     cases = []
     for dtype, op in pairs(reducing):
         kinds = kinds_of(dtype, op)
@@ -82,20 +86,38 @@ def pair_cases(reducing, full, shrink=1):
 def size_cases(reducing, largest):
     op, kind = ("SUM", "rough") if reducing else (None, "bits")
     dtypes = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
-    return [Case(dtype, count, op, kind, async_op=(i + turn) % 2 == 1, root=turn)
-            for i, dtype in enumerate(dtypes) for turn, count in enumerate(all_counts(dtype))
-            if count * dtype.itemsize <= largest]
+    return [
+        Case(dtype, count, op, kind, async_op=(i + turn) % 2 == 1, root=turn)
+        for i, dtype in enumerate(dtypes)
+        for turn, count in enumerate(all_counts(dtype))
+        if count * dtype.itemsize <= largest
+    ]
 
 
 def layout_cases(layout, reducing, full, shrink=1):
     if full:
         chosen = pairs(reducing)
     elif reducing:
-        chosen = ((torch.uint8, "SUM"), (torch.int16, "MAX"), (torch.float16, "SUM"), (torch.float32, "SUM"),
-                  (torch.complex64, "SUM"), (torch.float8_e4m3fn, "SUM"))
+        chosen = (
+            (torch.uint8, "SUM"),
+            (torch.int16, "MAX"),
+            (torch.float16, "SUM"),
+            (torch.float32, "SUM"),
+            (torch.complex64, "SUM"),
+            (torch.float8_e4m3fn, "SUM"),
+        )
     else:
-        chosen = tuple((dtype, None) for dtype in (torch.uint8, torch.float16, torch.float32, torch.complex64,
-                                                   torch.complex128, torch.float8_e8m0fnu))
+        chosen = tuple(
+            (dtype, None)
+            for dtype in (
+                torch.uint8,
+                torch.float16,
+                torch.float32,
+                torch.complex64,
+                torch.complex128,
+                torch.float8_e8m0fnu,
+            )
+        )
     cases = []
     for dtype, op in chosen:
         # Multiples of 7: a transposed tensor of them is a true matrix.
@@ -128,8 +150,10 @@ def cases_of(collective, section, reducing, full, world_size):
     elif section == "small":
         cases = [case for case in pair_cases(reducing, full) if case.count <= SMALL_SPECIAL]
     elif section == "medium":
-        cases = [Case(dtype, MEDIUM_BYTES // dtype.itemsize + turn % 3, op, kinds_of(dtype, op)[-1], async_op=turn % 2 == 1)
-                 for turn, (dtype, op) in enumerate(pairs(reducing))]
+        cases = [
+            Case(dtype, MEDIUM_BYTES // dtype.itemsize + turn % 3, op, kinds_of(dtype, op)[-1], async_op=turn % 2 == 1)
+            for turn, (dtype, op) in enumerate(pairs(reducing))
+        ]
     elif section == "sizes":
         # 2 KiB of room for the odd elements beyond an edge.
         cases = size_cases(reducing, (LARGE if shrink == 1 else 2048 * KIB // shrink) + 2 * KIB)

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import check, finish, group as make_group
+from . import reference, values
+from .cases import check, finish
+from .cases import group as make_group
 from .layouts import Placed
 from .selection import SECTIONS
-from . import reference, values
 
 
 def all_gather(case, group):
@@ -49,8 +50,9 @@ def all_gather_coalesced(case, group):
     cases = [dataclasses.replace(case, count=count) for count in (case.count, 7, case.count // 2)]
     data = [group.placed_input(c) for c in cases]
     outputs = [[group.output(c) for c in cases] for _ in group.ranks]
-    future = dist.all_gather_coalesced([[o.tensor for o in row] for row in outputs],
-                                       [d.tensor for d in data], group.pg, case.async_op)
+    future = dist.all_gather_coalesced(
+        [[o.tensor for o in row] for row in outputs], [d.tensor for d in data], group.pg, case.async_op
+    )
     finish(future, case)
     for i, row in enumerate(outputs):
         for c, output in zip(cases, row):
@@ -82,7 +84,7 @@ def _stacked():
     wrong = []
     for dtype, name in ((torch.float32, "all_gather_into_tensor"), (torch.bfloat16, "all_gather_single")):
         if not hasattr(dist, name):
-            continue    # torch 2.11
+            continue  # torch 2.11
         mine = values.inputs(dtype, g.me, "bits", None, 6).view(2, 3)
         output = torch.zeros(g.size, 2, 3, dtype=dtype)
         getattr(dist, name)(output, mine)
@@ -103,7 +105,7 @@ def _input_inside_output(counts):
     for count in counts:
         everyone = [values.inputs(torch.float32, r, "bits", None, count) for r in g.ranks]
         output = Placed(torch.zeros(g.size * count), "offset")
-        mine = output.tensor[g.me * count:(g.me + 1) * count]
+        mine = output.tensor[g.me * count : (g.me + 1) * count]
         mine.copy_(everyone[g.me])
         dist.all_gather_into_tensor(output.tensor, mine)
         wrong += filter(None, [reference.difference(output.tensor, torch.cat(everyone)), output.stray_write()])

@@ -2,10 +2,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, check, finish, group as make_group
+from . import reference, values
+from .cases import Case, check, finish
+from .cases import group as make_group
 from .selection import SECTIONS
 from .test_all_to_all import split, split_start
-from . import reference, values
 
 
 def _joined(dtype, parts):
@@ -26,8 +27,9 @@ def all_to_all_single_uneven(case, group):
     me, everyone = group.me, range(group.size)
     sent, received = [split(case, me, i) for i in everyone], [split(case, i, me) for i in everyone]
     data, output = group.placed_input(case, sum(sent)), group.output(case, sum(received))
-    work = dist.all_to_all_single(output.tensor, data.tensor, _rows(output.tensor, received),
-                                  _rows(data.tensor, sent), group.pg, case.async_op)
+    work = dist.all_to_all_single(
+        output.tensor, data.tensor, _rows(output.tensor, received), _rows(data.tensor, sent), group.pg, case.async_op
+    )
     finish(work, case)
     want = [group.input(case, i, split(case, i, me), split_start(case, i, me)) for i in everyone]
     yield "output", output, _joined(case.dtype, want)

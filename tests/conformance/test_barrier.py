@@ -1,11 +1,12 @@
-from datetime import timedelta
 import inspect
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from .cases import Signal, check, group as make_group
+from .cases import Signal, check
+from .cases import group as make_group
 
 
 def _waits_for_all(members, late, async_op):
@@ -105,7 +106,9 @@ def _deadline():
     return wrong
 
 
-@pytest.mark.skipif("timeout" not in inspect.signature(dist.barrier).parameters, reason="torch 2.11's barrier takes no time-out")
+@pytest.mark.skipif(
+    "timeout" not in inspect.signature(dist.barrier).parameters, reason="torch 2.11's barrier takes no time-out"
+)
 @pytest.mark.world_sizes(2, 4)
 def test_deadline_of_the_call(ranks):
     check(ranks, _deadline)

@@ -1,10 +1,12 @@
 """The same bits on every run, in one piece or in many, whichever collective computes them."""
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, check, finish, group as make_group
 from . import reference
+from .cases import Case, check, finish
+from .cases import group as make_group
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
 

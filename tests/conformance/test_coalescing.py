@@ -1,12 +1,14 @@
 """Many tensors in one call: the *_coalesced functions and the coalescing manager."""
+
 import dataclasses
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, check, finish, group as make_group
 from . import reference
+from .cases import Case, check, finish
+from .cases import group as make_group
 
 
 def _parts(case):
@@ -99,8 +101,9 @@ def _manager_with_device(async_ops):
         dist.broadcast(summed, 0, async_op=async_ops)
     if async_ops:
         manager.wait()
-    wrong += filter(None, [reference.difference(received, g.input(case, left)),
-                           reference.difference(summed, g.input(case, 0))])
+    wrong += filter(
+        None, [reference.difference(received, g.input(case, left)), reference.difference(summed, g.input(case, 0))]
+    )
     wrong += filter(None, [reference.difference(got, g.input(case, i)) for i, got in enumerate(gathered)])
     return wrong
 

@@ -1,13 +1,15 @@
 """torch.distributed._functional_collectives, which reach the group from C++."""
+
 import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 
-from .cases import Case, check, group as make_group
+from . import reference
+from .cases import Case, check
+from .cases import group as make_group
 from .layouts import Placed
 from .test_all_gather import everyones_input
 from .test_all_to_all import split, split_start
-from . import reference
 
 
 def _done(tensor):
@@ -68,10 +70,14 @@ def _coalesced():
     wide = [g.input(c, count=g.size * c.count) for c in cases]
     wrong = []
     for what, results, wanted in (
-            ("all_reduce", funcol.all_reduce_coalesced(data, "sum", g.pg), [g.reduced(c) for c in cases]),
-            ("all_gather", funcol.all_gather_into_tensor_coalesced(data, g.pg), [everyones_input(c, g) for c in cases]),
-            ("reduce_scatter", funcol.reduce_scatter_tensor_coalesced(wide, "sum", [0] * 3, g.pg),
-             [g.reduced(c, start=g.me * c.count) for c in cases])):
+        ("all_reduce", funcol.all_reduce_coalesced(data, "sum", g.pg), [g.reduced(c) for c in cases]),
+        ("all_gather", funcol.all_gather_into_tensor_coalesced(data, g.pg), [everyones_input(c, g) for c in cases]),
+        (
+            "reduce_scatter",
+            funcol.reduce_scatter_tensor_coalesced(wide, "sum", [0] * 3, g.pg),
+            [g.reduced(c, start=g.me * c.count) for c in cases],
+        ),
+    ):
         for c, result, want in zip(cases, results, wanted):
             problem = reference.difference(_done(result), want)
             if problem:
@@ -92,13 +98,18 @@ def _dims_and_permutation():
     shift = [(i + 1) % g.size for i in range(g.size)]
     wanted = {
         "all_gather_tensor, dim 1": (funcol.all_gather_tensor(mine, 1, g.pg), torch.cat(everyone, dim=1)),
-        "reduce_scatter_tensor, dim 1": (funcol.reduce_scatter_tensor(mine, "sum", 1, g.pg),
-                                         total.chunk(g.size, dim=1)[g.me]),
+        "reduce_scatter_tensor, dim 1": (
+            funcol.reduce_scatter_tensor(mine, "sum", 1, g.pg),
+            total.chunk(g.size, dim=1)[g.me],
+        ),
         "permute_tensor": (funcol.permute_tensor(mine.view(-1), shift, g.pg), everyone[(g.me - 1) % g.size]),
         "all_reduce, list of ranks": (funcol.all_reduce(mine, "sum", list(g.ranks)), total),
     }
-    return [f"{what}: {problem}" for what, (got, want) in wanted.items()
-            if (problem := reference.difference(_done(got), want))]
+    return [
+        f"{what}: {problem}"
+        for what, (got, want) in wanted.items()
+        if (problem := reference.difference(_done(got), want))
+    ]
 
 
 def test_dims_and_permutation(ranks):
@@ -112,8 +123,11 @@ def _unwaited():
     for _ in range(5):
         funcol.all_reduce(g.input(case), "sum", g.pg)
     results = [funcol.all_reduce(g.input(case) * i, "sum", g.pg) for i in range(1, 21)]
-    return [f"result {i}" for i, result in reversed(list(enumerate(results, 1)))
-            if reference.difference(_done(result), g.reduced(case) * i)]
+    return [
+        f"result {i}"
+        for i, result in reversed(list(enumerate(results, 1)))
+        if reference.difference(_done(result), g.reduced(case) * i)
+    ]
 
 
 def test_unwaited(ranks):
@@ -131,7 +145,7 @@ def _gradients():
             wrong.append(f"{what}: gradient {mine.grad} instead of {want}")
         mine.grad = None
 
-    weights = torch.arange(1.0, 1 + 2 * g.size ** 2)
+    weights = torch.arange(1.0, 1 + 2 * g.size**2)
     (funcol.all_gather_tensor_autograd(mine, 0, g.pg) * weights).sum().backward()
     expect("all_gather", (g.size * weights).chunk(g.size)[g.me].tolist())
     (funcol.reduce_scatter_tensor_autograd(mine, "sum", 0, g.pg) * float(g.me + 1)).sum().backward()

@@ -1,15 +1,17 @@
 """Many groups in one process: how they are made, who is who in them, and that they do not wait for each other."""
-from datetime import timedelta
+
 import itertools
 import os
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from .cases import AS_GIVEN, Case, Group, check, group as make_group
 from . import reference
+from .cases import AS_GIVEN, Case, Group, check
+from .cases import group as make_group
 
 
 def _differences(**pairs):
@@ -26,8 +28,11 @@ def _use(pg, ranks, count=1000):
     dist.all_gather_into_tensor(gathered, g.input(case), group=pg)
     dist.broadcast(spread, g.ranks[-1], group=pg)
     dist.barrier(pg)
-    return _differences(all_reduce=(summed, g.reduced(case)), all_gather=(gathered, torch.cat(everyone)),
-                        broadcast=(spread, everyone[-1]))
+    return _differences(
+        all_reduce=(summed, g.reduced(case)),
+        all_gather=(gathered, torch.cat(everyone)),
+        broadcast=(spread, everyone[-1]),
+    )
 
 
 def _unsorted():
@@ -35,12 +40,16 @@ def _unsorted():
     if g.me is None:
         return []
     wrong = []
-    for what, got, want in (("rank", dist.get_rank(g.pg), g.me), ("size", dist.get_world_size(g.pg), g.size),
-                            ("ranks", dist.get_process_group_ranks(g.pg), list(g.ranks)),
-                            ("group rank", dist.get_group_rank(g.pg, dist.get_rank()), g.me),
-                            ("global rank", dist.get_global_rank(g.pg, g.me), dist.get_rank()),
-                            ("pg.rank()", g.pg.rank(), g.me), ("pg.size()", g.pg.size(), g.size),
-                            ("backend", dist.get_backend(g.pg), dist.get_backend())):
+    for what, got, want in (
+        ("rank", dist.get_rank(g.pg), g.me),
+        ("size", dist.get_world_size(g.pg), g.size),
+        ("ranks", dist.get_process_group_ranks(g.pg), list(g.ranks)),
+        ("group rank", dist.get_group_rank(g.pg, dist.get_rank()), g.me),
+        ("global rank", dist.get_global_rank(g.pg, g.me), dist.get_rank()),
+        ("pg.rank()", g.pg.rank(), g.me),
+        ("pg.size()", g.pg.size(), g.size),
+        ("backend", dist.get_backend(g.pg), dist.get_backend()),
+    ):
         if got != want:
             wrong.append(f"{what}: {got} instead of {want}")
     return wrong + _use(g.pg, g.ranks)
@@ -142,11 +151,11 @@ def _made_by_members_only():
     ranks = [0, world - 1]
     if dist.get_rank() not in ranks:
         if _NUMBERED_BY_CALLS:
-            # ... and later groups by what each rank has counted: where only some ranks make one, the next new_group of all waits
-            # in vain, whatever the backend.
+            # ... and later groups by what each rank has counted: where only some ranks make one, the next new_group of
+            # all waits in vain, whatever the backend.
             ranks = list(range(1, world - 1))
         else:
-            return []   # groups made so are numbered by those that a rank has, which differ here
+            return []  # groups made so are numbered by those that a rank has, which differ here
     pg = dist.new_group(ranks, use_local_synchronization=True)
     wrong = _use(pg, ranks)
     dist.destroy_process_group(pg)
@@ -218,9 +227,13 @@ def _mesh(shape):
     wrong += _differences(functional=(total * 1, torch.full((3,), float(columns))))
     whole = torch.arange(24.0 * 8).view(8, 24)
     shards = DTensor.from_local(whole.chunk(shape[0])[row], mesh, [Shard(0), Replicate()])
-    wrong += _differences(full_tensor=(shards.full_tensor(), whole),
-                          other_dim=(shards.redistribute(mesh, [Shard(1), Replicate()]).to_local(),
-                                     whole.chunk(shape[0], dim=1)[row].contiguous()))
+    wrong += _differences(
+        full_tensor=(shards.full_tensor(), whole),
+        other_dim=(
+            shards.redistribute(mesh, [Shard(1), Replicate()]).to_local(),
+            whole.chunk(shape[0], dim=1)[row].contiguous(),
+        ),
+    )
     return wrong
 
 

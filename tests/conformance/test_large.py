@@ -1,4 +1,5 @@
 """Buffers that the caches cannot hold, where data is copied past them, at odd addresses."""
+
 import functools
 
 import pytest
@@ -9,7 +10,7 @@ from . import reference
 from .cases import check
 
 OPERATIONS = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send_recv")
-_BYTES = 48 << 20   # of all ranks' buffers at the least: more than half of the caches of most processors
+_BYTES = 48 << 20  # of all ranks' buffers at the least: more than half of the caches of most processors
 _AROUND = 77
 
 
@@ -21,7 +22,7 @@ def _tiles():
 def _content(rank, start, count):
     """Bytes that tell ranks and places apart."""
     at = (start + rank * 101) % 251
-    return _tiles()[at:at + count]
+    return _tiles()[at : at + count]
 
 
 def _large(name):

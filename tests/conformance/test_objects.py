@@ -1,8 +1,10 @@
 """The object collectives: two tensors each, of lengths that only the data decides."""
+
 import pytest
 import torch.distributed as dist
 
-from .cases import check, group as make_group
+from .cases import check
+from .cases import group as make_group
 
 
 def _object(rank, index=0):

@@ -1,4 +1,5 @@
 """Outputs that share memory with inputs get what they would if the inputs were read first."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -6,14 +7,26 @@ import torch.distributed as dist
 from . import reference
 from .cases import check
 
-OPERATIONS = ("all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
-              "all_to_all", "all_to_all_single")
+OPERATIONS = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+)
 
 
 def _one_wide(me, size, count):
     """Where the side of one part lies in the memory of the wide side: places of parts, and between them."""
-    return {"its own place": me * count, "beside its own": me * count + 1, "another's": (me + 1) % size * count,
-            "across the last": (size - 1) * count + 1}
+    return {
+        "its own place": me * count,
+        "beside its own": me * count + 1,
+        "another's": (me + 1) % size * count,
+        "across the last": (size - 1) * count + 1,
+    }
 
 
 def _both_wide(me, size, count):
@@ -21,7 +34,8 @@ def _both_wide(me, size, count):
 
 
 def _call(name, wide, one, other, async_op):
-    """``wide``: of a part for each rank; ``one``: the side of one part; ``other``: the other wide side of all_to_all."""
+    """``wide``: of a part for each rank; ``one``: the side of one part; ``other``: the other wide side of
+    all_to_all."""
     parts = list(wide.chunk(dist.get_world_size()))
     root = dist.get_rank() == 0
     return {
@@ -41,6 +55,7 @@ def _overlaps(name, count, async_op):
     wrong = []
     both = name.startswith("all_to_all")
     for what in (_both_wide if both else _one_wide)(me, size, count):
+
         def content(rank):
             return torch.arange((2 * size + 1) * count + 1) + rank * 10**9
 
@@ -49,14 +64,14 @@ def _overlaps(name, count, async_op):
 
         def part(rank, i):
             """What the rank has in the i-th part of the wide side."""
-            return content(rank)[i * count:(i + 1) * count]
+            return content(rank)[i * count : (i + 1) * count]
 
         def single(rank):
-            return content(rank)[at(rank):at(rank) + count]
+            return content(rank)[at(rank) : at(rank) + count]
 
         memory = content(me)
-        wide, one = memory[:size * count], memory[at(me):at(me) + count]
-        other = memory[at(me):at(me) + size * count] if both else None
+        wide, one = memory[: size * count], memory[at(me) : at(me) + count]
+        other = memory[at(me) : at(me) + size * count] if both else None
         work = _call(name, wide, one, other, async_op)
         if work is not None:
             work.wait()
@@ -70,8 +85,9 @@ def _overlaps(name, count, async_op):
             pairs = [(other, torch.cat([part(r, me) for r in range(size)]))]
         else:
             pairs = [(memory, content(me))]
-        wrong += [f"{what}: {difference}" for got, expected in pairs
-                  if (difference := reference.difference(got, expected))]
+        wrong += [
+            f"{what}: {difference}" for got, expected in pairs if (difference := reference.difference(got, expected))
+        ]
     return wrong
 
 

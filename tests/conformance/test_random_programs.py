@@ -1,6 +1,7 @@
 """Random programs of collectives over random groups, against a reference that computes every rank's result in one
 process: a state machine of hypothesis, whose steps run on all ranks of a pool at once. What fails is made smaller, and
 printed as the steps that lead to it."""
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-_groups = {}   # in a rank: name -> its group
+_groups = {}  # in a rank: name -> its group
 
 OPS = {"SUM": torch.sum, "PRODUCT": torch.prod, "MIN": torch.amin, "MAX": torch.amax}
 DTYPES = ["int64", "int32", "uint8", "float32", "float64", "bfloat16"]
@@ -90,8 +91,10 @@ def issue(group, me, n, members, kind, seed, count, dtype, op, root, asynchronou
         return out, dist.scatter(out, parts, at, **how)
     if kind == "ring":
         out = empty()
-        works = [dist.isend(mine, members[(me + 1) % n], group=group, tag=seed),
-                 dist.irecv(out, members[me - 1], group=group, tag=seed)]
+        works = [
+            dist.isend(mine, members[(me + 1) % n], group=group, tag=seed),
+            dist.irecv(out, members[me - 1], group=group, tag=seed),
+        ]
         return out, _All(works)
     return None, dist.barrier(**how)
 
@@ -117,12 +120,12 @@ def expected(me, n, kind, seed, count, dtype, op, root, asynchronous):
         return torch.cat(inputs)
     if kind == "reduce_scatter":
         whole = reduced([values(r, seed, n * count, dtype) for r in range(n)], op)
-        return whole[me * count:(me + 1) * count]
+        return whole[me * count : (me + 1) * count]
     if kind == "all_to_all":
         parts = []
         for r in range(n):
             sizes = [(r + j + seed) % 3 * count for j in range(n)]
-            parts.append(values(r, seed, sum(sizes), dtype)[sum(sizes[:me]):sum(sizes[:me + 1])])
+            parts.append(values(r, seed, sum(sizes), dtype)[sum(sizes[:me]) : sum(sizes[: me + 1])])
         return torch.cat(parts)
     if kind == "gather":
         return inputs if me == root else None
@@ -139,10 +142,27 @@ def alike(a, b):
     return a is b is None or (a is not None and torch.equal(a, b) and a.dtype == b.dtype)
 
 
-KINDS = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "ring",
-         "barrier"]
-STEP = st.tuples(st.sampled_from(KINDS), st.integers(0, 50), COUNTS, st.sampled_from(DTYPES), st.sampled_from(list(OPS)),
-                 st.integers(0, 7), st.booleans())
+KINDS = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "ring",
+    "barrier",
+]
+STEP = st.tuples(
+    st.sampled_from(KINDS),
+    st.integers(0, 50),
+    COUNTS,
+    st.sampled_from(DTYPES),
+    st.sampled_from(list(OPS)),
+    st.integers(0, 7),
+    st.booleans(),
+)
 
 
 class Programs(RuleBasedStateMachine):
@@ -169,14 +189,18 @@ class Programs(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.groups)), "group")
         members = self.groups[name]
         n = len(members)
-        steps = [(kind, seed, count, dtype, op, root % n, asynchronous)
-                 for kind, seed, count, dtype, op, root, asynchronous in steps
-                 if not (kind == "ring" and n == 1)]
+        steps = [
+            (kind, seed, count, dtype, op, root % n, asynchronous)
+            for kind, seed, count, dtype, op, root, asynchronous in steps
+            if not (kind == "ring" and n == 1)
+        ]
         got = self.pool.run(program_case, name, members, steps)
         for me, rank in enumerate(members):
             for index, step in enumerate(steps):
                 want = expected(me, n, *step)
-                assert alike(got[rank][index], want), f"rank {rank}, step {index} {step}: {got[rank][index]} is not {want}"
+                assert alike(got[rank][index], want), (
+                    f"rank {rank}, step {index} {step}: {got[rank][index]} is not {want}"
+                )
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
@@ -194,6 +218,14 @@ class Programs(RuleBasedStateMachine):
 @pytest.mark.timeout(1800)
 def test_random_programs(ranks, full):
     Programs.pool = ranks
-    run_state_machine_as_test(Programs, settings=settings(
-        max_examples=300 if full else 15, stateful_step_count=12, deadline=None, derandomize=not full,
-        suppress_health_check=list(HealthCheck), database=None))
+    run_state_machine_as_test(
+        Programs,
+        settings=settings(
+            max_examples=300 if full else 15,
+            stateful_step_count=12,
+            deadline=None,
+            derandomize=not full,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )

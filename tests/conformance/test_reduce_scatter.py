@@ -2,15 +2,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, check, finish, group as make_group
-from .selection import SECTIONS
 from . import reference
+from .cases import Case, check, finish
+from .cases import group as make_group
+from .selection import SECTIONS
 
 
 def reduce_scatter(case, group):
     data = [group.placed_input(case, start=i * case.count) for i in range(group.size)]
     output = group.output(case)
-    finish(dist.reduce_scatter(output.tensor, [d.tensor for d in data], case.reduce_op(), group.pg, case.async_op), case)
+    finish(
+        dist.reduce_scatter(output.tensor, [d.tensor for d in data], case.reduce_op(), group.pg, case.async_op), case
+    )
     yield "output", output, group.reduced(case, start=group.me * case.count)
     for i, part in enumerate(data):
         yield f"input {i}", part, group.input(case, start=i * case.count)
@@ -54,7 +57,7 @@ def _output_inside_input(counts, kind):
     for count in counts:
         case = Case(torch.float32, count, "SUM", kind)
         data = g.input(case, count=g.size * count)
-        output = data[g.me * count:(g.me + 1) * count]
+        output = data[g.me * count : (g.me + 1) * count]
         dist.reduce_scatter_tensor(output, data)
         wrong += filter(None, [reference.difference(output, g.reduced(case, start=g.me * count))])
     return wrong

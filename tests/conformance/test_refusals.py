@@ -1,10 +1,12 @@
 """Pairs of dtype and reduce op without a meaning raise on every rank, change nothing and break nothing."""
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, check, group as make_group
 from . import reference, values
+from .cases import Case, check
+from .cases import group as make_group
 
 
 def _call(name, data, op, async_op):
@@ -48,7 +50,9 @@ def _refused(name, count, async_op, pairs, clear):
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+)
 def test_refused(ranks, backend, name, async_op):
     # gloo notices that it cannot average bools after it has added them.
     pairs = [pair for pair in values.MEANINGLESS if backend != "gloo" or pair != (torch.bool, "AVG")]

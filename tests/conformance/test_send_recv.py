@@ -1,11 +1,13 @@
 """send, recv, isend, irecv, batch_isend_irecv: matching by source and tag, first in first out."""
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Signal, check, finish, group as make_group
-from .selection import SECTIONS
 from . import reference, values
+from .cases import Signal, check, finish
+from .cases import group as make_group
+from .selection import SECTIONS
 
 
 def send_recv(case, group):
@@ -13,10 +15,14 @@ def send_recv(case, group):
     right, left = (group.me + 1) % group.size, (group.me - 1) % group.size
     data, output = group.placed_input(case), group.output(case)
     if case.async_op:
-        works = [dist.irecv(output.tensor, group.ranks[left], group.pg), dist.isend(data.tensor, group.ranks[right], group.pg)]
+        works = [
+            dist.irecv(output.tensor, group.ranks[left], group.pg),
+            dist.isend(data.tensor, group.ranks[right], group.pg),
+        ]
         for work in works:
             finish(work, case)
     else:
+
         def send():
             dist.send(data.tensor, group=group.pg, group_dst=right)
 
@@ -57,7 +63,7 @@ def _message(source, target, tag, count):
     return values.inputs(torch.float32, source, "bits", None, count, start=1000 * target + 77 * tag)
 
 
-_TAGGED = {0: 5, 1: 0, 2: 1 << 20, 3: 40000, 12: 1, 513: 300000, 2 ** 31 - 1: 7}  # tag: elements
+_TAGGED = {0: 5, 1: 0, 2: 1 << 20, 3: 40000, 12: 1, 513: 300000, 2**31 - 1: 7}  # tag: elements
 
 
 def _tags_in_reverse():
@@ -91,8 +97,11 @@ def _same_tag_in_order(count):
     received = [dist.irecv(output, left) for output in outputs]
     for work in sent + received:
         work.wait()
-    return [f"message {i}" for i, output in enumerate(outputs)
-            if reference.difference(output, _message(left, g.me, i, sizes[i]))]
+    return [
+        f"message {i}"
+        for i, output in enumerate(outputs)
+        if reference.difference(output, _message(left, g.me, i, sizes[i]))
+    ]
 
 
 def test_1000_isends_outstanding(ranks):
@@ -194,8 +203,15 @@ def _there_already(count):
     waits.wait()
     sent.wait()
     dist.barrier()
-    return list(filter(None, [reference.difference(early, _message(left, g.me, 0, count)),
-                              reference.difference(late, _message(left, g.me, 1, count))]))
+    return list(
+        filter(
+            None,
+            [
+                reference.difference(early, _message(left, g.me, 0, count)),
+                reference.difference(late, _message(left, g.me, 1, count)),
+            ],
+        )
+    )
 
 
 @pytest.mark.parametrize("count", [1, 1000, 8192, 20000, 300000])
@@ -213,8 +229,15 @@ def _around_a_collective():
     dist.all_reduce(total)
     dist.send(_message(g.me, right, 0, 50000), right)
     received.wait()
-    return list(filter(None, [reference.difference(got, _message(left, g.me, 0, 50000)),
-                              reference.difference(total, torch.full((50000,), float(g.size)))]))
+    return list(
+        filter(
+            None,
+            [
+                reference.difference(got, _message(left, g.me, 0, 50000)),
+                reference.difference(total, torch.full((50000,), float(g.size))),
+            ],
+        )
+    )
 
 
 def test_around_a_collective(ranks):

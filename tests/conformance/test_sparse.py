@@ -1,4 +1,5 @@
 """all_reduce of sparse COO tensors, and DDP over a sparse embedding, which uses it."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -47,7 +48,9 @@ def test_only_sums_are_known(ranks, beyond_gloo):
 
 def outside_case():
     index = 10**9 if dist.get_rank() == 0 else 1
-    tensor = torch.sparse_coo_tensor(torch.tensor([[index]]), torch.ones(1), (5,), is_coalesced=True, check_invariants=False)
+    tensor = torch.sparse_coo_tensor(
+        torch.tensor([[index]]), torch.ones(1), (5,), is_coalesced=True, check_invariants=False
+    )
     try:
         dist.all_reduce(tensor)
         return "an index outside of the shape was taken"

@@ -1,14 +1,16 @@
 """What the Work of an asynchronous call promises, and who keeps its tensors alive."""
-from datetime import timedelta
+
 import gc
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from .cases import Case, Signal, check, group as make_group
 from . import reference
+from .cases import Case, Signal, check
+from .cases import group as make_group
 
 
 def _issue(name, g, count):
@@ -66,8 +68,18 @@ class _Both:
             work.wait()
 
 
-ALL = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather",
-       "reduce_scatter_tensor", "scatter", "all_to_all_single", "isend")
+ALL = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "reduce_scatter_tensor",
+    "scatter",
+    "all_to_all_single",
+    "isend",
+)
 
 
 def _differences(checked):
@@ -278,8 +290,10 @@ def _wait_times_out():
     wrong = []
     if dist.get_rank() == 0:
         data = torch.ones(10)
-        for name, work in (("irecv", dist.irecv(data, 1, group=pg)),
-                           ("all_reduce", dist.all_reduce(torch.ones(10), group=pg, async_op=True))):
+        for name, work in (
+            ("irecv", dist.irecv(data, 1, group=pg)),
+            ("all_reduce", dist.all_reduce(torch.ones(10), group=pg, async_op=True)),
+        ):
             started = time.monotonic()
             try:
                 work.wait(timedelta(milliseconds=500))

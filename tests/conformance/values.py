@@ -4,6 +4,7 @@ Input i of rank r is pattern(r)[i % PERIOD]: any rank can compute any rank's inp
 for PERIOD elements is one for every count. PERIOD is prime and no divisor of a block, so that data
 that lands in the wrong block, or in the wrong rank's place, never looks right.
 """
+
 import functools
 
 import torch
@@ -70,7 +71,7 @@ def tile(pattern, count, start=0):
     size = pattern.dtype.itemsize
     begin = start % PERIOD
     repeats = -(-(begin + count) // PERIOD)
-    return raw(pattern).repeat(repeats)[begin * size:(begin + count) * size].clone().view(pattern.dtype)
+    return raw(pattern).repeat(repeats)[begin * size : (begin + count) * size].clone().view(pattern.dtype)
 
 
 def inputs(dtype, rank, kind, op, count, start=0):
@@ -78,7 +79,7 @@ def inputs(dtype, rank, kind, op, count, start=0):
     return tile(pattern(dtype, rank, kind, op == "PRODUCT"), count, start)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def pattern(dtype, rank, kind, product=False):
     generator = torch.Generator().manual_seed(1000 * DTYPES.index(dtype) + 10 * rank + KINDS.index(kind))
     if kind == "bits" or (kind == "rough" and dtype in INTEGERS):
@@ -95,7 +96,7 @@ def pattern(dtype, rank, kind, product=False):
     if kind == "special":
         # Later ranks differ in where and which, so that a nan meets numbers, infinities their opposites.
         for i, value in enumerate(_special_values(dtype)):
-            values[(7 * i + rank) % 101::101] = value
+            values[(7 * i + rank) % 101 :: 101] = value
     return values
 
 
@@ -121,8 +122,16 @@ def _small_integers(dtype, product, generator):
 
 # Powers of two that spread the magnitudes: wide enough that adding in another order rounds
 # differently, narrow enough that most sums of 8 are finite.
-_SPREAD = {torch.float16: 6, torch.bfloat16: 12, torch.float32: 12, torch.float64: 25,
-           torch.float8_e4m3fn: 3, torch.float8_e4m3fnuz: 3, torch.float8_e5m2: 6, torch.float8_e5m2fnuz: 6}
+_SPREAD = {
+    torch.float16: 6,
+    torch.bfloat16: 12,
+    torch.float32: 12,
+    torch.float64: 25,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e4m3fnuz: 3,
+    torch.float8_e5m2: 6,
+    torch.float8_e5m2fnuz: 6,
+}
 
 
 def _rough(dtype, product, generator):
@@ -131,12 +140,20 @@ def _rough(dtype, product, generator):
     exponent = torch.randint(-spread, spread + 1, (PERIOD,), generator=generator, dtype=torch.float64)
     values = magnitude * torch.exp2(exponent)
     # No zeros: which of -0 and +0 is the minimum is nobody's promise.
-    values[values.abs() < 2.0 ** -spread] = 1.0
+    values[values.abs() < 2.0**-spread] = 1.0
     return values.to(torch.float32).to(dtype) if dtype in FLOAT8 else values.to(dtype)
 
 
 def _special_values(dtype):
     limits = torch.finfo(dtype)
-    numbers = [float("nan"), float("inf"), float("-inf"), limits.max, limits.min, limits.max,
-               limits.smallest_normal, -limits.smallest_normal / 2]
+    numbers = [
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        limits.max,
+        limits.min,
+        limits.max,
+        limits.smallest_normal,
+        -limits.smallest_normal / 2,
+    ]
     return [torch.tensor(n, dtype=torch.float64).to(dtype) for n in numbers]

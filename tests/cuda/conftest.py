@@ -1,6 +1,8 @@
 """No package (no __init__.py): it would be named cuda, as NVIDIA's is."""
-import host_kernels
+
 import pytest
+
+import host_kernels
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 """A rank's tensors on its simulated GPU, and the options of calls on them."""
+
 from datetime import timedelta
 
 import torch

@@ -5,33 +5,35 @@ process exports it cannot open itself; memory and events that others have opened
 event takes the record that was last at the time, and passes if there was none (a violation: nobody means that);
 calls are made with the device active; nothing is used after it is freed.
 """
+
 import contextlib
 import ctypes
 import threading
 
 import torch
 
-from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.native import lib
+from c10d_custom.transport.cuda.driver import Driver
 from fake_kernels import FakeKernels
-from fake_world import BASE, GAP, Buffer, Event, Op, Record, Stream, merge
+from fake_memory import FakeMemory
+from fake_world import BASE, Event, Op, Record, Stream, merge
 
 
-class FakeDriver(Driver):
+class FakeDriver(FakeMemory, Driver):
     """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry."""
 
     def __init__(self, world, rank, gpu="GPU-0", process=None):
         self.world, self.rank = world, rank
         self.device = torch.device("cuda", 0)
         self.uuid, self.process = gpu, rank if process is None else process
-        self.maps = {}          # address -> (Buffer, own)
+        self.maps = {}  # address -> (Buffer, own)
         self.opened_events = {}
         self.fails = {}
         self.dead = False
-        self.graph = []         # launches that have been captured
+        self.graph = []  # launches that have been captured
         self.capturers = 0
         self.fused = FakeKernels(self)
-        self.round = None       # what records and waits are expected to carry: set by tests of the order
+        self.round = None  # what records and waits are expected to carry: set by tests of the order
         self._here = threading.local()
         with world.lock:
             world.drivers.append(self)
@@ -97,86 +99,6 @@ class FakeDriver(Driver):
         if stream.rank != self.rank:
             self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
         return stream
-
-    # --- memory
-
-    def allocate(self, nbytes):
-        with self.world.lock:
-            self._called("allocate")
-            buffer = Buffer(self.rank, nbytes)
-            address = next(self.world.addresses)
-            for _ in range(nbytes // GAP):
-                next(self.world.addresses)
-            self.maps[address] = (buffer, True)
-            self.world.buffers[f"memory {next(self.world.numbers)}".ljust(64)] = buffer
-            return address
-
-    def free(self, address):
-        with self.world.lock:
-            self._called("free")
-            buffer, own = self.maps.pop(address, (None, False))
-            if buffer is None or not own:
-                return self.world.wrong(f"rank {self.rank} frees what it has not allocated")
-            if buffer.importers:
-                self.world.wrong(f"rank {self.rank} frees memory that ranks {sorted(buffer.importers)} have open")
-            self._unused(buffer, "frees")
-            buffer.freed = True
-            self.world.forget(buffer.real, buffer.nbytes)
-
-    def _unused(self, buffer, what):
-        for stream in self.world.streams:
-            if any(buffer in op.buffers for op in stream.ops) and (stream.rank == self.rank or what == "frees"):
-                self.world.wrong(f"rank {self.rank} {what} memory that rank {stream.rank}'s stream still uses")
-
-    def export_memory(self, address):
-        with self.world.lock:
-            self._called("export_memory")
-            return next(h for h, b in self.world.buffers.items() if b is self.maps[address][0]).encode()
-
-    def open_memory(self, handle):
-        with self.world.lock:
-            self._called("open_memory")
-            buffer = self.world.buffers[handle.decode()]
-            if self.world.drivers[buffer.owner].process == self.process:
-                self.world.wrong(f"rank {self.rank} opens memory of its own process")
-                raise RuntimeError("invalid device context")
-            if buffer.freed:
-                self.world.wrong(f"rank {self.rank} opens memory that is freed")
-            buffer.importers.add(self.rank)
-            address = next(self.world.addresses)
-            for _ in range(buffer.nbytes // GAP):
-                next(self.world.addresses)
-            self.maps[address] = (buffer, False)
-            return address
-
-    def close_memory(self, address):
-        with self.world.lock:
-            self._called("close_memory")
-            buffer, own = self.maps.pop(address, (None, True))
-            if own:
-                return self.world.wrong(f"rank {self.rank} closes what it has not opened")
-            self._unused(buffer, "closes")
-            buffer.importers.discard(self.rank)
-
-    def allocate_pinned(self, nbytes):
-        with self.world.lock:
-            self._called("allocate_pinned")
-            buffer = Buffer(self.rank, nbytes)
-            self.world.pinned[buffer.real] = (self.rank, buffer)
-            return buffer.real
-
-    def free_pinned(self, address):
-        with self.world.lock:
-            self._called("free_pinned")
-            if address not in self.world.pinned:
-                return self.world.wrong(f"rank {self.rank} frees pinned memory that is not there")
-            _, buffer = self.world.pinned.pop(address)
-            self.world.keep.append(buffer)
-            for stream in self.world.streams:
-                for op in stream.ops:
-                    if any(a < address + buffer.nbytes and address < a + n for a, n in op.reads + op.writes):
-                        self.world.wrong(f"rank {self.rank} frees pinned memory under a copy")
-            self.world.forget(address, buffer.nbytes)
 
     # --- streams and events
 
@@ -306,10 +228,11 @@ class FakeDriver(Driver):
             real, buffer = self._span(address, 4, "wait_value")
 
             def ready():
-                return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xffffffff).value >= 0
+                return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xFFFFFFFF).value >= 0
 
-            self._enqueue(stream, Op("wait_value", ready=ready, buffers=[buffer],
-                                     waits=lambda: self.world.values.get(real, {})))
+            self._enqueue(
+                stream, Op("wait_value", ready=ready, buffers=[buffer], waits=lambda: self.world.values.get(real, {}))
+            )
 
     # --- work
 
@@ -318,15 +241,25 @@ class FakeDriver(Driver):
             self._called("copy")
             to, there = self._span(target, nbytes, "copy")
             at, here = self._span(source, nbytes, "copy")
-            self._enqueue(stream, Op("copy", run=lambda clock: ctypes.memmove(to, at, nbytes), reads=[(at, nbytes)],
-                                     writes=[(to, nbytes)], buffers=[b for b in (there, here) if b]))
+            self._enqueue(
+                stream,
+                Op(
+                    "copy",
+                    run=lambda clock: ctypes.memmove(to, at, nbytes),
+                    reads=[(at, nbytes)],
+                    writes=[(to, nbytes)],
+                    buffers=[b for b in (there, here) if b],
+                ),
+            )
 
     def zero(self, stream, address, nbytes):
         with self.world.lock:
             self._called("zero")
             at, buffer = self._span(address, nbytes, "zero")
-            self._enqueue(stream, Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)],
-                                     buffers=[buffer]))
+            self._enqueue(
+                stream,
+                Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
+            )
 
     def kernels(self):
         return self.fused
@@ -341,20 +274,37 @@ class FakeDriver(Driver):
 
             def run(clock):
                 result = ctypes.create_string_buffer(nbytes)
-                status = lib.c10d_reduce(dtype.code, redop, result, (ctypes.c_void_p * n)(*reals[:n]), n, count,
-                                         (ctypes.c_double * len(factors))(*factors) if factors else None)
+                status = lib.c10d_reduce(
+                    dtype.code,
+                    redop,
+                    result,
+                    (ctypes.c_void_p * n)(*reals[:n]),
+                    n,
+                    count,
+                    (ctypes.c_double * len(factors))(*factors) if factors else None,
+                )
                 if status:
                     self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
                 for target in reals[n:]:
                     ctypes.memmove(target, result, nbytes)
 
-            self._enqueue(stream, Op("reduce", run=run, reads=[(a, nbytes) for a in reals[:n]],
-                                     writes=[(a, nbytes) for a in reals[n:]], buffers=[b for _, b in spans if b]))
+            self._enqueue(
+                stream,
+                Op(
+                    "reduce",
+                    run=run,
+                    reads=[(a, nbytes) for a in reals[:n]],
+                    writes=[(a, nbytes) for a in reals[n:]],
+                    buffers=[b for _, b in spans if b],
+                ),
+            )
 
     def copy_tensors(self, stream, pairs):
         self._called("copy_tensors")
         for destination, plain in pairs:
-            self.user(stream, lambda d=destination, p=plain: d.copy_(p.view(d.shape)), reads=[plain], writes=[destination])
+            self.user(
+                stream, lambda d=destination, p=plain: d.copy_(p.view(d.shape)), reads=[plain], writes=[destination]
+            )
 
     def future(self):
         return torch.futures.Future()
@@ -369,7 +319,10 @@ class FakeDriver(Driver):
 
     def user(self, stream, run, reads=(), writes=(), ready=None):
         """A kernel of the user's on tensors, which are CPU tensors here."""
+
         def spans(tensors):
             return [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
 
-        self._enqueue(stream, Op("user", ready=ready, run=lambda clock: run(), reads=spans(reads), writes=spans(writes)))
+        self._enqueue(
+            stream, Op("user", ready=ready, run=lambda clock: run(), reads=spans(reads), writes=spans(writes))
+        )

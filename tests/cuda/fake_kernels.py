@@ -6,15 +6,16 @@ the two, ranks are ordered by their arrivals alone: what a rank does after it is
 rank's second piece still reads, as on real GPUs. Signals are kept here, not in the pads; calls and failures in
 the pads, which must therefore be zero before.
 """
+
 import ctypes
 import time
 
 from c10d_custom import dtypes
-from c10d_custom.transport.cuda import p2p
 from c10d_custom.native import lib
+from c10d_custom.transport.cuda import p2p
 
 PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
-_WORDS = 64            # bytes of a pad that this model uses
+_WORDS = 64  # bytes of a pad that this model uses
 _CALLS, _REPORTED, _FAILED = 0, 12, 16
 
 
@@ -30,7 +31,7 @@ class FakeKernels:
     def __init__(self, driver):
         self.driver, self.world = driver, driver.world
         self.compiled = set()
-        self.launched = []     # (algorithm, dtype, redop)
+        self.launched = []  # (algorithm, dtype, redop)
 
     def function(self, algorithm, dtype, redop):
         key = algorithm, dtype.code, redop
@@ -80,13 +81,13 @@ class _Kernel:
             self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
         if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
             self.world.wrong("arguments of a fused kernel that do not fit")
-        self.outcome = False   # until it has begun
+        self.outcome = False  # until it has begun
 
     # --- the protocol, in the words of p2p.h
 
     def _told(self):
         if _u64(self.pads[self.me] + _FAILED).value:
-            self._report(p2p.PEER, _u64(self.pads[self.me] + _FAILED).value & 0xffffffff)
+            self._report(p2p.PEER, _u64(self.pads[self.me] + _FAILED).value & 0xFFFFFFFF)
             return True
         return False
 
@@ -119,14 +120,29 @@ class _Kernel:
             at = self.stagings[self.me] + self.half
             # Said here, as only now it is known which half it is.
             stream = next(s for s in self.world.streams if s.number == self.stream)
-            self.world._access((at, self.a.bytes), True, self.stream, stream.clock[self.stream], clock,
-                               f"a fused kernel of rank {self.me}")
+            self.world._access(
+                (at, self.a.bytes),
+                True,
+                self.stream,
+                stream.clock[self.stream],
+                clock,
+                f"a fused kernel of rank {self.me}",
+            )
             ctypes.memmove(at, self.input, self.a.bytes)
             self.world.signals[(self.pads[self.me], self.number)] = (
-                self.a.fingerprint, self.a.factor, dict(clock), self.shape, self.key)
+                self.a.fingerprint,
+                self.a.factor,
+                dict(clock),
+                self.shape,
+                self.key,
+            )
 
-        op = self.world.op("fused kernel", run=run, reads=[(p, _WORDS) for p in self.pads] + [(self.input, self.a.bytes)],
-                           buffers=self.buffers)
+        op = self.world.op(
+            "fused kernel",
+            run=run,
+            reads=[(p, _WORDS) for p in self.pads] + [(self.input, self.a.bytes)],
+            buffers=self.buffers,
+        )
         op.kernel = self
         return op
 
@@ -159,7 +175,7 @@ class _Kernel:
 
         def run(clock):
             if not self.outcome:
-                ctypes.memset(self.output, 0xd5, self.a.bytes)     # garbage
+                ctypes.memset(self.output, 0xD5, self.a.bytes)  # garbage
                 return
             signals = [self._signal(r) for r in range(self.a.ranks)]
             if any(s[3:] != (self.shape, self.key) for s in signals):
@@ -169,16 +185,37 @@ class _Kernel:
             sources = [s + self.half for s in self.stagings]
             stream = next(s for s in self.world.streams if s.number == self.stream)
             for source in sources:
-                self.world._access((source, self.a.bytes), False, self.stream, stream.clock[self.stream], clock,
-                                   f"a fused kernel of rank {self.me}")
-            factors = [s[1] for s in signals] if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
+                self.world._access(
+                    (source, self.a.bytes),
+                    False,
+                    self.stream,
+                    stream.clock[self.stream],
+                    clock,
+                    f"a fused kernel of rank {self.me}",
+                )
+            factors = (
+                [s[1] for s in signals] if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
+            )
             result = ctypes.create_string_buffer(self.a.bytes)
-            if lib.c10d_reduce(code, redop, result, (ctypes.c_void_p * n)(*sources), n, self.a.bytes // dtype.item_bytes,
-                               (ctypes.c_double * len(factors))(*factors) if factors else None):
+            if lib.c10d_reduce(
+                code,
+                redop,
+                result,
+                (ctypes.c_void_p * n)(*sources),
+                n,
+                self.a.bytes // dtype.item_bytes,
+                (ctypes.c_double * len(factors))(*factors) if factors else None,
+            ):
                 self.world.wrong(f"a fused reduction of {dtype.name} with {redop}, which there is not")
             ctypes.memmove(self.output, result, self.a.bytes)
 
-        op = self.world.op("fused kernel", ready=self._decided, run=run, waits=waits, writes=[(self.output, self.a.bytes)],
-                           buffers=self.buffers)
+        op = self.world.op(
+            "fused kernel",
+            ready=self._decided,
+            run=run,
+            waits=waits,
+            writes=[(self.output, self.a.bytes)],
+            buffers=self.buffers,
+        )
         op.kernel = self
         return op

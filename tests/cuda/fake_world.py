@@ -1,5 +1,5 @@
-"""GPUs and processes without a GPU: streams are queues that a seeded scheduler empties as late and in as odd an order as
-streams, events and values permit. What a process asks of them goes through fake_driver.py.
+"""GPUs and processes without a GPU: streams are queues that a seeded scheduler empties as late and in as odd an order
+as streams, events and values permit. What a process asks of them goes through fake_driver.py.
 
 Every piece of work says what memory it reads and writes. Vector clocks (Mattern 1989; one component per stream
 and one per rank's host) tell what must have happened before it: by the order of its stream, by events, by
@@ -7,13 +7,14 @@ values, by what the host had seen finished when it enqueued it, and by the colle
 Two accesses to one byte, one of them a write, that are not so ordered are a race, whether or not this run shows
 it. Races and broken rules go into `World.violations`; tests assert that there are none.
 """
+
 import ctypes
 import itertools
 import random
 import threading
 from collections import deque
 
-BASE = 1 << 56        # where no process has memory of its own
+BASE = 1 << 56  # where no process has memory of its own
 GAP = 1 << 21
 
 
@@ -44,7 +45,7 @@ class Op:
         self.label, self.ready, self.run = label, ready, run
         self.reads, self.writes, self.buffers, self.waits = list(reads), list(writes), buffers, waits
         self.host = {}
-        self.kernel = None      # of fake_kernels, whose half this is
+        self.kernel = None  # of fake_kernels, whose half this is
 
 
 class Stream:
@@ -63,19 +64,19 @@ class World:
         self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
         self.violations = []
         self.streams = []
-        self.buffers = {}       # handle -> Buffer
-        self.events = {}        # number -> Event, as opened anywhere
-        self.pinned = {}        # address -> (rank, buffer)
-        self.accesses = {}      # where -> [(low, high, write, component, tick, label)]
-        self.values = {}        # real address -> the clock of its writes
-        self.hosts = {}         # rank -> clock
+        self.buffers = {}  # handle -> Buffer
+        self.events = {}  # number -> Event, as opened anywhere
+        self.pinned = {}  # address -> (rank, buffer)
+        self.accesses = {}  # where -> [(low, high, write, component, tick, label)]
+        self.values = {}  # real address -> the clock of its writes
+        self.hosts = {}  # rank -> clock
         self.meetings = {}
-        self.signals = {}       # of fused kernels: (real address of a pad, number of the call) -> what its rank said
+        self.signals = {}  # of fused kernels: (real address of a pad, number of the call) -> what its rank said
         self.op = Op
         self.numbers = itertools.count(1)
         self.addresses = itertools.count(BASE, GAP)
         self.drivers = []
-        self.keep = []          # so that no address serves twice, nor a late access harms
+        self.keep = []  # so that no address serves twice, nor a late access harms
 
     def wrong(self, text):
         self.violations.append(text)
@@ -116,8 +117,9 @@ class World:
             olow, ohigh, owrite, ocomponent, otick, olabel = other
             ordered = clock.get(ocomponent, 0) >= otick
             if olow < high and low < ohigh and (write or owrite) and not ordered:
-                self.wrong(f"race: {label} {'writes' if write else 'reads'} what {olabel} "
-                           f"{'writes' if owrite else 'reads'}")
+                self.wrong(
+                    f"race: {label} {'writes' if write else 'reads'} what {olabel} {'writes' if owrite else 'reads'}"
+                )
             if not (ordered and write and low <= olow and ohigh <= high):
                 kept.append(other)
         kept.append((low, high, write, component, tick, label))
@@ -172,7 +174,7 @@ class World:
             for event in self.events.values():
                 if event.owner == rank and event.latest is not None:
                     event.latest.done = True
-                    merge(event.latest.clock, past)   # who sees the event also sees what ran before the end
+                    merge(event.latest.clock, past)  # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
             for event in self.drivers[rank].opened_events.values():
@@ -182,11 +184,18 @@ class World:
     def leaks(self, but=()):
         """What is left that belongs to ranks other than ``but``."""
         with self.lock:
-            left = [f"rank {b.owner}: {b.nbytes} bytes" for b in self.buffers.values() if not b.freed and b.owner not in but]
-            left += [f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but]
+            left = [
+                f"rank {b.owner}: {b.nbytes} bytes" for b in self.buffers.values() if not b.freed and b.owner not in but
+            ]
+            left += [
+                f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but
+            ]
             left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
-            left += [f"rank {d.rank}: an opened address or event" for d in self.drivers
-                     if d.rank not in but and (d.opened_events or any(not own for _, own in d.maps.values()))]
+            left += [
+                f"rank {d.rank}: an opened address or event"
+                for d in self.drivers
+                if d.rank not in but and (d.opened_events or any(not own for _, own in d.maps.values()))
+            ]
             return left
 
 

@@ -1,7 +1,9 @@
 """Ranks with a simulated GPU each, in p2p mode: whose all_reduce the fused kernels do."""
+
 import time
 
 import pytest
+
 from c10d_custom.errors import CustomBackendError, PeerLostError
 from device_tensors import device_tensor, options
 from thread_ranks import run_ranks
@@ -22,7 +24,7 @@ def transport_of(r):
 
 
 def is_void(r, work, kinds=PeerLostError, match="void"):
-    r.synchronize(5.0)        # nothing waits for ever
+    r.synchronize(5.0)  # nothing waits for ever
     with pytest.raises(kinds, match=match):
         work.is_completed()
     with pytest.raises(kinds, match=match):

@@ -1,4 +1,5 @@
 """Kernels whose device is the host: the sources of backend/cuda, except device.h, compiled as C++."""
+
 import ctypes
 import os
 import subprocess
@@ -38,9 +39,26 @@ def compile_host(path, text, *flags):
     source = path.with_suffix(".cpp")
     source.write_text(HEADERS + text)
     # As the compiler of a GPU: no contraction, and a union or a cast to another type reads memory's bits.
-    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-pthread", "-ffp-contract=off",
-                    "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *flags, str(source),
-                    "-o", str(path)], check=True, timeout=300)
+    subprocess.run(
+        [
+            os.environ.get("CXX", "g++"),
+            "-std=c++17",
+            "-O1",
+            "-pthread",
+            "-ffp-contract=off",
+            "-fno-strict-aliasing",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+            *flags,
+            str(source),
+            "-o",
+            str(path),
+        ],
+        check=True,
+        timeout=300,
+    )
 
 
 def text_of_files(*names):

@@ -1,13 +1,14 @@
-"""Every kernel compiles for every architecture (two of them without --full), by the code that compiles it on a machine with a GPU. NVRTC
-needs neither a GPU nor a driver. What compiles is not thereby shown to run."""
+"""Every kernel compiles for every architecture (two of them without --full), by the code that compiles it on a machine
+with a GPU. NVRTC needs neither a GPU nor a driver. What compiles is not thereby shown to run."""
+
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from host_kernels import PAIRS, distinct
 
 from c10d_custom import dtypes
 from c10d_custom.errors import TransportError, UsageError
 from c10d_custom.transport.cuda import compiler
+from host_kernels import PAIRS, distinct
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's binding comes with the extra 'test'")
 
@@ -22,20 +23,25 @@ def check(unit):
     return wrong + [name for name in (compiler.name_of(*i) for i in instances) if name.encode() not in code]
 
 
-SOME = ["75", "90", *(pytest.param(c, marks=pytest.mark.full("a minute; 75 and 90 are compiled always"))
-                      for c in ("80", "100", "120"))]
+SOME = [
+    "75",
+    "90",
+    *(pytest.param(c, marks=pytest.mark.full("a minute; 75 and 90 are compiled always")) for c in ("80", "100", "120")),
+]
 
 
 @pytest.mark.parametrize("capability", SOME)
 def test_every_kernel_compiles(library, capability, full):
     """Pairs whose C++ type is the same are one instance. Of the p2p kernels, without --full, one architecture compiles
-    all instances, the others one of each dtype: what differs between architectures in them is the signals, which have no
-    type."""
+    all instances, the others one of each dtype: what differs between architectures in them is the signals, which have
+    no type."""
     pairs = distinct(library, PAIRS)
     p2p = pairs if full or capability == "90" else list({d.name: (d, op) for d, op in pairs}.values())
-    units = [([(algorithm, *p) for p in some[i:i + 30]], capability)
-             for algorithm, some in [("Reduce", pairs), ("OneShot", p2p), ("TwoShot", p2p)]
-             for i in range(0, len(some), 30)]
+    units = [
+        ([(algorithm, *p) for p in some[i : i + 30]], capability)
+        for algorithm, some in [("Reduce", pairs), ("OneShot", p2p), ("TwoShot", p2p)]
+        for i in range(0, len(some), 30)
+    ]
     with ThreadPoolExecutor(2) as pool:
         wrong = list(zip(units, pool.map(check, units)))
     assert [(u, w) for u, w in wrong if w] == []
@@ -66,7 +72,7 @@ def test_compiled_code_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     text = compiler.text_of([("Reduce", FLOAT, SUM)])
     code = compiler.compiled(text, "80")
-    file, = (tmp_path / "cache").iterdir()
+    (file,) = (tmp_path / "cache").iterdir()
     assert file.read_bytes() == code
     monkeypatch.setattr(compiler, "compile_text", lambda *_: b"anew")
     assert compiler.compiled(text, "80") == code

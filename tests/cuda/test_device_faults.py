@@ -1,9 +1,11 @@
 """Ranks that go, stay away or hang while a group communicates CUDA tensors, on a simulated GPU."""
+
 import threading
 import time
 from datetime import timedelta
 
 import pytest
+
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
 from device_tensors import device_tensor, options, warm
@@ -24,7 +26,7 @@ def test_a_rank_that_stays_away_is_named_in_time(config):
         began = time.monotonic()
         with pytest.raises((CollectiveTimeoutError, PeerLostError), match="rank 1"):
             r.pg.allreduce([device_tensor(r, 50_000, 1.0)], options(False, 0.5))
-        r.synchronize()      # no stream waits for it
+        r.synchronize()  # no stream waits for it
         return time.monotonic() - began
 
     assert all(t is None or t < 3 for t in run_ranks(3, body, config=config))
@@ -42,11 +44,12 @@ def test_a_rank_that_goes_in_the_middle_leaves_no_stream_waiting(config, count, 
         warm(r)
         t = device_tensor(r, count, 1.0)
         if r.rank == 1:
+
             def gone(call, seconds, real=r.cpu.agree):
                 real(call, seconds)
                 world.kill(1)
                 r.cpu.cpu.leave()
-                r.cpu.cpu.set_mark(1)   # the kernel takes it for gone only when the process is
+                r.cpu.cpu.set_mark(1)  # the kernel takes it for gone only when the process is
                 raise SystemExit
 
             r.cpu.__dict__["agree"] = gone
@@ -65,8 +68,9 @@ def test_a_rank_that_goes_in_the_middle_leaves_no_stream_waiting(config, count, 
         r.synchronize(10.0)
         return time.monotonic() - began
 
-    times = run_ranks(3, body, config=config, world=world, drivers=drivers, clean=False,
-                      may_race="cuda_order" in config)
+    times = run_ranks(
+        3, body, config=config, world=world, drivers=drivers, clean=False, may_race="cuda_order" in config
+    )
     assert all(t is None or t < 5 for t in times), times
     assert not world.leaks(but={1}), world.leaks(but={1})
 
@@ -87,14 +91,16 @@ def test_a_kernel_that_never_ends_does_not_hang_the_hosts(config):
             with pytest.raises(CustomBackendError) as raised:
                 r.pg.allreduce([t], options(False, 5.0 if r.rank else 0.5))
             if r.rank == 0:
-                assert isinstance(raised.value, CollectiveTimeoutError) and "cuda:0 has not finished" in str(raised.value)
+                assert isinstance(raised.value, CollectiveTimeoutError) and "cuda:0 has not finished" in str(
+                    raised.value
+                )
         else:
             work = r.pg.allreduce([t], options(True, 1.5))
             work.wait()
             with pytest.raises(CollectiveTimeoutError):
                 r.pg.allreduce([t], options(True, 1.5)).wait(timedelta(seconds=0.2))
         taken = time.monotonic() - began
-        both.wait(30)   # the kernel ends once neither waits for it
+        both.wait(30)  # the kernel ends once neither waits for it
         gate.set()
         return taken
 
@@ -160,7 +166,7 @@ def test_set_up_survives_a_rank_that_goes(monkeypatch):
 
             def run(call):
                 calls.append(call)
-                if len(calls) == 4:      # after the addresses were told
+                if len(calls) == 4:  # after the addresses were told
                     world.kill(1)
                     r.cpu.cpu.leave()
                     r.cpu.cpu.set_mark(1)

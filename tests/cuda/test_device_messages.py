@@ -1,9 +1,11 @@
 """Messages of a group's CUDA tensors, on a simulated GPU."""
+
 import time
 from datetime import timedelta
 
 import pytest
 import torch
+
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
 from device_tensors import contents, device_tensor
 from thread_ranks import run_ranks
@@ -13,6 +15,7 @@ MODES = ["shared", "staged"]
 
 def both_ways(seed, size, steps, config, seconds=60.0):
     """Two ranks send large messages before either receives."""
+
     def body(r):
         other, n = 1 - r.rank, 300_000
         out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
@@ -30,6 +33,7 @@ def both_ways(seed, size, steps, config, seconds=60.0):
 
 def in_turns(seed, size, steps, config, seconds=60.0):
     """Message after message of one size, none of which the GPU has seen when the next is posted."""
+
     def body(r):
         into = [torch.zeros(5000) for _ in range(6)]
         r.keep += into
@@ -56,7 +60,11 @@ def test_messages_cross_in_both_directions_at_once(mode):
 def test_messages_with_one_tag_arrive_in_order_and_from_anywhere():
     def body(r):
         if r.rank:
-            works = [r.pg.send([device_tensor(r, 10 + 5000 * (k % 2), float(k))], 0, 0) for k in range(6)] if r.rank == 1 else []
+            works = (
+                [r.pg.send([device_tensor(r, 10 + 5000 * (k % 2), float(k))], 0, 0) for k in range(6)]
+                if r.rank == 1
+                else []
+            )
             works += [r.pg.send([device_tensor(r, 7, 99.0)], 0, 5)] if r.rank == 2 else []
             for w in works:
                 w.wait()

@@ -1,4 +1,5 @@
 """Works, futures and streams of a group's CUDA tensors, on a simulated GPU."""
+
 import threading
 import time
 import weakref
@@ -6,12 +7,13 @@ from datetime import timedelta
 
 import pytest
 import torch
-from c10d_custom.lowering import collectives
-from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, UsageError
-from device_tensors import contents, device_tensor, options, warm
-from thread_ranks import cpu_tensors, run_ranks
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import BarrierOptions
+
+from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, UsageError
+from c10d_custom.lowering import collectives
+from device_tensors import contents, device_tensor, options, warm
+from thread_ranks import cpu_tensors, run_ranks
 
 MODES = ["shared", "staged"]
 
@@ -26,7 +28,7 @@ def test_wait_lets_the_stream_wait_and_not_the_host(mode):
             r.driver.user(r.driver.current_stream(), lambda: t.fill_(1.0), writes=[t], ready=gate.is_set)
         work = r.pg.allreduce([t], options(True))
         if mode == "shared":
-            work.wait()     # returns although nothing has run
+            work.wait()  # returns although nothing has run
             assert not work.is_completed() and float(t[0]) == 0.0
             gate.set()
         else:
@@ -126,12 +128,12 @@ def test_cpu_and_cuda_tensors_in_one_order(mode):
             works.append(r.pg.allreduce([device], options(True)))
             with cpu_tensors():
                 works.append(r.pg.allreduce([host], options(True)))
-                r.pg.allreduce([host], options(False))     # the quick way
+                r.pg.allreduce([host], options(False))  # the quick way
         for w in works:
             w.wait()
         return contents(r, device)[0].item(), host[0].item()
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [(2.0 ** 5, 2.0 ** 10)] * 2
+    assert run_ranks(2, body, config={"cuda_mode": mode}) == [(2.0**5, 2.0**10)] * 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -170,9 +172,12 @@ def test_tensors_of_one_call_are_on_one_device(monkeypatch):
     lower = collectives.Lowering(0, 2)
     here, there = torch.zeros(4), torch.zeros(2)
     places[id(here)] = torch.device("cuda", 0)
-    for lowering in (lambda: lower.all_gather_single(here, there, 1.0), lambda: lower.all_gather([there, here], there, 1.0),
-                     lambda: lower.reduce_scatter_single(there, here, ReduceOp.SUM, 1.0),
-                     lambda: lower.all_to_all_single(here, here.clone(), [], [], 1.0)):
+    for lowering in (
+        lambda: lower.all_gather_single(here, there, 1.0),
+        lambda: lower.all_gather([there, here], there, 1.0),
+        lambda: lower.reduce_scatter_single(there, here, ReduceOp.SUM, 1.0),
+        lambda: lower.all_to_all_single(here, here.clone(), [], [], 1.0),
+    ):
         with pytest.raises(UsageError, match="is on"):
             lowering()
 

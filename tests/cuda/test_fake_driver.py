@@ -1,4 +1,5 @@
 """The simulated driver can be called as the real one is."""
+
 import inspect
 
 from c10d_custom.transport.cuda.driver import CudaDriver, Driver

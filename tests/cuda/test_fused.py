@@ -1,17 +1,19 @@
 """all_reduce by the fused kernels in a group of ranks with a GPU each, on simulated GPUs."""
+
 import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed import ReduceOp
+
 from c10d_custom.transport.cuda import fused, p2p
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from device_tensors import contents, device_tensor, options, warm
 from fused_ranks import P2P, gpus, run, transport_of
 from test_shared import program, values
-from torch.distributed import ReduceOp
 
 HALF = 65536 // 2
 
@@ -37,8 +39,9 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
             t = torch.empty(count, dtype=torch.bfloat16)
             r.fill(t, inputs[r.rank])
             o = options(step % 2)
-            o.reduceOp = (torch.distributed._make_nccl_premul_sum(0.5 + r.rank) if op == "PREMUL_SUM"
-                          else getattr(ReduceOp, op))
+            o.reduceOp = (
+                torch.distributed._make_nccl_premul_sum(0.5 + r.rank) if op == "PREMUL_SUM" else getattr(ReduceOp, op)
+            )
             before, agreed = len(r.driver.fused.launched), r.cpu.calls
             r.pg.allreduce([t], o).wait()
             want = reduce_in_order(inputs, op, [0.5, 1.5, 2.5])
@@ -98,6 +101,7 @@ def test_the_host_does_not_wait_and_the_result_is_awaited(asynchronous):
 
 # --- memory
 
+
 @pytest.mark.parametrize("step", ["zero", "open_memory", "allocate", "allocate_pinned", "export_memory"])
 def test_what_one_rank_cannot_do_makes_all_fall_back(step):
     def body(r):
@@ -132,7 +136,7 @@ def test_a_group_is_destroyed_with_work_under_way():
         t = device_tensor(r, 20_000, 1.0)
         for _ in range(3):
             r.pg.allreduce([t], options(False))
-        if r.rank == 1:       # the others have left, and their guards are still there
+        if r.rank == 1:  # the others have left, and their guards are still there
             time.sleep(0.2)
         return t
 
@@ -152,7 +156,7 @@ def test_a_rank_that_has_left_does_not_end_the_others_calls():
         work = r.pg.allreduce([t], options(True))
         work.wait()
         if r.rank == 0:
-            time.sleep(0.5)    # rank 1 is leaving: it has nothing more to do
+            time.sleep(0.5)  # rank 1 is leaving: it has nothing more to do
             gate.set()
             return contents(r, t)[0].item()
         return t

@@ -1,9 +1,11 @@
 """all_reduce by the fused kernels among ranks that are late, die, abort or disagree, and on a GPU that fails."""
+
 import threading
 import time
 
 import pytest
 import torch
+
 from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
 from c10d_custom.transport.cuda.stream_op import Events, StreamOp
@@ -50,10 +52,11 @@ def test_a_rank_that_dies_after_it_has_agreed(count, monkeypatch):
         warm(r)
         t = device_tensor(r, count, 1.0)
         if r.rank == 1:
+
             def gone(call, seconds, real=r.cpu.agree):
                 real(call, seconds)
                 world.kill(1)
-                r.cpu.cpu.abort()      # what the others see, once the process is gone
+                r.cpu.cpu.abort()  # what the others see, once the process is gone
                 r.cpu.cpu.set_mark(1)
                 raise SystemExit
 
@@ -133,11 +136,12 @@ def test_a_group_that_was_aborted_is_destroyed_at_once():
 
 def test_kernels_that_found_a_mismatch_end_the_group():
     """Which only graphs can bring about: eager calls are compared before."""
+
     def body(r):
         warm(r)
         first, second = torch.ones(4), torch.ones(5)
         r.keep += [first, second]
-        time.sleep(0.1)       # the guard has seen the call before to its end
+        time.sleep(0.1)  # the guard has seen the call before to its end
         r.driver.is_capturing = True
         r.pg.allreduce([first if r.rank else second], options(False))
         r.driver.is_capturing = False

@@ -1,9 +1,12 @@
 """CUDA graphs of all_reduce by the fused kernels: what is captured runs at each replay, or is refused."""
+
 import time
 from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed import ReduceOp
+
 from c10d_custom.errors import AbortedError, CustomBackendError, PeerLostError, UsageError
 from c10d_custom.transport.cuda import p2p
 from c10d_custom.transport.cuda import transport as cuda_transport
@@ -12,7 +15,6 @@ from fake_driver import FakeDriver
 from fake_world import World
 from fused_ranks import P2P, run
 from thread_ranks import run_ranks
-from torch.distributed import ReduceOp
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -34,9 +36,9 @@ def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):
             r.read(t, seen)
             other = device_tensor(r, 5000, 1.0)
             r.synchronize()
-            for _ in range(turn):      # the kernels' halves are taken in turns all the same
+            for _ in range(turn):  # the kernels' halves are taken in turns all the same
                 r.pg.allreduce([other], options(False))
-            assert contents(r, other)[0] == 3.0 ** turn
+            assert contents(r, other)[0] == 3.0**turn
         return [s.unique().tolist() for s in seen]
 
     for seed in range(4):
@@ -77,7 +79,7 @@ def test_a_capture_before_the_mode_is_chosen_is_refused():
     def body(r):
         t = torch.ones(10)
         r.keep.append(t)
-        with r.driver.activate():     # the group's streams are there, its mode is not
+        with r.driver.activate():  # the group's streams are there, its mode is not
             r.pg._transport._open(torch.device("cuda", 0))
         r.driver.is_capturing = True
         with pytest.raises(UsageError, match="not yet chosen"):

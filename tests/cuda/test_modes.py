@@ -1,7 +1,10 @@
-"""How a group comes by its mode: what its GPUs and processes allow, and what becomes of it when a rank cannot do its part."""
+"""How a group comes by its mode: what its GPUs and processes allow, and what becomes of it when a rank cannot do its
+part."""
+
 import logging
 
 import pytest
+
 from c10d_custom.errors import TransportError
 from c10d_custom.transport.cuda.peers import choose
 from device_tensors import contents, device_tensor, options
@@ -9,14 +12,25 @@ from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], "mode": mode, "staging": 1, "order": "auto", **other}
-            for i, g in enumerate(gpus)]
+    return [
+        {"gpu": g, "pid": (pids or range(len(gpus)))[i], "mode": mode, "staging": 1, "order": "auto", **other}
+        for i, g in enumerate(gpus)
+    ]
 
 
-@pytest.mark.parametrize("table, mode", [
-    (words("ab"), "p2p"), (words("aa"), "shared"), (words("aba"), "shared"), (words("a"), "shared"),
-    (words("ab", "shared"), "shared"), (words("ab", "staged"), "staged"), (words("aa", pids=[7, 7]), "staged"),
-    (words("ab", "p2p"), "p2p")])
+@pytest.mark.parametrize(
+    "table, mode",
+    [
+        (words("ab"), "p2p"),
+        (words("aa"), "shared"),
+        (words("aba"), "shared"),
+        (words("a"), "shared"),
+        (words("ab", "shared"), "shared"),
+        (words("ab", "staged"), "staged"),
+        (words("aa", pids=[7, 7]), "staged"),
+        (words("ab", "p2p"), "p2p"),
+    ],
+)
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
     assert choose(table).name == mode
 
@@ -30,7 +44,9 @@ def test_modes_that_cannot_be_are_refused():
         choose(mixed)
 
 
-@pytest.mark.parametrize("step", ["allocate", "export_memory", "open_memory", "export_event", "open_event", "create_event"])
+@pytest.mark.parametrize(
+    "step", ["allocate", "export_memory", "open_memory", "export_event", "open_event", "create_event"]
+)
 def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
     def body(r):
         t = device_tensor(r, 5000, 1.0)
@@ -53,7 +69,7 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
     assert [v for v, _ in results] == [3.0] * 3
     assert {m.name for _, m in results} == {"staged"}
     assert all("rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
-    assert sum("in staged mode" in line for line in caplog.messages) == 3     # once for each rank
+    assert sum("in staged mode" in line for line in caplog.messages) == 3  # once for each rank
 
 
 def test_memory_that_only_seems_shared_is_found_out():
@@ -62,7 +78,7 @@ def test_memory_that_only_seems_shared_is_found_out():
         if r.rank == 0:
             real = r.driver.open_memory
 
-            def open_memory(handle):     # somewhere else, as a driver that lies gives it
+            def open_memory(handle):  # somewhere else, as a driver that lies gives it
                 address = real(handle)
                 r.driver.close_memory(address)
                 r.lost = r.driver.allocate(65536)
@@ -70,7 +86,8 @@ def test_memory_that_only_seems_shared_is_found_out():
 
             r.driver.open_memory = open_memory
             r.driver.close_memory = lambda address, real=r.driver.close_memory: (
-                r.driver.free(address) if address == getattr(r, "lost", None) else real(address))
+                r.driver.free(address) if address == getattr(r, "lost", None) else real(address)
+            )
         r.pg.allreduce([t], options(False))
         return next(iter(r.pg._transport._cuda.values())).mode
 
@@ -81,7 +98,9 @@ def test_memory_that_only_seems_shared_is_found_out():
 def test_values_that_do_not_work_give_way_to_events():
     def body(r):
         if r.rank == 0:
-            r.driver.wait_value = lambda stream, address, value: (_ for _ in ()).throw(RuntimeError("no such operation"))
+            r.driver.wait_value = lambda stream, address, value: (_ for _ in ()).throw(
+                RuntimeError("no such operation")
+            )
         t = device_tensor(r, 5000, 1.0)
         r.pg.allreduce([t], options(False))
         return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode.reason

@@ -1,12 +1,14 @@
 """The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
+
 import time
 from unittest import mock
 
 import pytest
 import torch
+
 from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, transport
-from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
+from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
@@ -15,7 +17,11 @@ from test_shared import program
 from thread_ranks import run_ranks
 
 P2P = {"cuda_mode": "p2p"}
-EVENTS, VALUES, STAGED = {"cuda_mode": "shared"}, {"cuda_mode": "shared", "cuda_order": "values"}, {"cuda_mode": "staged"}
+EVENTS, VALUES, STAGED = (
+    {"cuda_mode": "shared"},
+    {"cuda_mode": "shared", "cuda_order": "values"},
+    {"cuda_mode": "staged"},
+)
 
 
 def nothing(*_, **__):
@@ -73,6 +79,7 @@ _BEGIN, _FINISH = StreamOp.begin, StreamOp.finish
 
 def hasty(seed, size, steps, config, seconds):
     """A group that is destroyed as soon as its last collective is enqueued."""
+
     def body(r):
         t = torch.ones(5000)
         r.fill(t, torch.ones(5000))
@@ -99,6 +106,7 @@ def on_gpus_of_their_own(seed, size, steps, config, seconds):
 
 def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
     """Destroyed while rank 0's stream is still on its way to the collectives."""
+
     def body(r):
         t = torch.ones(5000)
         r.fill(t, torch.ones(5000))
@@ -110,9 +118,10 @@ def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
         r.pg.allreduce([t]).wait()
         return t
 
-    results = run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds,
-                        gpus=[f"GPU-{r}" for r in range(size)])
-    assert [t.unique().tolist() for t in results] == [[float(size ** 2)]] * size
+    results = run_ranks(
+        size, body, seed=seed, laziness=1.0, config=config, seconds=seconds, gpus=[f"GPU-{r}" for r in range(size)]
+    )
+    assert [t.unique().tolist() for t in results] == [[float(size**2)]] * size
 
 
 def staging_of_the_rounds(self, table):
@@ -140,45 +149,105 @@ MUTATIONS = {
     "no meeting but the first": (EVENTS, lambda: off(EventOrder, "meets", False)),
     "one half for all rounds": (EVENTS, lambda: off(shared._Run, "_bases", one_half)),
     "one event for all rounds": (EVENTS, lambda: off(order, "HALVES", 1)),
-    "only the first source is waited for": (EVENTS, lambda: off(
-        EventOrder, "arrive", lambda self, stream, k, sources, real=EventOrder.arrive: real(self, stream, k, list(sources)[:1]))),
-    "only the first reader is waited for": (EVENTS, lambda: off(
-        EventOrder, "reuse", lambda self, stream, k, readers, real=EventOrder.reuse: real(self, stream, k, list(readers)[:1]))),
+    "only the first source is waited for": (
+        EVENTS,
+        lambda: off(
+            EventOrder,
+            "arrive",
+            lambda self, stream, k, sources, real=EventOrder.arrive: real(self, stream, k, list(sources)[:1]),
+        ),
+    ),
+    "only the first reader is waited for": (
+        EVENTS,
+        lambda: off(
+            EventOrder,
+            "reuse",
+            lambda self, stream, k, readers, real=EventOrder.reuse: real(self, stream, k, list(readers)[:1]),
+        ),
+    ),
     "the sources backwards": (EVENTS, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (EVENTS, lambda: off(StreamOp, "begin")),
     "the caller's stream does not wait": (EVENTS, lambda: off(StreamOp, "join")),
-    "the end is recorded at the beginning": (EVENTS, lambda: off(StreamOp, "begin", finished_at_once, "finish", not_finished_again)),
-    "freed without waiting for those who have it open": (EVENTS, lambda: off(ShmTransport, "unmarked", lambda self, mark: [])),
-    "closed while the stream is at work": (EVENTS, lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
-                                           hasty),
+    "the end is recorded at the beginning": (
+        EVENTS,
+        lambda: off(StreamOp, "begin", finished_at_once, "finish", not_finished_again),
+    ),
+    "freed without waiting for those who have it open": (
+        EVENTS,
+        lambda: off(ShmTransport, "unmarked", lambda self, mark: []),
+    ),
+    "closed while the stream is at work": (
+        EVENTS,
+        lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
+        hasty,
+    ),
     "values: no wait for what was published": (VALUES, lambda: off(ValueOrder, "arrive")),
     "values: no wait for the readers": (VALUES, lambda: off(ValueOrder, "reuse")),
     "values: published before it is put": (VALUES, lambda: off(shared._Run, "_put", published_before_it_is_put)),
     "values: released before it is taken": (VALUES, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
-    "values: a wait for one round too few": (VALUES, lambda: off(
-        ValueOrder, "arrive", lambda self, stream, k, sources, real=ValueOrder.arrive: real(self, stream, k - 1, sources))),
+    "values: a wait for one round too few": (
+        VALUES,
+        lambda: off(
+            ValueOrder,
+            "arrive",
+            lambda self, stream, k, sources, real=ValueOrder.arrive: real(self, stream, k - 1, sources),
+        ),
+    ),
     "fused: memory that is not zeroed": (P2P, lambda: off(FakeDriver, "zero"), on_gpus_of_their_own),
-    "fused: staging of the rounds": (P2P, lambda: off(
-        peers.Peers, "open", staging_of_the_rounds), on_gpus_of_their_own),
-    "fused: one half for all calls": (P2P, lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
-                                      on_gpus_of_their_own),
-    "fused: on another stream": (P2P, lambda: off(fused.Fused, "all_reduce", on_a_stream_of_its_own), on_gpus_of_their_own),
-    "fused: freed before the others have closed": (P2P, lambda: off(fused.Fused, "close_imports", fused.Fused.free),
-                                                   hasty_on_gpus_of_their_own),
-    "fused: the others' memory stays open": (P2P, lambda: off(fused.Fused, "close_imports"), hasty_on_gpus_of_their_own),
-    "fused: closed while the stream is at work": (P2P, lambda: off(
-        transport.CudaTransport, "_idle", lambda self, seconds: True), hasty_on_gpus_of_their_own),
-    "fused: the guard takes leaving for failing": (P2P, lambda: off(
-        transport.CudaTransport, "prepare_to_leave", lambda self: self.cpu.leave() or time.sleep(0.1)), hasty_on_gpus_of_their_own),
-    "fused: no time": (P2P, lambda: off(p2p.P2p, "all_reduce", lambda self, *a: _P2P(self, *a[:-1], 1)), on_gpus_of_their_own),
+    "fused: staging of the rounds": (
+        P2P,
+        lambda: off(peers.Peers, "open", staging_of_the_rounds),
+        on_gpus_of_their_own,
+    ),
+    "fused: one half for all calls": (
+        P2P,
+        lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
+        on_gpus_of_their_own,
+    ),
+    "fused: on another stream": (
+        P2P,
+        lambda: off(fused.Fused, "all_reduce", on_a_stream_of_its_own),
+        on_gpus_of_their_own,
+    ),
+    "fused: freed before the others have closed": (
+        P2P,
+        lambda: off(fused.Fused, "close_imports", fused.Fused.free),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: the others' memory stays open": (
+        P2P,
+        lambda: off(fused.Fused, "close_imports"),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: closed while the stream is at work": (
+        P2P,
+        lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: the guard takes leaving for failing": (
+        P2P,
+        lambda: off(transport.CudaTransport, "prepare_to_leave", lambda self: self.cpu.leave() or time.sleep(0.1)),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: no time": (
+        P2P,
+        lambda: off(p2p.P2p, "all_reduce", lambda self, *a: _P2P(self, *a[:-1], 1)),
+        on_gpus_of_their_own,
+    ),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin")),
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),
-    "messages: sent before the bytes have come": (STAGED, lambda: off(staged.StagedMessages, "_send_on", sent_at_once),
-                                                  both_ways),
-    "messages: memory given back under a copy": (STAGED, lambda: off(staged.StagedMessages, "_let_go", given_at_once),
-                                                 in_turns),
+    "messages: sent before the bytes have come": (
+        STAGED,
+        lambda: off(staged.StagedMessages, "_send_on", sent_at_once),
+        both_ways,
+    ),
+    "messages: memory given back under a copy": (
+        STAGED,
+        lambda: off(staged.StagedMessages, "_let_go", given_at_once),
+        in_turns,
+    ),
     "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), both_ways),
     "messages: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join"), both_ways),
 }

@@ -1,5 +1,6 @@
 """The host's side of the p2p mode, and its kernels' arithmetic, with ranks and device threads that are threads
 of the host."""
+
 import ctypes
 import random
 import threading
@@ -7,12 +8,12 @@ import time
 
 import pytest
 import torch
-from host_kernels import HostKernels
-from test_reduce_kernels import Place, engine, pairs, same
 
 from c10d_custom import dtypes
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import kernels, p2p
+from host_kernels import HostKernels
+from test_reduce_kernels import Place, engine, pairs, same
 
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 STAGING = 4096 + 32
@@ -25,9 +26,19 @@ class Group:
         self.memory = [torch.zeros(total, dtype=torch.uint8) for _ in range(size)]
         base = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
         self.device = HostKernels(library)
-        self.ends = [p2p.P2p(self.device, rank, base, [b + p2p.PAD_BYTES for b in base], STAGING,
-                             base[rank] + p2p.PAD_BYTES + STAGING, blocks=2, threads=3)
-                     for rank in range(size)]
+        self.ends = [
+            p2p.P2p(
+                self.device,
+                rank,
+                base,
+                [b + p2p.PAD_BYTES for b in base],
+                STAGING,
+                base[rank] + p2p.PAD_BYTES + STAGING,
+                blocks=2,
+                threads=3,
+            )
+            for rank in range(size)
+        ]
 
     def run(self, work, ranks=None):
         """work(rank, end) on a thread for each of these ranks."""
@@ -50,12 +61,16 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
     # One-shot, two-shot, several kernels.
     for count in (rng.randrange(1, 256 // item + 1), rng.randrange(256 // item + 1, 1500 // item), 5001 // item):
         inputs = [torch.frombuffer(bytearray(rng.randbytes(count * item)), dtype=torch.uint8) for _ in range(size)]
-        factors = {kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],
-                   kernels.AVG: rng.choice([[], [7.0]])}.get(redop, [])
+        factors = {
+            kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],
+            kernels.AVG: rng.choice([[], [7.0]]),
+        }.get(redop, [])
         want = engine(dtype, redop, inputs, count, factors)
         step = rng.choice([16, item, 1])
-        places = [(Place(count * item, rng.randrange(0, 16, step)), Place(count * item, rng.randrange(0, 16, step)))
-                  for _ in inputs]
+        places = [
+            (Place(count * item, rng.randrange(0, 16, step)), Place(count * item, rng.randrange(0, 16, step)))
+            for _ in inputs
+        ]
         if rng.random() < 0.5:
             places = [(target, target) for _, target in places]
 
@@ -75,10 +90,12 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
 
 def sums(counts, timeout_ns=60 * SECOND):
     """Each rank's work: a sum of counts[rank] ones."""
+
     def call(rank, end):
         data = torch.ones(counts[rank])
         end.all_reduce(0, FLOAT, SUM, None, data.data_ptr(), data.data_ptr(), counts[rank], timeout_ns)
         results[rank] = data
+
     results = {}
     return call, results
 
@@ -130,10 +147,13 @@ def test_failures_carry_the_number_of_the_call(library):
 def test_structures_are_the_kernels(library):
     library.size_of.restype = ctypes.c_ulonglong
     assert [library.size_of(i) for i in range(4)] == [
-        ctypes.sizeof(kernels.ReduceArguments), ctypes.sizeof(p2p.Arguments), p2p.PAD_BYTES, p2p.RECORD_BYTES]
+        ctypes.sizeof(kernels.ReduceArguments),
+        ctypes.sizeof(p2p.Arguments),
+        p2p.PAD_BYTES,
+        p2p.RECORD_BYTES,
+    ]
 
 
 def test_too_many_ranks():
     with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
         p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0)
-

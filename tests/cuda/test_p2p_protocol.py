@@ -1,13 +1,18 @@
 """The p2p kernels' protocol between ranks under ThreadSanitizer, with threads that are late at random; and that
 these tests notice where it lacks a part."""
+
 import os
 import subprocess
 
 import pytest
+
 from host_kernels import BY_NAME, HERE, compile_host, compiler, text_of_files
 
-INSTANCES = [(algorithm, *BY_NAME[pair]) for algorithm in ("OneShot", "TwoShot")
-             for pair in (("int32", "SUM"), ("float32", "PREMUL_SUM"))]
+INSTANCES = [
+    (algorithm, *BY_NAME[pair])
+    for algorithm in ("OneShot", "TwoShot")
+    for pair in (("int32", "SUM"), ("float32", "PREMUL_SUM"))
+]
 
 # What must not be missing: the text, and what is put in its place.
 MUTATIONS = {
@@ -18,10 +23,10 @@ MUTATIONS = {
     "no waiting for the block after its signals": ("return !sync_block_or(!all);", "return all;"),
     "a signal that orders nothing": ("store_release_system(&mine.flag", "store_relaxed_system(&mine.flag"),
     "a wait that orders nothing": ("load_acquire_system(&signal_", "load_relaxed_system(&signal_"),
-    "the signal before the factor": ("      if (with_factor) mine.factor = a_.factor;\n"
-                                     "      store_release_system(&mine.flag, flag);",
-                                     "      store_release_system(&mine.flag, flag);\n"
-                                     "      if (with_factor) mine.factor = a_.factor;"),
+    "the signal before the factor": (
+        "      if (with_factor) mine.factor = a_.factor;\n      store_release_system(&mine.flag, flag);",
+        "      store_release_system(&mine.flag, flag);\n      if (with_factor) mine.factor = a_.factor;",
+    ),
     "the first block ends the call": ("!= gridDim.x - 1", "!= 0"),
     "no wait for one of the ranks": ("all = all && wait(rank, flag)", "all = all && (rank == 1 || wait(rank, flag))"),
 }
@@ -37,8 +42,13 @@ def build(path, mutation=None):
 
 
 def run(path, *numbers):
-    return subprocess.run([str(path), *map(str, numbers)], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"})
+    return subprocess.run(
+        [str(path), *map(str, numbers)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +58,9 @@ def protocol(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("size,blocks,threads,calls",
-                         [(2, 2, 3, 2100), (3, 2, 2, 1400), (4, 1, 3, 1400), (1, 3, 2, 70)])
+@pytest.mark.parametrize(
+    "size,blocks,threads,calls", [(2, 2, 3, 2100), (3, 2, 2, 1400), (4, 1, 3, 1400), (1, 3, 2, 70)]
+)
 def test_many_calls(protocol, size, blocks, threads, calls):
     out = run(protocol, size, blocks, threads, calls, 1, 120)
     assert out.returncode == 0, out.stderr

@@ -1,17 +1,18 @@
 """The CUDA reduction's arithmetic, without a GPU: its sources compiled as C++ for the host, against the CPU
 engine bit for bit and against torch."""
+
 import ctypes
 import random
 
 import pytest
 import torch
-from conformance import reference, values
-from host_kernels import PAIRS, HostKernels
 
 from c10d_custom import dtypes
 from c10d_custom.errors import UsageError
-from c10d_custom.transport.cuda import kernels
 from c10d_custom.native import OK, lib
+from c10d_custom.transport.cuda import kernels
+from conformance import reference, values
+from host_kernels import PAIRS, HostKernels
 
 GUARD, FILL = 64, 0xA5
 # In elements; the last goes round the loop over Vectors of one emulated processor more than once.
@@ -33,8 +34,8 @@ class Place:
     def __init__(self, size, remainder):
         self._memory = torch.full((size + 2 * GUARD + 32,), FILL, dtype=torch.uint8)
         start = GUARD + (remainder - self._memory.data_ptr() - GUARD) % 16
-        self.bytes = self._memory[start:start + size]
-        self._around = (self._memory[:start], self._memory[start + size:])
+        self.bytes = self._memory[start : start + size]
+        self._around = (self._memory[:start], self._memory[start + size :])
         self.address = self._memory.data_ptr() + start
 
     def untouched(self):
@@ -70,14 +71,18 @@ def test_same_bits_as_the_cpu_engine(device, dtype, redop):
     for ranks, count in cases + [(ranks, LONG_BYTES // item) for ranks in (2, 5)]:
         size = count * item
         inputs = [torch.frombuffer(bytearray(rng.randbytes(size)), dtype=torch.uint8) for _ in range(ranks)]
-        factors = {kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0, 1e-3]) for _ in inputs],
-                   kernels.AVG: rng.choice([[], [7.0]])}.get(redop, [])
+        factors = {
+            kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0, 1e-3]) for _ in inputs],
+            kernels.AVG: rng.choice([[], [7.0]]),
+        }.get(redop, [])
         factor = factors[0] if redop == kernels.AVG and factors else factors or None
         # One remainder for all, on an element's boundary; one for each on such a boundary; any.
         step = rng.choice([item, item, 1])
         common = rng.choice([None, rng.randrange(0, 16, min(item, 16))]) if step == item else None
-        places = [Place(size, rng.randrange(0, 16, step) if common is None else common)
-                  for _ in range(ranks + rng.randrange(1, 4))]
+        places = [
+            Place(size, rng.randrange(0, 16, step) if common is None else common)
+            for _ in range(ranks + rng.randrange(1, 4))
+        ]
         sources, targets = places[:ranks], places[ranks:]
         for place, data in zip(sources, inputs):
             place.bytes.copy_(data)
@@ -112,8 +117,15 @@ def test_what_torch_computes(device, dtype, redop, kind):
         inputs = [values.inputs(t, rank, kind, op, values.PERIOD) for rank in range(ranks)]
         factors = [values.factor_of(kind)] * ranks
         result = torch.empty_like(inputs[0])
-        device.reduce(0, dtype, redop, factors if op == "PREMUL_SUM" else None, [i.data_ptr() for i in inputs],
-                      [result.data_ptr()], values.PERIOD)
+        device.reduce(
+            0,
+            dtype,
+            redop,
+            factors if op == "PREMUL_SUM" else None,
+            [i.data_ptr() for i in inputs],
+            [result.data_ptr()],
+            values.PERIOD,
+        )
         by_hand = t in values.COMPLEX and op == "PRODUCT"
         want = product(inputs) if by_hand else reference.reduce_in_order(inputs, op, factors)
         problem = reference.difference(result, want)
@@ -127,8 +139,9 @@ def test_every_float16_code_and_the_roundings_next_to_it(device):
     dtype = dtypes.BY_DTYPE[torch.float16]
     result = torch.empty_like(codes)
     for factor in (1.0, 1 + 2**-11, 1 - 2**-12, 1 + 3 * 2**-12, 2.0**-9, 1.5):
-        device.reduce(0, dtype, kernels.PREMUL_SUM, [factor, 0.0], [codes.data_ptr(), ones.data_ptr()],
-                      [result.data_ptr()], 65536)
+        device.reduce(
+            0, dtype, kernels.PREMUL_SUM, [factor, 0.0], [codes.data_ptr(), ones.data_ptr()], [result.data_ptr()], 65536
+        )
         want = (codes.to(torch.float32) * torch.tensor(factor, dtype=torch.float32) + 0.0).to(torch.float16)
         assert reference.difference(result, want) is None, factor
 
@@ -145,9 +158,18 @@ def test_nothing_to_do_and_too_much(device):
         device.reduce(0, dtype, int(dtypes.RedOp.BAND), None, [data.data_ptr()], [data.data_ptr()], 4)
 
 
-@pytest.mark.parametrize("addresses,item,expected", [
-    ([32, 48], 4, (16, 0)), ([36, 52], 4, (16, 4)), ([33, 49], 1, (16, 1)), ([33, 49], 2, (1, 0)),
-    ([36, 48], 4, (4, 0)), ([40, 48], 4, (8, 0)), ([40, 56], 16, (8, 0)), ([34, 48], 2, (2, 0)),
-])
+@pytest.mark.parametrize(
+    "addresses,item,expected",
+    [
+        ([32, 48], 4, (16, 0)),
+        ([36, 52], 4, (16, 4)),
+        ([33, 49], 1, (16, 1)),
+        ([33, 49], 2, (1, 0)),
+        ([36, 48], 4, (4, 0)),
+        ([40, 48], 4, (8, 0)),
+        ([40, 56], 16, (8, 0)),
+        ([34, 48], 2, (2, 0)),
+    ],
+)
 def test_alignment(addresses, item, expected):
     assert kernels.alignment(addresses, item) == expected

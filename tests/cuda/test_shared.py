@@ -1,15 +1,25 @@
 """Every collective in shared mode under a simulated GPU, against a reference that knows nothing of ranks'
 staging memory; and what the simulation must notice when the protocol is broken."""
+
 import random
 
 import pytest
 import torch
+from torch.distributed import ReduceOp
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
 from conformance.reference import reduce_in_order
 from conformance.values import raw
 from thread_ranks import SMALL, run_ranks
-from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import (AllgatherOptions, AllreduceOptions, AllToAllOptions, BroadcastOptions,
-                                                GatherOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions)
 
 HALF = SMALL["cuda_staging_bytes"] // 2
 SHARED = {"cuda_mode": "shared"}
@@ -53,19 +63,41 @@ class Program:
         r.synchronize()
         for kind, step, _, wanted, got in seen:
             for have, want in zip(got, wanted, strict=True):
-                assert torch.equal(raw(have), raw(want)), f"step {step}, {kind} {self.plan[step]}: rank {r.rank} of {self.size} has a wrong result"
+                assert torch.equal(raw(have), raw(want)), (
+                    f"step {step}, {kind} {self.plan[step]}: rank {r.rank} of {self.size} has a wrong result"
+                )
 
     @classmethod
     def of(cls, seed, size, steps):
         p = cls(seed, size, steps)
-        kinds = ["all_reduce", "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_uneven", "reduce_scatter",
-                 "reduce_scatter_uneven", "all_to_all", "gather", "scatter"]
+        kinds = [
+            "all_reduce",
+            "all_reduce",
+            "reduce",
+            "broadcast",
+            "all_gather",
+            "all_gather_uneven",
+            "reduce_scatter",
+            "reduce_scatter_uneven",
+            "all_to_all",
+            "gather",
+            "scatter",
+        ]
         p.plan = []
         for _ in range(steps):
             dtype = p.rng.choice([torch.float32, torch.bfloat16, torch.int64, torch.float16])
             op = p.rng.choice(["SUM", "AVG", "MAX", "PRODUCT"] + (["PREMUL_SUM"] if dtype.is_floating_point else []))
-            p.plan.append((p.rng.choice(kinds), dtype, op, sizes_for(p.rng, dtype.itemsize), p.rng.randrange(size),
-                           p.rng.random() < 0.5, p.rng.randrange(1 << 30)))
+            p.plan.append(
+                (
+                    p.rng.choice(kinds),
+                    dtype,
+                    op,
+                    sizes_for(p.rng, dtype.itemsize),
+                    p.rng.randrange(size),
+                    p.rng.random() < 0.5,
+                    p.rng.randrange(1 << 30),
+                )
+            )
         return p
 
     # Each: (outputs, what they must become, work)
@@ -126,7 +158,11 @@ class Program:
         output = self._device(r, torch.zeros(counts[r.rank], dtype=dtype))
         o = self._options(ReduceScatterOptions, asynchronous, reduceOp=self._op(op, r.rank))
         whole = self._reduced(dtype, op, step, starts[-1])
-        return [output], [whole[starts[r.rank]:starts[r.rank + 1]].clone()], r.pg.reduce_scatter([output], [inputs], o)
+        return (
+            [output],
+            [whole[starts[r.rank] : starts[r.rank + 1]].clone()],
+            r.pg.reduce_scatter([output], [inputs], o),
+        )
 
     def reduce_scatter_uneven(self, r, step, dtype, op, count, root, asynchronous, extra):
         rng = random.Random(extra)

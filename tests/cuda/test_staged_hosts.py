@@ -1,7 +1,9 @@
 """CUDA tensors cross hosts staged, by the hierarchical CPU transport. The GPUs are simulated."""
+
 from pathlib import Path
 
 import pytest
+
 from harness import Layout
 from programs.launch import finish
 

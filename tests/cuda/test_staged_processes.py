@@ -1,5 +1,6 @@
 """CUDA tensors in staged mode, end to end: real processes, init_process_group("custom"), real shared memory. Only
 the GPU is simulated, one in each process."""
+
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from conformance.reference import reduce_in_order
@@ -34,8 +36,13 @@ def _rank(rank, size, port, scenario, answers):
         os.environ["C10D_CUSTOM_CUDA_STAGING_BYTES"] = str(1 << 18)
         assert config.Config.from_env().cuda_mode == "staged"
         with standing_in(lambda device: driver):
-            dist.init_process_group("custom", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-                                    timeout=timedelta(seconds=SECONDS))
+            dist.init_process_group(
+                "custom",
+                init_method=f"tcp://127.0.0.1:{port}",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=SECONDS),
+            )
             answer = scenario(Place(rank, size, driver, world))
             dist.destroy_process_group()
         world.settle()
@@ -64,6 +71,7 @@ class Place:
 
 def _port():
     import socket
+
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -134,8 +142,11 @@ def large_messages_both_ways(p):
 
     again = [p.fill(torch.zeros(50), torch.full((50,), float(k))) for k in range(4)]
     got = [p.fill(torch.zeros(50), torch.zeros(50)) for _ in range(4)]
-    batch = [op for k in range(4) for op in (dist.P2POp(dist.isend, again[k], other, tag=k),
-                                             dist.P2POp(dist.irecv, got[3 - k], other, tag=3 - k))]
+    batch = [
+        op
+        for k in range(4)
+        for op in (dist.P2POp(dist.isend, again[k], other, tag=k), dist.P2POp(dist.irecv, got[3 - k], other, tag=3 - k))
+    ]
     for w in dist.batch_isend_irecv(batch):
         w.wait()
     assert [float(p.seen(t)[0]) for t in got] == [0.0, 1.0, 2.0, 3.0]

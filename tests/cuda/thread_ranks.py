@@ -1,5 +1,6 @@
 """Ranks as threads of this process: real groups over real shared memory, with a simulated GPU under them. CPU
 tensors stand in for those of a GPU, except within `cpu_tensors`."""
+
 import contextlib
 import gc
 import threading
@@ -10,17 +11,16 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore, PrefixStore
 
-from c10d_custom.lowering import collectives
 from c10d_custom.c10d import issuing
-from c10d_custom.config import Config
 from c10d_custom.c10d.process_group import CustomProcessGroup
+from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.stream_op import poll
-from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
+from c10d_custom.transport.cuda import driver as cuda_driver
+from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
-
 from fake_driver import FakeDriver
 from fake_world import World
 
@@ -58,24 +58,29 @@ def standing_in(driver_of):
             if t is not arguments[0] and hasattr(_here, "driver"):
                 _here.driver.world.keep.append(t)
             return t
+
         return wrapped
 
-    with mock.patch.object(collectives, "device_of", _device_of), \
-            mock.patch.object(collectives, "source", kept(collectives.source)), \
-            mock.patch.object(collectives, "target", kept(collectives.target)), \
-            mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast), \
-            mock.patch.object(cuda_driver, "driver_of", driver_of):
+    with (
+        mock.patch.object(collectives, "device_of", _device_of),
+        mock.patch.object(collectives, "source", kept(collectives.source)),
+        mock.patch.object(collectives, "target", kept(collectives.target)),
+        mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast),
+        mock.patch.object(cuda_driver, "driver_of", driver_of),
+    ):
         yield
 
 
 def _told(step, kind, back):
     """A step of EventOrder that tells the driver which round's record it makes or means."""
+
     def told(self, stream, k, *ranks):
         self._driver.round = kind, k - back
         try:
             step(self, stream, k, *ranks)
         finally:
             self._driver.round = None
+
     return told
 
 
@@ -83,8 +88,12 @@ def _told(step, kind, back):
 def rounds_told():
     """A wait that takes another round's record than it means is a violation: recorded again too early, or not yet."""
     with contextlib.ExitStack() as stack:
-        for name, kind, back in (("publish", "published", 0), ("arrive", "published", 0), ("release", "released", 0),
-                                 ("reuse", "released", 2)):
+        for name, kind, back in (
+            ("publish", "published", 0),
+            ("arrive", "published", 0),
+            ("release", "released", 0),
+            ("reuse", "released", 2),
+        ):
             stack.enter_context(mock.patch.object(EventOrder, name, _told(getattr(EventOrder, name), kind, back)))
         yield
 
@@ -129,8 +138,9 @@ class Met:
     def post(self, message):
         t = message.tensor
         spans = [(t.data_ptr(), t.nbytes)]
-        self.world.host_access(self.cpu.rank, [] if message.is_recv else spans, spans if message.is_recv else [],
-                               message.name)
+        self.world.host_access(
+            self.cpu.rank, [] if message.is_recv else spans, spans if message.is_recv else [], message.name
+        )
         return self.cpu.post(message)
 
 
@@ -145,8 +155,11 @@ class Rank:
         """Queues a kernel that writes ``values`` into ``tensor``."""
         self.keep += [tensor, values]
         with self.driver.activate():
-            self.driver.user(self.driver.current_stream() if stream is None else stream, lambda: tensor.copy_(values),
-                             writes=[tensor])
+            self.driver.user(
+                self.driver.current_stream() if stream is None else stream,
+                lambda: tensor.copy_(values),
+                writes=[tensor],
+            )
 
     def synchronize(self, seconds=30.0):
         """torch.cuda.current_stream().synchronize()"""
@@ -160,12 +173,26 @@ class Rank:
         """Queues a kernel that keeps what ``tensor`` then is in the list ``into``."""
         self.keep.append(tensor)
         with self.driver.activate():
-            self.driver.user(self.driver.current_stream() if stream is None else stream,
-                             lambda: into.append(tensor.clone()), reads=[tensor])
+            self.driver.user(
+                self.driver.current_stream() if stream is None else stream,
+                lambda: into.append(tensor.clone()),
+                reads=[tensor],
+            )
 
 
-def run_ranks(size, body, seed=0, laziness=None, config=None, gpus=None, seconds=60.0, world=None, drivers=None,
-              clean=True, may_race=False):
+def run_ranks(
+    size,
+    body,
+    seed=0,
+    laziness=None,
+    config=None,
+    gpus=None,
+    seconds=60.0,
+    world=None,
+    drivers=None,
+    clean=True,
+    may_race=False,
+):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
     broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void."""
     world = world or World(seed, laziness)
@@ -177,8 +204,11 @@ def run_ranks(size, body, seed=0, laziness=None, config=None, gpus=None, seconds
     def one(rank):
         try:
             _here.driver = drivers[rank]
-            cpu = Met(ShmTransport(Exchange(PrefixStore("x", store), rank, size, 30.0), options, "test",
-                                   list(range(size))), world, id(store))
+            cpu = Met(
+                ShmTransport(Exchange(PrefixStore("x", store), rank, size, 30.0), options, "test", list(range(size))),
+                world,
+                id(store),
+            )
             transport = ByDevice(cpu, options, one_host=True)
             pg = CustomProcessGroup(transport, store, rank, size, timedelta(seconds=seconds), "test")
             made.append(pg)

@@ -1,4 +1,5 @@
 """Lets --backend, where the suite defines it, choose the backend of this folder too."""
+
 import os
 
 import pytest

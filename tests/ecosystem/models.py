@@ -5,6 +5,7 @@ sum up to 2**24 is exact in float32, in whatever order it is computed; gradients
 are divided by 2 or 4 ranks, which is exact too. Tests that take more than one
 step leave that range and compare with assert_close, saying so.
 """
+
 import torch
 import torch.nn as nn
 
@@ -35,8 +36,7 @@ class Net(nn.Module):
 
 def batch(rank, rows=4, features=6, out=4, dtype=torch.float32):
     """The rank's inputs and labels."""
-    return (integers(rows, features, seed=100 + rank, dtype=dtype),
-            integers(rows, out, seed=200 + rank, dtype=dtype))
+    return (integers(rows, features, seed=100 + rank, dtype=dtype), integers(rows, out, seed=200 + rank, dtype=dtype))
 
 
 def squared_error(output, label):

@@ -11,6 +11,7 @@ killed, because its groups may be out of step; the next call gets a new one.
 Only the parent keeps time. Processes are spawned here, or are an MPI job over
 hosts where a layout was chosen (harness/layout.py), the ranks split over them.
 """
+
 import atexit
 import faulthandler
 import importlib
@@ -33,9 +34,9 @@ from harness.layout import Layout
 from harness.rendezvous import Rendezvous
 from harness.spawned import SpawnedRanks
 
-START = 120.0         # seconds to import torch and the test's module, on a machine busy with other things
-GRACE = 5.0           # seconds for the other ranks once one has raised
-STACKS = 1.0          # seconds for the signal handlers to write stacks
+START = 120.0  # seconds to import torch and the test's module, on a machine busy with other things
+GRACE = 5.0  # seconds for the other ranks once one has raised
+STACKS = 1.0  # seconds for the signal handlers to write stacks
 GROUP_TIMEOUT = 20.0  # below every deadline, so that the backend's own message comes first
 
 
@@ -190,7 +191,7 @@ def _serve(rank, world_size, pipe, rendezvous, folder):
             fn = getattr(importlib.import_module(module), name)
             os.environ["C10D_TEST_BACKEND"] = backend_name
             pipe.send(("value", None))  # ready
-            pipe.recv()                 # go
+            pipe.recv()  # go
             torch.manual_seed(1234)
             random.seed(1234)
             if init:

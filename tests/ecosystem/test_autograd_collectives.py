@@ -3,11 +3,12 @@
 The backward pass of each is the collective's transpose; both directions are
 compared with the same function of all ranks' inputs, computed in one process.
 """
+
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as dnn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-import torch.distributed._functional_collectives as funcol
 
 from .models import assert_same, integers
 from .spawn import run
@@ -34,10 +35,14 @@ def everything(rank, size):
     compare(dnn.all_reduce(x), [total] * size)
     compare(torch.stack(dnn.all_gather(x)), [torch.stack(xs)] * size)
     # split() and chunk() of a leaf, so that the reference is differentiable too.
-    compare(torch.stack(dnn.all_to_all([torch.empty(2, 3) for _ in range(size)], list(x.chunk(size)))),
-            [torch.stack([o.chunk(size)[r] for o in xs]) for r in range(size)])
-    compare(dnn.all_to_all_single(torch.empty(2 * size, 3), x),
-            [torch.cat([o.chunk(size)[r] for o in xs]) for r in range(size)])
+    compare(
+        torch.stack(dnn.all_to_all([torch.empty(2, 3) for _ in range(size)], list(x.chunk(size)))),
+        [torch.stack([o.chunk(size)[r] for o in xs]) for r in range(size)],
+    )
+    compare(
+        dnn.all_to_all_single(torch.empty(2 * size, 3), x),
+        [torch.cat([o.chunk(size)[r] for o in xs]) for r in range(size)],
+    )
     compare(dnn.reduce_scatter(torch.empty(2, 3), list(x.chunk(size))), list(total.chunk(size)))
     compare(dnn.broadcast(x, src=1), [xs[1]] * size)
 
@@ -78,8 +83,12 @@ def functional(rank, size):
     # Not waited for until used.
     assert isinstance(reduced, AsyncCollectiveTensor)
     assert_same([reduced + 0], [sum(xs)])
-    for op, expected in (("max", torch.stack(xs).amax(0)), ("min", torch.stack(xs).amin(0)),
-                         ("avg", sum(xs) / size), ("product", torch.stack(xs).prod(0))):
+    for op, expected in (
+        ("max", torch.stack(xs).amax(0)),
+        ("min", torch.stack(xs).amin(0)),
+        ("avg", sum(xs) / size),
+        ("product", torch.stack(xs).prod(0)),
+    ):
         if op == "avg" and dist.get_backend() == "gloo":
             continue  # gloo has no AVG
         assert_same([funcol.all_reduce(x, op, group) + 0], [expected])

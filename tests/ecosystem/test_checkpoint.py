@@ -1,9 +1,15 @@
 """Distributed checkpoints: the planner gathers and scatters objects; every rank writes its part."""
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_state_dict, set_model_state_dict, set_optimizer_state_dict, set_state_dict)
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
@@ -37,8 +43,9 @@ def load(rank, size, folder):
         "nested": {"names": [], "tensor": torch.zeros(3, dtype=torch.int64)},
     }
     dcp.load(state, checkpoint_id=folder)
-    assert_same([state["rows"].full_tensor(), state["columns"].full_tensor(), state["everywhere"]],
-                [WHOLE, WHOLE, WHOLE + 1])
+    assert_same(
+        [state["rows"].full_tensor(), state["columns"].full_tensor(), state["everywhere"]], [WHOLE, WHOLE, WHOLE + 1]
+    )
     assert state["step"] == 17 and state["nested"]["names"] == ["a", "b"]
     assert state["nested"]["tensor"].tolist() == [0, 1, 2]
 

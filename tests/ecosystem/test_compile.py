@@ -1,4 +1,5 @@
 """torch.compile over functions that communicate."""
+
 import copy
 
 import pytest

@@ -3,6 +3,7 @@
 SyncBatchNorm is not here: it refuses CPU tensors itself ("expected input tensor
 to be on cuda ..."), before any communication.
 """
+
 import copy
 
 import pytest
@@ -165,6 +166,7 @@ def test_buffers_are_broadcast():
 
 def mixed_dtypes(rank, size):
     """Parameters of two dtypes go into separate buckets."""
+
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -198,8 +200,9 @@ def test_parameters_of_several_dtypes():
 def sampler_loop(rank, size):
     """Two epochs over a shuffled data set: every sample once an epoch, training as by one process."""
     torch.manual_seed(3)
-    data = TensorDataset(integers(32, 6, seed=1, dtype=torch.float64), integers(32, 4, seed=2, dtype=torch.float64),
-                         torch.arange(32))
+    data = TensorDataset(
+        integers(32, 6, seed=1, dtype=torch.float64), integers(32, 4, seed=2, dtype=torch.float64), torch.arange(32)
+    )
     model = integer_weights(Net()).double()
     reference = copy.deepcopy(model)
     ddp = DDP(model)

@@ -1,10 +1,15 @@
 """DDP's communication hooks, model averaging and the optimizers built on them."""
+
 import copy
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import (
-    debugging_hooks, default_hooks, post_localSGD_hook, powerSGD_hook)
+    debugging_hooks,
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
@@ -37,8 +42,9 @@ def exact_hooks(rank, size):
     # PowerSGD and post-localSGD begin as plain all_reduce.
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10)
     assert_same(gradients_with(powerSGD_hook.powerSGD_hook, state, rank), expected)
-    state = post_localSGD_hook.PostLocalSGDState(process_group=None, subgroup=dist.new_group(list(range(size))),
-                                                 start_localSGD_iter=10)
+    state = post_localSGD_hook.PostLocalSGDState(
+        process_group=None, subgroup=dist.new_group(list(range(size))), start_localSGD_iter=10
+    )
     assert_same(gradients_with(post_localSGD_hook.post_localSGD_hook, state, rank), expected)
 
 
@@ -48,6 +54,7 @@ def test_hooks_with_exact_results():
 
 def compressing_hooks(rank, size):
     """Gradients are rounded to the narrow type, divided, and only then summed: done here by hand."""
+
     def bf16_compress(state, bucket):
         # DDP refuses the hook by its name where there is no NCCL; the backend carries bfloat16 all the same.
         return default_hooks.bf16_compress_hook(state, bucket)
@@ -56,8 +63,10 @@ def compressing_hooks(rank, size):
         return default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)(state, bucket)
 
     fp16_compress_all_reduce = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
-    for narrow, hooks in ((torch.float16, (default_hooks.fp16_compress_hook, fp16_compress_all_reduce)),
-                          (torch.bfloat16, (bf16_compress, bf16_compress_all_reduce))):
+    for narrow, hooks in (
+        (torch.float16, (default_hooks.fp16_compress_hook, fp16_compress_all_reduce)),
+        (torch.bfloat16, (bf16_compress, bf16_compress_all_reduce)),
+    ):
         expected = None
         for r in range(size):
             model = integer_weights(Net())
@@ -80,8 +89,9 @@ def power_sgd(rank, size):
     torch.manual_seed(0)
     model = torch.nn.Linear(32, 16, bias=False)
     ddp = DDP(model)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2,
-                                        use_error_feedback=True, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, use_error_feedback=True, min_compression_rate=1
+    )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     column = torch.linspace(1, 2, 32)
     for step in range(4):
@@ -107,8 +117,9 @@ def local_sgd(rank, size):
     ddp = DDP(model)
     state = post_localSGD_hook.PostLocalSGDState(process_group=None, subgroup=pairs[rank // 2], start_localSGD_iter=2)
     ddp.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(ddp.parameters(), lr=1.0),
-                                      PeriodicModelAverager(period=2, warmup_steps=2))
+    optimizer = PostLocalSGDOptimizer(
+        torch.optim.SGD(ddp.parameters(), lr=1.0), PeriodicModelAverager(period=2, warmup_steps=2)
+    )
     seen = []
     for _ in range(6):
         optimizer.zero_grad()

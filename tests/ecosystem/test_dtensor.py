@@ -1,4 +1,5 @@
 """DTensor, device meshes and tensor parallelism."""
+
 import copy
 
 import torch
@@ -6,9 +7,22 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
-    DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor, ones, zeros)
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    ones,
+    zeros,
+)
 from torch.distributed.tensor.parallel import (
-    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module)
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from .models import Net, assert_same, batch, grads, integer_weights, integers, squared_error
 from .spawn import run
@@ -32,8 +46,11 @@ def redistribution(rank, size):
                 mine = chunks[rank] if rank < len(chunks) else whole.narrow(end.dim, 0, 0)
                 assert_same([moved.to_local()], [mine])
     # Pending sums: reduced on the way to a full or a sharded tensor.
-    for op, expected in (("sum", whole * sum(range(1, size + 1))), ("max", (whole * size).maximum(whole)),
-                         ("min", (whole * size).minimum(whole))):
+    for op, expected in (
+        ("sum", whole * sum(range(1, size + 1))),
+        ("max", (whole * size).maximum(whole)),
+        ("min", (whole * size).minimum(whole)),
+    ):
         partial = DTensor.from_local(whole * (rank + 1), mesh, [Partial(op)])
         assert_same([partial.redistribute(mesh, [Replicate()]).to_local()], [expected])
         assert_same([partial.redistribute(mesh, [Shard(0)]).full_tensor()], [expected])
@@ -60,12 +77,18 @@ def operations(rank, size):
             product.sum().backward()
             assert_same([da.grad.full_tensor()], [torch.ones(6, 4) @ b.T])
     da = distribute_tensor(a, mesh, [Shard(0)])
-    assert_same([(da + 1).full_tensor(), da.sum().full_tensor(), da.max().full_tensor(), da.sum(0).full_tensor()],
-                [a + 1, a.sum(), a.max(), a.sum(0)])
+    assert_same(
+        [(da + 1).full_tensor(), da.sum().full_tensor(), da.max().full_tensor(), da.sum(0).full_tensor()],
+        [a + 1, a.sum(), a.max(), a.sum(0)],
+    )
     assert_same([da.mean(1).full_tensor()], [a.mean(1)])
-    assert_same([zeros(4, 4, device_mesh=mesh, placements=[Shard(0)]).full_tensor(),
-                 ones(5, 3, device_mesh=mesh, placements=[Shard(1)]).full_tensor()],
-                [torch.zeros(4, 4), torch.ones(5, 3)])
+    assert_same(
+        [
+            zeros(4, 4, device_mesh=mesh, placements=[Shard(0)]).full_tensor(),
+            ones(5, 3, device_mesh=mesh, placements=[Shard(1)]).full_tensor(),
+        ],
+        [torch.zeros(4, 4), torch.ones(5, 3)],
+    )
     # Softmax over the sharded dimension needs every shard; the sums are rounded, so not exact.
     torch.testing.assert_close(distribute_tensor(a, mesh, [Shard(1)]).softmax(1).full_tensor(), a.softmax(1))
 
@@ -114,8 +137,9 @@ def tensor_parallel(rank, size):
     x, y = batch(0)
     squared_error(reference(x), y).backward()
     mesh = init_device_mesh("cpu", (size,))
-    model = parallelize_module(integer_weights(Net(width=8, out=4)), mesh,
-                               {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+    model = parallelize_module(
+        integer_weights(Net(width=8, out=4)), mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
+    )
     assert model.net1.weight.to_local().shape == (8 // size, 6)
     assert model.net2.weight.to_local().shape == (4, 8 // size)
     output = model(x)
@@ -148,19 +172,23 @@ def sequence_parallel(rank, size):
     model = copy.deepcopy(reference)
     x = integers(2, 4 * size, 6, seed=8, dtype=torch.float64)
     mesh = init_device_mesh("cpu", (size,))
-    parallelize_module(model, mesh, {
-        "norm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "mlp.net1": ColwiseParallel(),
-        "mlp.net2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
-    })
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "norm": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "mlp.net1": ColwiseParallel(),
+            "mlp.net2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        },
+    )
     part = distribute_tensor(x, mesh, [Shard(1)])
     output = model(part)
     expected = reference(x)
     # Not exact: the layer norm divides by a root, and the sums are grouped by rank.
     torch.testing.assert_close(output.full_tensor(), expected, rtol=1e-12, atol=1e-12)
-    (output ** 2).sum().backward()
-    (expected ** 2).sum().backward()
+    (output**2).sum().backward()
+    (expected**2).sum().backward()
     for got, wanted in zip(whole_gradients(model), grads(reference)):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
@@ -184,14 +212,16 @@ def test_distribute_module():
 def data_and_tensor_parallel(rank, size):
     """A 2 x 2 mesh: FSDP2 over one dimension, tensor parallelism over the other."""
     from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     reference = integer_weights(Net(width=8, out=4))
     replica = mesh["dp"].get_local_rank()
     for r in (0, 1):
         x, y = batch(r)
         (squared_error(reference(x), y) / 2).backward()
-    model = parallelize_module(integer_weights(Net(width=8, out=4)), mesh["tp"],
-                               {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+    model = parallelize_module(
+        integer_weights(Net(width=8, out=4)), mesh["tp"], {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
+    )
     fully_shard(model, mesh=mesh["dp"])
     x, y = batch(replica)
     squared_error(model(x), y).backward()

@@ -1,12 +1,18 @@
 """Fully sharded data parallel, both generations, against one process."""
+
 import copy
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
-    FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, StateDictType,
-    fully_shard)
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -99,8 +105,12 @@ def fsdp1(rank, size, strategy):
     expected = stepped(copy.deepcopy(model), size)
     # No sync_module_states: FSDP1 refuses it for parameters on the CPU.
     sharded = FullyShardedDataParallel(
-        model, device_id=torch.device("cpu"), use_orig_params=True,
-        sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}))
+        model,
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+        sharding_strategy=strategy,
+        auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}),
+    )
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.5)
     x, y = batch(rank)
     squared_error(sharded(x), y).backward()

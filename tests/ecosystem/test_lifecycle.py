@@ -1,4 +1,5 @@
 """Starting, ending and starting again in one process; stores; objects; many groups."""
+
 import os
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ def check(rank, size, group=None):
 
 def again_and_again(rank, size, folder):
     """Ten lives of the default group, by FileStore; none leaves threads or descriptors behind."""
+
     def life(i):
         store = dist.FileStore(os.path.join(folder, f"life{i}"), size)
         dist.init_process_group(backend(), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))

@@ -1,4 +1,5 @@
 """ZeroRedundancyOptimizer and the Join context with several participants."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ def test_zero_redundancy_optimizer_on_four_ranks():
 
 def uneven(rank, size):
     """DDP and the sharded optimizer both join early; the last model reaches every rank."""
-    lr = 2.0 ** -12
+    lr = 2.0**-12
     ddp = DDP(integer_weights(Net()))
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.SGD, lr=lr)
     owners = [optimizer._param_to_rank[p] for p in ddp.parameters()]
@@ -122,6 +123,7 @@ class Counter(Joinable):
                 rank = torch.tensor([dist.get_rank() if is_last_joiner else -1])
                 dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=counter.group)
                 dist.broadcast(counter.count, src=rank.item(), group=counter.group)
+
         return Hook()
 
     @property
@@ -149,10 +151,11 @@ def overlapped(rank, size):
     """The optimizer steps on a bucket as soon as it is reduced, inside DDP's hook."""
     ddp = DDP(integer_weights(Net()), gradient_as_bucket_view=True)
     plain = DDP(integer_weights(Net()))
-    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.SGD, lr=2.0 ** -6,
-                                        overlap_with_ddp=True)
+    optimizer = ZeroRedundancyOptimizer(
+        ddp.parameters(), optimizer_class=torch.optim.SGD, lr=2.0**-6, overlap_with_ddp=True
+    )
     ddp.register_comm_hook(None, hook_with_zero_step(allreduce_hook, ddp, optimizer))
-    reference = torch.optim.SGD(plain.parameters(), lr=2.0 ** -6)
+    reference = torch.optim.SGD(plain.parameters(), lr=2.0**-6)
     x, y = batch(rank)
     steps = 4
     for _ in range(steps):

@@ -1,8 +1,15 @@
 """torch.distributed.pipelining: stages exchange activations and gradients point to point."""
+
 import pytest
 import torch
 from torch.distributed.pipelining import (
-    PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, SplitPoint, pipeline)
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    SplitPoint,
+    pipeline,
+)
 
 from .models import assert_same, grads, integer_weights, integers
 from .spawn import run
@@ -14,7 +21,8 @@ class Chain(torch.nn.Module):
     def __init__(self, layers):
         super().__init__()
         self.layers = torch.nn.ModuleList(
-            integer_weights(torch.nn.Linear(6, 6), seed=10 + 2 * i) for i in range(layers))
+            integer_weights(torch.nn.Linear(6, 6), seed=10 + 2 * i) for i in range(layers)
+        )
         # Ones and zeros, so that four layers in a row stay within float32's integers.
         with torch.no_grad():
             for p in self.parameters():
@@ -86,8 +94,7 @@ def interleaved(rank, size):
         steps.step(x)
     else:
         output = steps.step(target=y, losses=losses)
-    check(rank, rank == size - 1, output, losses,
-          {"all": range(2 * size), "mine": [(i, modules[i]) for i in mine]})
+    check(rank, rank == size - 1, output, losses, {"all": range(2 * size), "mine": [(i, modules[i]) for i in mine]})
 
 
 def test_interleaved_stages():

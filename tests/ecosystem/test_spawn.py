@@ -1,4 +1,5 @@
 """The runner itself: what it says about a rank that raises, hangs or dies, and that none is left."""
+
 import multiprocessing
 import os
 import time
@@ -32,11 +33,15 @@ def test_values_are_returned_by_rank():
     assert len(set(pids)) == 1 and alive(pids) == pids
 
 
-@pytest.mark.parametrize("how,message,deadline", [
-    ("raise", r"(?s)rank 0 ended well.*rank 1 failed:.*KeyError: 'wrong on purpose'", 60),
-    ("exit", r"(?s)rank 1 failed:\s+died with exit code 7", 60),
-    ("hang", r"(?s)rank 0 ended well.*rank 1 had not ended; its stacks:.*in misbehave", 2),
-], ids=["raise", "exit", "hang"])
+@pytest.mark.parametrize(
+    "how,message,deadline",
+    [
+        ("raise", r"(?s)rank 0 ended well.*rank 1 failed:.*KeyError: 'wrong on purpose'", 60),
+        ("exit", r"(?s)rank 1 failed:\s+died with exit code 7", 60),
+        ("hang", r"(?s)rank 0 ended well.*rank 1 had not ended; its stacks:.*in misbehave", 2),
+    ],
+    ids=["raise", "exit", "hang"],
+)
 def test_failures_are_told(how, message, deadline):
     run(misbehave, 2, None, init=False)  # the processes are there before the deadline runs
     before = {p.pid for p in multiprocessing.active_children()}

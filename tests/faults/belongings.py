@@ -1,4 +1,5 @@
 """What a process holds that a group could have left."""
+
 import ctypes
 import gc
 import os
@@ -9,8 +10,11 @@ def belongings():
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:c10d_custom" in line for line in maps)
     # Listing a folder takes a descriptor: one for each.
-    return {"threads": len(os.listdir("/proc/self/task")), "descriptors": len(os.listdir("/proc/self/fd")),
-            "segments": mapped}
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "segments": mapped,
+    }
 
 
 def own_bytes():

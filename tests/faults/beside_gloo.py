@@ -2,7 +2,8 @@
 
     python tests/faults/beside_gloo.py [--backends gloo,custom] [--trials 1] [--json]
 
-Each trial: three ranks make a group, with a time-out of 2 s, and get into one kind of trouble. Each rank's outcome is one of
+Each trial: three ranks make a group, with a time-out of 2 s, and get into one kind of trouble. Each rank's outcome is
+one of
     named      an error with the words looked for (NAMED; of disagreement they are this backend's own)
     unnamed    another error
     returned   no error. Results are not looked at: some ranks' parts need nothing of the rank that is missing
@@ -11,6 +12,7 @@ Each trial: three ranks make a group, with a time-out of 2 s, and get into one k
 Disagreement, for which gloo checks little, may also write past the ends of tensors: "overrun". Ranks that are lost are
 lost_ranks.py's.
 """
+
 import argparse
 import json
 import mmap
@@ -29,22 +31,24 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)   # of the packages that are imported, too
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # of the packages that are imported, too
 
 import torch
 import torch.distributed as dist
+
 from faults.forked import ForkedRanks, serve_store, store_at
 from faults.operations import COLLECTIVES, Arena, Asked
 from faults.test_disagreement import cases_of, otherwise
 
 SIZE = 3
-TIMEOUT = 2.0   # s, of the group
+TIMEOUT = 2.0  # s, of the group
 PATIENCE = 6.0  # s that a rank's outcome is waited for
-ABORT_AFTER = 0.3   # s
+ABORT_AFTER = 0.3  # s
 NAMED = {"disagreement": r"they differ in", "stopped": r"[Rr]ank 2\b", "absent": r"[Rr]ank 2\b", "abort": r"abort"}
 
 
 # --- one rank's trouble; returns the arena, if any, and when what it waits for happened
+
 
 def disagreement(g, name, of_field, count, asynchronous, deviant):
     arena, call, asked = Arena(), COLLECTIVES[name][0], Asked(count, asynchronous=asynchronous)
@@ -80,8 +84,9 @@ def wait(work):
 
 
 def rank_main(rank, say, backend, port, number, kind, case, over):
-    dist.init_process_group(backend, store=store_at(port, f"trial{number}"), rank=rank, world_size=SIZE,
-                            timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group(
+        backend, store=store_at(port, f"trial{number}"), rank=rank, world_size=SIZE, timeout=timedelta(seconds=TIMEOUT)
+    )
     g = dist.group.WORLD
     try:
         wait(COLLECTIVES[case[0]][0](g, Arena(), Asked()))
@@ -138,8 +143,15 @@ def trial(backend, port, number, kind, case):
     else:
         ranks.listen(settled, TIMEOUT + PATIENCE)
         last = max((s["began"] for s in ranks.said if "began" in s), default=0.0) + (kind == "abort") * ABORT_AFTER
-        found = [(s.get("outcome", "waits" if ranks.codes[r] is None else "crashed"), s["ended"] - last if "ended" in s else None,
-                  s.get("overrun", False)) for r, s in enumerate(ranks.said) if r in expected]
+        found = [
+            (
+                s.get("outcome", "waits" if ranks.codes[r] is None else "crashed"),
+                s["ended"] - last if "ended" in s else None,
+                s.get("overrun", False),
+            )
+            for r, s in enumerate(ranks.said)
+            if r in expected
+        ]
         for r, s in enumerate(ranks.said):
             if "raised" in s and r in expected:
                 raise AssertionError(f"{backend}, {kind}, {case}, rank {r}: {s['raised']}")
@@ -175,13 +187,26 @@ def main():
                     outcomes.update(outcome for outcome, *_ in found)
                     seconds += [s for outcome, s, _ in found if outcome in ("named", "unnamed")]
             ms = sorted(1e3 * s for s in seconds) or [float("nan")]
-            rows.append({"kind": kind, "backend": backend, "trials": trials, "outcomes": dict(outcomes), "overruns": overruns,
-                         "median_ms": round(statistics.median(ms), 1), "worst_ms": round(ms[-1], 1), "lacking": sorted(lacking)})
+            rows.append(
+                {
+                    "kind": kind,
+                    "backend": backend,
+                    "trials": trials,
+                    "outcomes": dict(outcomes),
+                    "overruns": overruns,
+                    "median_ms": round(statistics.median(ms), 1),
+                    "worst_ms": round(ms[-1], 1),
+                    "lacking": sorted(lacking),
+                }
+            )
             if not given.json:
                 told = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
-                print(f"{kind:13} {backend:7} {trials:4} trials: {told}{f', overruns {overruns}' if overruns else ''}; "
-                      f"errors after {ms[len(ms) // 2]:.1f} ms (median), {ms[-1]:.1f} ms (worst)"
-                      f"{'; has no ' + ', '.join(sorted(lacking)) if lacking else ''}", flush=True)
+                print(
+                    f"{kind:13} {backend:7} {trials:4} trials: {told}{f', overruns {overruns}' if overruns else ''}; "
+                    f"errors after {ms[len(ms) // 2]:.1f} ms (median), {ms[-1]:.1f} ms (worst)"
+                    f"{'; has no ' + ', '.join(sorted(lacking)) if lacking else ''}",
+                    flush=True,
+                )
     if given.json:
         print(json.dumps(rows))
 

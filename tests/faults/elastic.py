@@ -1,7 +1,8 @@
 """What torchrun restarts: DDP from a checkpoint; in the first attempt a rank kills itself in the middle of a step.
 
-    torchrun --nproc-per-node 2 --max-restarts 1 tests/faults/elastic.py FOLDER
+torchrun --nproc-per-node 2 --max-restarts 1 tests/faults/elastic.py FOLDER
 """
+
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import bits, loss_of, new_model, optimizer_of, state
 
 STEPS = 30
-ATTEMPT, RANK, STEP = 0, 1, 17     # of the death
+ATTEMPT, RANK, STEP = 0, 1, 17  # of the death
 
 
 def main():
@@ -34,7 +35,8 @@ def main():
             mine.copy_(its)
     began_at = step
     model[2].weight.register_hook(
-        lambda _: os.kill(os.getpid(), signal.SIGKILL) if (attempt, rank, step) == (ATTEMPT, RANK, STEP) else None)
+        lambda _: os.kill(os.getpid(), signal.SIGKILL) if (attempt, rank, step) == (ATTEMPT, RANK, STEP) else None
+    )
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.0005)
     while step < STEPS:
         optimizer.zero_grad()

@@ -4,19 +4,20 @@
 
 How programs end is told by leaving.py, what survivors of lost ranks are told by lost_ranks.py.
 """
+
 import argparse
 import statistics
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)   # of the packages that ranks import, too
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # of the packages that ranks import, too
 
-from harness import RankPool
 from faults import test_abort_and_leave as abort_cases
 from faults import test_disagreement as disagreement_cases
 from faults import test_stalled_ranks as stalled_cases
 from faults.operations import COLLECTIVES
+from harness import RankPool
 
 
 def disagreement(pool, trials):
@@ -24,8 +25,12 @@ def disagreement(pool, trials):
     seconds, failed = [], 0
     for _ in range(trials):
         for name in COLLECTIVES:
-            by_rank = pool.run(disagreement_cases.disagreements, name,
-                               disagreement_cases.cases_of(name, pool.world_size, full=True), timeout=120)
+            by_rank = pool.run(
+                disagreement_cases.disagreements,
+                name,
+                disagreement_cases.cases_of(name, pool.world_size, full=True),
+                timeout=120,
+            )
             for case in zip(*by_rank):
                 last = max(began for began, _, _ in case)
                 seconds += [ended - last for _, ended, _ in case]
@@ -55,7 +60,10 @@ def abort(pool, trials):
         here += [m[2] - m[1] for m in mine]
         # Where they had disagreed before, the other waits for the table of who called what, not for us.
         there += [t[2] - m[1] for m, t in zip(mine, theirs) if m[0] != "mismatch"]
-    return [("abort: to the release of a waiter beside it", here, 0), ("abort: to the release of another rank's", there, 0)]
+    return [
+        ("abort: to the release of a waiter beside it", here, 0),
+        ("abort: to the release of another rank's", there, 0),
+    ]
 
 
 def main():
@@ -70,8 +78,11 @@ def main():
             continue
         for name, seconds, failed in figures(pool, given.trials):
             ms = sorted(1e3 * s for s in seconds)
-            print(f"{name:62} {len(ms):6} measured  {failed} wrong  median {statistics.median(ms):7.1f} ms  "
-                  f"99th {ms[int(0.99 * (len(ms) - 1))]:7.1f} ms  worst {ms[-1]:7.1f} ms", flush=True)
+            print(
+                f"{name:62} {len(ms):6} measured  {failed} wrong  median {statistics.median(ms):7.1f} ms  "
+                f"99th {ms[int(0.99 * (len(ms) - 1))]:7.1f} ms  worst {ms[-1]:7.1f} ms",
+                flush=True,
+            )
     sys.exit(pool.close())
 
 

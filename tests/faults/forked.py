@@ -3,6 +3,7 @@
 For scripts, not for pytest's process. Each rank says things by a pipe, as JSON; what it has not said when it ends, it
 never will.
 """
+
 import ctypes
 import json
 import os
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 PR_SET_PDEATHSIG = 1
-LIMIT = 60.0    # s: after which waiting for ranks is given up
+LIMIT = 60.0  # s: after which waiting for ranks is given up
 
 
 def serve_store():
@@ -28,7 +29,7 @@ def serve_store():
         os.write(write, struct.pack("i", store.port))
         signal.pause()
     os.close(write)
-    port, = struct.unpack("i", os.read(read, 4))
+    (port,) = struct.unpack("i", os.read(read, 4))
     os.close(read)
     return port
 
@@ -45,8 +46,8 @@ def _die_with(parent):
 
 
 class ForkedRanks:
-    """target(rank, say, *args) in so many processes; ``said``: what each has said, a dict per rank. A target that raises
-    says so under "raised"."""
+    """target(rank, say, *args) in so many processes; ``said``: what each has said, a dict per rank. A target that
+    raises says so under "raised"."""
 
     def __init__(self, size, target, *args):
         self.size, self.said, self.pids, self.codes = size, [], [], []

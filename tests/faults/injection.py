@@ -1,13 +1,15 @@
-"""Random programs of collectives and messages with faults thrown in, each result checked against what one process computes.
+"""Random programs of collectives and messages with faults thrown in, each result checked against what one process
+computes.
 
     scripts/soak --minutes 60 [--seed 1]        # all of it, in turns; on one host and over two emulated ones
     python tests/faults/injection.py rounds --ranks 3 --rounds 50 --seed 7
 
-A round is a group, a program that all ranks draw alike, and one fault at random moments of it, at one rank: a signal handler that
-raises, calls the group, or destroys it; a stop of its process; a fork; a look at its own descriptors. Killed ranks are
-lost_ranks.py's and soak.py's, and over hosts mpi/test_faults.py's; the soak runs them in turns with the rounds. What must hold: nothing hangs,
-no result is wrong, every exception is ours or the handler's, and where the fault is harmless there is none.
-"""
+A round is a group, a program that all ranks draw alike, and one fault at random moments of it, at one rank: a signal
+handler that raises, calls the group, or destroys it; a stop of its process; a fork; a look at its own descriptors.
+Killed ranks are lost_ranks.py's and soak.py's, and over hosts mpi/test_faults.py's; the soak runs them in turns with
+the rounds. What must hold: nothing hangs, no result is wrong, every exception is ours or the handler's, and where the
+fault is harmless there is none."""
+
 import argparse
 import json
 import os
@@ -45,10 +47,11 @@ class Wrong(AssertionError):
 
 # --- a round, in one rank
 
+
 def rounds(rank, size, seed, first, count):
     """{(fault, outcome): how often} of these rounds. Raises Wrong, and what nobody should see."""
     found, others = Counter(), dist.new_group(timeout=timedelta(seconds=60))
-    faults = [f for f in FAULTS if f != "forks" or "C10D_TEST_JOB" not in os.environ]    # MPI's processes may not fork
+    faults = [f for f in FAULTS if f != "forks" or "C10D_TEST_JOB" not in os.environ]  # MPI's processes may not fork
     for number in range(first, first + count):
         rng = random.Random(f"{seed}.{number}")
         fault, victim = faults[number % len(faults)], rng.randrange(size)
@@ -61,9 +64,10 @@ def rounds(rank, size, seed, first, count):
                         raise Wrong(f"round {number}, {fault} at rank {victim}: {wrong}")
             except Raised:
                 outcome = "raised"
-                injected.ends()     # the others need not wait for what it did not call
+                injected.ends()  # the others need not wait for what it did not call
             except (CustomBackendError, RuntimeError, ValueError) as error:
-                # A future's error is a RuntimeError that quotes ours; a group that is destroyed is no group to torch (ValueError).
+                # A future's error is a RuntimeError that quotes ours; a group that is destroyed is no group to torch
+                # (ValueError).
                 if fault in HARMLESS:
                     raise
                 outcome = type(error).__name__
@@ -92,7 +96,7 @@ class Fault:
 
     def __exit__(self, *_):
         if self._here:
-            self._over = True   # a handler that comes now shall not set the timer again
+            self._over = True  # a handler that comes now shall not set the timer again
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._before)
 
@@ -101,7 +105,7 @@ class Fault:
             return
         self.calls += 1
         if self._act():
-            signal.setitimer(signal.ITIMER_REAL, self._gap)     # once more; not by itself, since a handler may take longer
+            signal.setitimer(signal.ITIMER_REAL, self._gap)  # once more; not by itself, since a handler may take longer
 
     def _none(self):
         return True
@@ -116,7 +120,8 @@ class Fault:
     _destroys = ends
 
     def _reenters(self):
-        """Another collective, where this thread is amid one: anywhere else it would be a call that the other ranks do not make."""
+        """Another collective, where this thread is amid one: anywhere else it would be a call that the other ranks do
+        not make."""
         lower = getattr(self._group, "_transport", None)
         if lower is not None and lower.interrupted_here():
             try:
@@ -158,9 +163,10 @@ class Fault:
 
 # --- very many calls on top of others
 
+
 def on_top(rank, size, calls):
-    """Rank 0's handler calls the group again and again, wherever it comes: amid a collective it is refused, elsewhere it is one
-    more of the same collectives, which is what the other ranks make. (refused, done, collectives)"""
+    """Rank 0's handler calls the group again and again, wherever it comes: amid a collective it is refused, elsewhere
+    it is one more of the same collectives, which is what the other ranks make. (refused, done, collectives)"""
     group, counts, chance = dist.new_group(timeout=timedelta(seconds=60)), Counter(), random.Random(calls)
 
     def checked(t):
@@ -187,7 +193,9 @@ def on_top(rank, size, calls):
                     counts["refused"] += 1
         finally:
             if counts["all"] < calls:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 60e-6))   # once: the outer calls are to get on, too
+                signal.setitimer(
+                    signal.ITIMER_REAL, chance.uniform(2e-6, 60e-6)
+                )  # once: the outer calls are to get on, too
 
     if rank == 0:
         before = signal.signal(signal.SIGALRM, handler)
@@ -198,11 +206,11 @@ def on_top(rank, size, calls):
             checked(t)
             counts["outer"] += 1
         signal.signal(signal.SIGALRM, before)
-        dist.all_reduce(torch.full((3,), 1e6), group=group)     # the last
+        dist.all_reduce(torch.full((3,), 1e6), group=group)  # the last
     else:
         while True:
             if counts["outer"] % 1000 == 999:
-                time.sleep(0.25)    # rank 0 waits in the core, which lets handlers run every 0.1 s
+                time.sleep(0.25)  # rank 0 waits in the core, which lets handlers run every 0.1 s
             t = torch.ones(3)
             dist.all_reduce(t, group=group)
             if t[0] > 1e5:
@@ -214,6 +222,7 @@ def on_top(rank, size, calls):
 
 
 # --- by command
+
 
 def _rounds(given):
     from ecosystem.spawn import run
@@ -242,9 +251,11 @@ def _soak(given):
         seed = rng.getrandbits(31)
         host = {k: v for k, v in os.environ.items() if k != "C10D_TEST_JOB"}
         hosts = {**host, "C10D_TEST_JOB": "2+2"}
-        pieces = [(host, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "150"]),
-                  (host, ["lost_ranks.py", "--trials", "60"]),
-                  (host, ["soak.py", "--minutes", "0.5", "--life", "1"])]
+        pieces = [
+            (host, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "150"]),
+            (host, ["lost_ranks.py", "--trials", "60"]),
+            (host, ["soak.py", "--minutes", "0.5", "--life", "1"]),
+        ]
         if not over_hosts:
             pieces.insert(1, (hosts, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "60"]))
             pieces.insert(2, (host, ["../mpi/test_faults.py", "-k", "dies"]))
@@ -254,7 +265,7 @@ def _soak(given):
                 where, command = "over hosts", ["-m", "pytest", "-q", HERE / script, *arguments]
             else:
                 command = [HERE / script, *arguments, "--seed", str(seed)]
-            done = subprocess.run([sys.executable, *command], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            done = subprocess.run([sys.executable, *command], env=environment, text=True, capture_output=True)
             said = done.stdout.strip().splitlines()[-1:] or [""]
             print(f"{time.monotonic() - began:7.1f} s  {where}, {' '.join(map(str, command))}: {said[0]}", flush=True)
             totals[f"{where}, {Path(script).name}"] += 1
@@ -268,9 +279,11 @@ def _soak(given):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
-    for name, function, options in (("rounds", _rounds, {"ranks": 3, "rounds": 50, "seed": 1}),
-                                    ("on_top", _on_top, {"ranks": 2, "calls": 100_000}),
-                                    ("soak", _soak, {"minutes": 60.0, "seed": 1})):
+    for name, function, options in (
+        ("rounds", _rounds, {"ranks": 3, "rounds": 50, "seed": 1}),
+        ("on_top", _on_top, {"ranks": 2, "calls": 100_000}),
+        ("soak", _soak, {"minutes": 60.0, "seed": 1}),
+    ):
         command = commands.add_parser(name, help=(function.__doc__ or "").strip() or None)
         for option, default in options.items():
             command.add_argument(f"--{option}", type=type(default), default=default)

@@ -5,6 +5,7 @@
 Ranks are forked from this process, which has imported torch, and then reach the end of this file as any program its
 own: their interpreters end as usual, with exit handlers. Each writes into files of its own.
 """
+
 import argparse
 import ctypes
 import json
@@ -28,13 +29,14 @@ from forked import serve_store, store_at
 
 PR_SET_PDEATHSIG = 1
 SIZE = 3
-LIMIT = 20.0    # s: a trial's longest
+LIMIT = 20.0  # s: a trial's longest
 LONG = 300_000  # elements: more than any buffer of the group's
 
 _callbacks = []
 
 
 # --- what keeps a rank inside the group: each waits for one that does not come
+
 
 def in_all_reduce():
     dist.all_reduce(torch.ones(LONG))
@@ -64,8 +66,10 @@ def in_new_group():
     dist.new_group()
 
 
-INSIDE = {f.__name__[3:]: f for f in (in_all_reduce, in_work_wait, in_send, in_recv, in_recv_from_any, in_monitored_barrier,
-                                      in_new_group)}
+INSIDE = {
+    f.__name__[3:]: f
+    for f in (in_all_reduce, in_work_wait, in_send, in_recv, in_recv_from_any, in_monitored_barrier, in_new_group)
+}
 
 
 def start_work():
@@ -86,6 +90,7 @@ def be_idle():
 
 
 # --- ways: of each rank, a function. Rank 0 is the one that differs
+
 
 def others_notice(rank=1):
     """The other ranks: their waits end with an error that names who left. What is in flight elsewhere lacks rank 1."""
@@ -161,6 +166,7 @@ def wait_for_interrupt(inside):
             INSIDE[inside]()
         else:
             be_idle()
+
     return way
 
 
@@ -170,17 +176,34 @@ def interrupt_with_work_in_flight(rank):
     be_idle()
 
 
-WAYS = {f.__name__: f for f in (destroy_with_work_in_flight, end_without_destroy, end_with_work_in_flight,
-                                end_beside_a_waiting_thread, raise_error, call_sys_exit, raise_mismatch,
-                                interrupt_with_work_in_flight)}
+WAYS = {
+    f.__name__: f
+    for f in (
+        destroy_with_work_in_flight,
+        end_without_destroy,
+        end_with_work_in_flight,
+        end_beside_a_waiting_thread,
+        raise_error,
+        call_sys_exit,
+        raise_mismatch,
+        interrupt_with_work_in_flight,
+    )
+}
 WAYS |= {f"interrupt_in_{inside}": wait_for_interrupt(inside) for inside in INSIDE}
 # What rank 0 and the others end with: an exit code or the name of the error in their one traceback.
-ENDS = {"destroy_with_work_in_flight": (0, 0), "end_without_destroy": (0, 0), "end_with_work_in_flight": (0, 0),
-        "end_beside_a_waiting_thread": (0, 0), "raise_error": ("KeyError", 0), "call_sys_exit": (7, 0),
-        "raise_mismatch": ("CollectiveMismatchError", "CollectiveMismatchError")}
+ENDS = {
+    "destroy_with_work_in_flight": (0, 0),
+    "end_without_destroy": (0, 0),
+    "end_with_work_in_flight": (0, 0),
+    "end_beside_a_waiting_thread": (0, 0),
+    "raise_error": ("KeyError", 0),
+    "call_sys_exit": (7, 0),
+    "raise_mismatch": ("CollectiveMismatchError", "CollectiveMismatchError"),
+}
 
 
 # --- trials
+
 
 def rank_main(way, rank, port, ready, folder):
     """Returns what is to be called at the end of the program."""
@@ -189,11 +212,14 @@ def rank_main(way, rank, port, ready, folder):
         os.dup2(os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT, 0o600), fd)
 
     def program():
-        dist.init_process_group("custom", store=store_at(port, folder), rank=rank, world_size=SIZE, timeout=timedelta(seconds=60))
+        dist.init_process_group(
+            "custom", store=store_at(port, folder), rank=rank, world_size=SIZE, timeout=timedelta(seconds=60)
+        )
         dist.all_reduce(torch.ones(3))
         os.write(ready, b"r")
         os.close(ready)
         WAYS[way](rank)
+
     return program
 
 
@@ -201,30 +227,42 @@ def what_is_wrong(text, wanted, twice):
     """With what a rank has written; ``wanted``: the name of the error that it tells in one traceback, of a call of the
     program's; or its exit code."""
     text = re.sub(r"(?m)^\[rank\d\]: ?", "", text)  # torch's hook marks each line
-    if twice:   # the second may come while that hook, torch's own, is at work
-        text = re.sub(r"Error in sys\.excepthook:\nTraceback.*\n(?:  .*_distributed_excepthook\n(?:    .*\n|  .*\n)*).*\n\n"
-                      r"Original exception was:\n", "", text)
+    if twice:  # the second may come while that hook, torch's own, is at work
+        text = re.sub(
+            r"Error in sys\.excepthook:\nTraceback.*\n(?:  .*_distributed_excepthook\n(?:    .*\n|  .*\n)*).*\n\n"
+            r"Original exception was:\n",
+            "",
+            text,
+        )
     for words in ("Fatal Python error", "terminate called", "Error in sys.excepthook"):
         if words in text:
             return words
     for ignored in re.findall(r"(?m)^Exception ignored .*\n(?:Traceback.*\n(?:  .*\n)*.*\n?)?", text):
-        if not twice or "c10d_custom" in ignored:   # torch's own exit handlers may be interrupted, too
+        if not twice or "c10d_custom" in ignored:  # torch's own exit handlers may be interrupted, too
             return ignored
     # One that hears of a neighbour's interruption before its own comes tells both.
-    text = re.sub(r"Traceback \(most recent call last\):\n(?:  .*\n)*.*gave up: KeyboardInterrupt.*\n\n"
-                  r"During handling of the above exception, another exception occurred:\n\n", "", text)
+    text = re.sub(
+        r"Traceback \(most recent call last\):\n(?:  .*\n)*.*gave up: KeyboardInterrupt.*\n\n"
+        r"During handling of the above exception, another exception occurred:\n\n",
+        "",
+        text,
+    )
     told = text.count("Traceback (most recent call last)")
     if not isinstance(wanted, str):
         return "a traceback" if told or "c10d_custom" in text else None
     if twice:
-        return None     # the second may interrupt the telling of the first
+        return None  # the second may interrupt the telling of the first
     last = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Interrupt)\b", line)]
-    return None if told == 1 and "in <module>" in text and last and wanted in last[-1] else f"not one traceback of a {wanted}"
+    return (
+        None
+        if told == 1 and "in <module>" in text and last and wanted in last[-1]
+        else f"not one traceback of a {wanted}"
+    )
 
 
 def trial(way, again, port):
-    """Runs one; ``again``: seconds to a second Ctrl-C, or None. Returns {"wrong": [...], "seconds": from what ends it to
-    the last rank's end}; in a rank, what it is to call."""
+    """Runs one; ``again``: seconds to a second Ctrl-C, or None. Returns {"wrong": [...], "seconds": from what ends it
+    to the last rank's end}; in a rank, what it is to call."""
     folder = tempfile.mkdtemp(prefix="leaving-")
     read, write = os.pipe()
     pids = []
@@ -306,8 +344,11 @@ def main():
         for way in dict.fromkeys(r["way"] for r in results):
             seconds = [r["seconds"] for r in results if r["way"] == way]
             failed = sum(bool(r["wrong"]) for r in results if r["way"] == way)
-            print(f"{way:45} trials {len(seconds):4}  failed {failed:3}  median {1e3 * statistics.median(seconds):7.1f} ms  "
-                  f"worst {1e3 * max(seconds):7.1f} ms")
+            print(
+                f"{way:45} trials {len(seconds):4}  failed {failed:3}  median {1e3 * statistics.median(seconds):7.1f} "
+                "ms  "
+                f"worst {1e3 * max(seconds):7.1f} ms"
+            )
     if any(r["wrong"] for r in results):
         sys.exit(1)
     return None

@@ -1,7 +1,8 @@
 """Groups under resource limits: an error on every rank, soon, and no signal.
 
-    python tests/faults/limits.py CASE         (prints JSON: what each of two ranks got)
+python tests/faults/limits.py CASE         (prints JSON: what each of two ranks got)
 """
+
 import ctypes
 import json
 import os
@@ -37,10 +38,13 @@ def address_space():
 
 
 def no_fallocate():
-    """From now on fallocate says ENOMEM, as under vm.overcommit_memory=2 or in a full cgroup: seccomp answers for the kernel."""
-    load, jump, give = 0x20, 0x15, 0x06     # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
-    program = b"".join(struct.pack("HBBI", *line) for line in (
-        (load, 0, 0, 0), (jump, 0, 1, FALLOCATE), (give, 0, 0, 0x00050000 | 12), (give, 0, 0, 0x7fff0000)))
+    """From now on fallocate says ENOMEM, as under vm.overcommit_memory=2 or in a full cgroup: seccomp answers for the
+    kernel."""
+    load, jump, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    program = b"".join(
+        struct.pack("HBBI", *line)
+        for line in ((load, 0, 0, 0), (jump, 0, 1, FALLOCATE), (give, 0, 0, 0x00050000 | 12), (give, 0, 0, 0x7FFF0000))
+    )
     code = ctypes.create_string_buffer(program)
     whole = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -50,11 +54,11 @@ def no_fallocate():
 
 def become_nobody():
     os.setuid(NOBODY)
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)    # /proc/self is its own again
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # /proc/self is its own again
 
 
 def no_threads():
-    become_nobody()     # for whom the limit counts, as it does not for root
+    become_nobody()  # for whom the limit counts, as it does not for root
     limit(resource.RLIMIT_NPROC, 1)
 
 
@@ -74,8 +78,12 @@ def enter(folder):
 # case: (before the group is made, after it), on the rank it is for; environment
 CASES = {
     "no memory at creation": (0, no_fallocate, None, {}),
-    "a small address space": (1, lambda: limit(resource.RLIMIT_AS, address_space() + 32 * MB), None,
-                              {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
+    "a small address space": (
+        1,
+        lambda: limit(resource.RLIMIT_AS, address_space() + 32 * MB),
+        None,
+        {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)},
+    ),
     "small files": (0, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "small files elsewhere": (1, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "a small cgroup": (0, lambda: enter(os.environ["CGROUP"]), None, {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
@@ -83,8 +91,11 @@ CASES = {
     "no memory for all_to_all": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
     "no thread for messages": (None, None, no_threads, {}),
-    **{f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
-       for rank in (0, 1) for k in range(5)},
+    **{
+        f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
+        for rank in (0, 1)
+        for k in range(5)
+    },
 }
 
 
@@ -97,7 +108,7 @@ def free_number():
 def exchange(case, rank):
     total = torch.ones(10)
     if "messages" in case:
-        total = torch.ones(200_000)     # a short one is sent before it needs a thread
+        total = torch.ones(200_000)  # a short one is sent before it needs a thread
         if rank == 0:
             dist.isend(total, 1).wait()
         else:

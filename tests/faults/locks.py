@@ -1,25 +1,26 @@
 """Watches the package's locks: in which order threads take them, and whether one is held while a thread starts.
 
-    with watched() as seen: ...     # locks made inside are watched
-    seen.require_order(); seen.started_under
+with watched() as seen: ...     # locks made inside are watched
+seen.require_order(); seen.started_under
 """
+
 import contextlib
 import sys
 import threading
 
 from c10d_custom import threads
 from c10d_custom.c10d import completer
-from c10d_custom.transport.hosts import error_text, messages
 from c10d_custom.transport import tickets
 from c10d_custom.transport.cuda import staged_messages, transport
+from c10d_custom.transport.hosts import error_text, messages
 
 _USERS_OF_START = (completer, tickets, messages, error_text, staged_messages, transport)
 
 
 class Seen:
     def __init__(self):
-        self.taken = set()          # by the lines that made them
-        self.order = {}             # lock -> locks taken while it was held
+        self.taken = set()  # by the lines that made them
+        self.order = {}  # lock -> locks taken while it was held
         self.started_under = set()
         self._held = threading.local()
 
@@ -46,7 +47,7 @@ class Seen:
         path, done = [], set()
 
         def visit(name):
-            assert name not in path, f"taken in a circle: {path[path.index(name):]}"
+            assert name not in path, f"taken in a circle: {path[path.index(name) :]}"
             if name in done:
                 return
             path.append(name)
@@ -103,10 +104,11 @@ def watched():
     def making(plain, kind):
         def make():
             frame = sys._getframe(1)
-            while frame.f_globals.get("__name__") == "threading":   # a Condition's own
+            while frame.f_globals.get("__name__") == "threading":  # a Condition's own
                 frame = frame.f_back
             name = frame.f_globals.get("__name__", "")
             return kind(plain(), f"{name}:{frame.f_lineno}", seen) if name.startswith("c10d_custom.") else plain()
+
         return make
 
     def start(target, name):

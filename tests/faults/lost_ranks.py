@@ -4,10 +4,10 @@
 
 A trial: 2 to 8 ranks run the same random program of collectives and messages, sync and async, small and large, and
 check every result; one of them dies in one of several ways at a random moment, also while the group is being made.
-Every survivor must raise an error that names it, soon, never see a wrong result, and have nothing left of the group once it
-has destroyed it. Ranks are forked from this process, which has imported torch and has no group and no thread of its own,
-and serves the store.
-"""
+Every survivor must raise an error that names it, soon, never see a wrong result, and have nothing left of the group
+once it has destroyed it. Ranks are forked from this process, which has imported torch and has no group and no thread of
+its own, and serves the store."""
+
 import argparse
 import json
 import mmap
@@ -34,7 +34,7 @@ from steps import one_step
 
 # How a rank is lost. killed: by this process, at any moment. The others: by itself, in the middle of its program.
 WAYS = ("killed", "exit", "segv", "exception", "creation")
-LIMIT = 20.0        # s: a trial's longest; the group's time-out is longer
+LIMIT = 20.0  # s: a trial's longest; the group's time-out is longer
 GROUP_TIMEOUT = 60.0
 CREATION_TIMEOUT = 4.0  # of the group whose making a rank may miss altogether
 
@@ -46,19 +46,27 @@ class Trial:
     world_size: int
     victim: int
     way: str
-    delay: float        # s after the start: killed, creation
-    step: int           # of the victim's program: the other ways
+    delay: float  # s after the start: killed, creation
+    step: int  # of the victim's program: the other ways
 
     @classmethod
     def random(cls, number, seed, sizes):
         rng = random.Random(f"{seed}.{number}")
         world_size = rng.choice(sizes)
         way = rng.choice(WAYS)
-        return cls(number, rng.getrandbits(32), world_size, rng.randrange(world_size), way,
-                   rng.uniform(0, 0.012 if way == "creation" else 0.08), rng.randrange(40))
+        return cls(
+            number,
+            rng.getrandbits(32),
+            world_size,
+            rng.randrange(world_size),
+            way,
+            rng.uniform(0, 0.012 if way == "creation" else 0.08),
+            rng.randrange(40),
+        )
 
 
 # --- one rank's program
+
 
 def die(way, dead_at):
     struct.pack_into("d", dead_at, 0, time.monotonic())
@@ -90,8 +98,13 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
         if early:
             say(ready=True)
             os.read(start, 1)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=trial.world_size,
-                                timeout=timedelta(seconds=CREATION_TIMEOUT if early else GROUP_TIMEOUT))
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=trial.world_size,
+            timeout=timedelta(seconds=CREATION_TIMEOUT if early else GROUP_TIMEOUT),
+        )
         if not early:
             say(ready=True)
             os.read(start, 1)
@@ -101,6 +114,7 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
         if rank == trial.victim:
             # As an uncaught exception ends a process: exit handlers run.
             import atexit
+
             atexit._run_exitfuncs()
             os._exit(1)
         again, asked = None, at
@@ -112,8 +126,15 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
                 again = "the next all_reduce returned"
             except Exception:
                 again = None
-        say(error=type(error).__name__, text=str(error), at=at, again=again, asked=asked,
-            trace="" if isinstance(error, dist.DistError) else traceback.format_exc(), waited=at - began)
+        say(
+            error=type(error).__name__,
+            text=str(error),
+            at=at,
+            again=again,
+            asked=asked,
+            trace="" if isinstance(error, dist.DistError) else traceback.format_exc(),
+            waited=at - began,
+        )
     if dist.is_initialized():
         began = time.monotonic()
         dist.destroy_process_group()
@@ -123,6 +144,7 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
 
 
 # --- the trials
+
 
 class Run:
     """One trial's processes."""
@@ -204,10 +226,16 @@ def judge(trial, run, problem, stuck, backend):
 def summary(times, trials, failures, backend):
     known = sorted(t for t in times if t is not None)
     ms = [1e3 * t for t in known] or [0.0]
-    return {"backend": backend, "trials": trials, "failures": len(failures), "survivors": len(times),
-            "unannounced": sum(t is None for t in times),
-            "median_ms": round(statistics.median(ms), 2), "p99_ms": round(ms[int(0.99 * (len(ms) - 1))], 2),
-            "worst_ms": round(ms[-1], 2)}
+    return {
+        "backend": backend,
+        "trials": trials,
+        "failures": len(failures),
+        "survivors": len(times),
+        "unannounced": sum(t is None for t in times),
+        "median_ms": round(statistics.median(ms), 2),
+        "p99_ms": round(ms[int(0.99 * (len(ms) - 1))], 2),
+        "worst_ms": round(ms[-1], 2),
+    }
 
 
 def main():

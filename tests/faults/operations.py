@@ -3,17 +3,28 @@
 Calls go to the group's own methods, with an options object: that is where dist's functions end, and where a time-out
 of the call can be given.
 """
+
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
-from torch.distributed.distributed_c10d import (AllgatherOptions, AllreduceCoalescedOptions, AllreduceOptions, AllToAllOptions,
-                                                BarrierOptions, BroadcastOptions, GatherOptions, ReduceOp,
-                                                ReduceOptions, ReduceScatterOptions, ScatterOptions)
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
-_GUARD = 64     # bytes before and behind each tensor
+_GUARD = 64  # bytes before and behind each tensor
 
-SMALL, LONG = 12, 60_000    # elements: with the announcement, and through the rings
+SMALL, LONG = 12, 60_000  # elements: with the announcement, and through the rings
 
 
 class Arena:
@@ -25,9 +36,9 @@ class Arena:
     def tensor(self, count, dtype):
         size = count * dtype.itemsize
         whole = torch.full((size + 2 * _GUARD,), 0xA5, dtype=torch.uint8)
-        whole[_GUARD:_GUARD + size] = (torch.arange(size) % 83 + len(self._blocks)).to(torch.uint8)
+        whole[_GUARD : _GUARD + size] = (torch.arange(size) % 83 + len(self._blocks)).to(torch.uint8)
         self._blocks.append((whole, whole.clone()))
-        return whole[_GUARD:_GUARD + size].view(dtype)
+        return whole[_GUARD : _GUARD + size].view(dtype)
 
     def written(self):
         """What has been: "guards" or "contents" of each tensor that is not as it was made."""
@@ -35,14 +46,19 @@ class Arena:
         for now, before in self._blocks:
             if not torch.equal(now, before):
                 inside = slice(_GUARD, len(now) - _GUARD)
-                found.append("contents" if torch.equal(now[:_GUARD], before[:_GUARD])
-                             and torch.equal(now[inside.stop:], before[inside.stop:]) else "guards")
+                found.append(
+                    "contents"
+                    if torch.equal(now[:_GUARD], before[:_GUARD])
+                    and torch.equal(now[inside.stop :], before[inside.stop :])
+                    else "guards"
+                )
         return found
 
 
 @dataclass
 class Asked:
     """``extra``: elements more, in one part of what is moved where ranks may have parts of different sizes."""
+
     count: int = SMALL
     dtype: torch.dtype = torch.float32
     redop: object = field(default_factory=lambda: ReduceOp.SUM)
@@ -105,14 +121,16 @@ def all_gather_coalesced(g, arena, a):
 
 
 def all_gather_single(g, arena, a):
-    return g.all_gather_single(arena.tensor(g.size() * a.count, a.dtype), arena.tensor(a.count, a.dtype),
-                               _options(AllgatherOptions, a))
+    return g.all_gather_single(
+        arena.tensor(g.size() * a.count, a.dtype), arena.tensor(a.count, a.dtype), _options(AllgatherOptions, a)
+    )
 
 
 def all_gather_single_coalesced(g, arena, a):
     outputs = [arena.tensor(g.size() * n, a.dtype) for n in (a.count, 3)]
-    return g.all_gather_single_coalesced(outputs, [arena.tensor(n, a.dtype) for n in (a.count, 3)],
-                                         _options(AllgatherOptions, a))
+    return g.all_gather_single_coalesced(
+        outputs, [arena.tensor(n, a.dtype) for n in (a.count, 3)], _options(AllgatherOptions, a)
+    )
 
 
 def gather(g, arena, a):
@@ -130,27 +148,34 @@ def reduce_scatter(g, arena, a):
 
 
 def reduce_scatter_single(g, arena, a):
-    return g.reduce_scatter_single(arena.tensor(a.count, a.dtype), arena.tensor(g.size() * a.count, a.dtype),
-                                   _options(ReduceScatterOptions, a))
+    return g.reduce_scatter_single(
+        arena.tensor(a.count, a.dtype), arena.tensor(g.size() * a.count, a.dtype), _options(ReduceScatterOptions, a)
+    )
 
 
 def reduce_scatter_single_coalesced(g, arena, a):
     outputs = [arena.tensor(n, a.dtype) for n in (a.count, 3)]
-    return g.reduce_scatter_single_coalesced(outputs, [arena.tensor(g.size() * n, a.dtype) for n in (a.count, 3)],
-                                             _options(ReduceScatterOptions, a))
+    return g.reduce_scatter_single_coalesced(
+        outputs, [arena.tensor(g.size() * n, a.dtype) for n in (a.count, 3)], _options(ReduceScatterOptions, a)
+    )
 
 
 def all_to_all(g, arena, a):
     parts = [arena.tensor(a.count, a.dtype) for _ in range(2 * g.size())]
-    return g.alltoall(parts[:g.size()], parts[g.size():], _options(AllToAllOptions, a))
+    return g.alltoall(parts[: g.size()], parts[g.size() :], _options(AllToAllOptions, a))
 
 
 def all_to_all_single(g, arena, a):
     """Uneven: `extra` more go to the rank after this one."""
     n, to = g.size(), (g.rank() + 1) % g.size()
     splits = [a.count + (a.extra if r == to else 0) for r in range(n)]
-    return g.all_to_all_single(arena.tensor(n * a.count, a.dtype), arena.tensor(sum(splits), a.dtype),
-                               [a.count] * n, splits, _options(AllToAllOptions, a))
+    return g.all_to_all_single(
+        arena.tensor(n * a.count, a.dtype),
+        arena.tensor(sum(splits), a.dtype),
+        [a.count] * n,
+        splits,
+        _options(AllToAllOptions, a),
+    )
 
 
 def barrier(g, arena, a):

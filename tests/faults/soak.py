@@ -2,14 +2,16 @@
 
     python tests/faults/soak.py --minutes 20 --seed 1
 
-The run goes through lives, of 4 and of 8 ranks by turns. In each, ranks make groups (new_group, split_group), use them and
-the world at random, check every result bit by bit, and destroy them; some are killed, one alone or several within
-milliseconds, so also while the rest deal with the death before. The rest shrink the world and go on, until the life is over.
-Then the killed are replaced by new processes for the next life. Two processes, the elders, are never killed, with whatever
-ranks: they must hold no more threads, descriptors, segments and memory after the last life than after the first ones.
+The run goes through lives, of 4 and of 8 ranks by turns. In each, ranks make groups (new_group, split_group), use them
+and the world at random, check every result bit by bit, and destroy them; some are killed, one alone or several within
+milliseconds, so also while the rest deal with the death before. The rest shrink the world and go on, until the life is
+over. Then the killed are replaced by new processes for the next life. Two processes, the elders, are never killed, with
+whatever ranks: they must hold no more threads, descriptors, segments and memory after the last life than after the
+first ones.
 
 Prints a report of one line of JSON; the exit code tells whether all was well.
 """
+
 import argparse
 import json
 import mmap
@@ -22,7 +24,7 @@ import time
 from datetime import timedelta
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")   # what torch's store says of lost connections
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what torch's store says of lost connections
 
 import torch
 import torch.distributed as dist
@@ -35,12 +37,13 @@ import c10d_custom
 ELDERS = 2
 WORLDS = (4, 8)
 TIMEOUT = timedelta(seconds=60)
-LIFE_LIMIT = 120.0      # s: for a life to come to its end
-WARM_UP = 3             # lives before the first measurement
-GROWTH = 8 << 20        # bytes of own memory that an elder may have more at the end than at the start
+LIFE_LIMIT = 120.0  # s: for a life to come to its end
+WARM_UP = 3  # lives before the first measurement
+GROWTH = 8 << 20  # bytes of own memory that an elder may have more at the end than at the start
 
 
 # --- one process
+
 
 class Life:
     """A world's, in one process, until the flag says that it is over."""
@@ -48,8 +51,10 @@ class Life:
     def __init__(self, number, rank, size, seed, port, over):
         self.number, self.seed, self.over = number, seed, over
         self.steps = self.shrunk = self.made = 0
-        dist.init_process_group("custom", store=store_at(port, f"life{number}"), rank=rank, world_size=size, timeout=TIMEOUT)
-        self.members = list(range(size))    # of the world now, by the ranks they began with
+        dist.init_process_group(
+            "custom", store=store_at(port, f"life{number}"), rank=rank, world_size=size, timeout=TIMEOUT
+        )
+        self.members = list(range(size))  # of the world now, by the ranks they began with
 
     def run(self):
         while True:
@@ -119,15 +124,23 @@ def process(index, say, orders, port, over):
         if not order:
             return
         life = Life(order["life"], order["rank"], order["size"], order["seed"], port, over)
-        say(began=order["life"])    # a death before it ends the life of a world that is not there yet: lost_ranks.py
+        say(began=order["life"])  # a death before it ends the life of a world that is not there yet: lost_ranks.py
         life.run()
         survivors = dist.get_world_size()
         dist.destroy_process_group()
-        say(life=order["life"], steps=life.steps, shrunk=life.shrunk, made=life.made, survivors=survivors,
-            held=belongings(), memory=own_bytes())
+        say(
+            life=order["life"],
+            steps=life.steps,
+            shrunk=life.shrunk,
+            made=life.made,
+            survivors=survivors,
+            held=belongings(),
+            memory=own_bytes(),
+        )
 
 
 # --- the run
+
 
 class Soak:
     def __init__(self, seed, worlds):
@@ -170,7 +183,9 @@ class Soak:
             elif s.get("life") != self.lives:
                 self.wrong.append(f"life {self.lives}, process {process}: not over after {LIFE_LIMIT:g} s")
             elif s["survivors"] != len(self.alive):
-                self.wrong.append(f"life {self.lives}, process {process}: a world of {s['survivors']}, of {len(self.alive)} survivors")
+                self.wrong.append(
+                    f"life {self.lives}, process {process}: a world of {s['survivors']}, of {len(self.alive)} survivors"
+                )
         if self.wrong or not ended:
             return False
         self.steps += sum(s["steps"] for s in said)
@@ -213,7 +228,7 @@ class Soak:
                 self.wrong.append(f"elder {elder}: own memory has grown by {grown >> 10} KiB")
 
     def growth(self, elder):
-        memory = [m for _, m in self.held[elder][WARM_UP - 1:]]
+        memory = [m for _, m in self.held[elder][WARM_UP - 1 :]]
         third = max(1, len(memory) // 3)
         return int(statistics.median(memory[-third:]) - statistics.median(memory[:third]))
 
@@ -233,11 +248,21 @@ def main():
     soak.end()
     print(*soak.wrong, sep="\n", file=sys.stderr, end="")
     held = [h for h, _ in soak.held[0]]
-    print(json.dumps({"seconds": round(time.monotonic() - began), "lives": soak.lives, "operations": soak.steps,
-                      "killed": soak.killed, "shrunk": soak.shrunk, "groups": soak.groups,
-                      "elders held": [held[WARM_UP - 1], held[-1]] if len(held) > WARM_UP else held,
-                      "elders grew by KiB": [soak.growth(e) >> 10 for e in soak.held] if len(held) > WARM_UP else None,
-                      "wrong": len(soak.wrong)}))
+    print(
+        json.dumps(
+            {
+                "seconds": round(time.monotonic() - began),
+                "lives": soak.lives,
+                "operations": soak.steps,
+                "killed": soak.killed,
+                "shrunk": soak.shrunk,
+                "groups": soak.groups,
+                "elders held": [held[WARM_UP - 1], held[-1]] if len(held) > WARM_UP else held,
+                "elders grew by KiB": [soak.growth(e) >> 10 for e in soak.held] if len(held) > WARM_UP else None,
+                "wrong": len(soak.wrong),
+            }
+        )
+    )
     sys.exit(bool(soak.wrong))
 
 

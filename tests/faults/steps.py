@@ -1,8 +1,9 @@
 """Random collectives and messages, sync and async, small and large, each with what it must give."""
+
 import torch
 import torch.distributed as dist
 
-SIZES = (1, 100, 5_000, 300_000)   # of int64
+SIZES = (1, 100, 5_000, 300_000)  # of int64
 
 
 def fill(rank, step, n):
@@ -13,8 +14,20 @@ def one_step(rng, step, group=None):
     """One operation of the group. Returns what differs from what it should have given, or None. Nothing is drawn by one
     rank alone."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    kind = rng.choice(("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
-                       "scatter", "barrier", "ring"))
+    kind = rng.choice(
+        (
+            "all_reduce",
+            "broadcast",
+            "reduce",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "gather",
+            "scatter",
+            "barrier",
+            "ring",
+        )
+    )
     n, root, asynchronous = rng.choice(SIZES), rng.randrange(size), rng.random() < 0.4
     each = max(1, n // size)
     own = fill(rank, step, n)
@@ -41,14 +54,17 @@ def one_step(rng, step, group=None):
         outputs, got, expected = [torch.zeros_like(p) for p in parts], "list", [p + rank for p in parts]
         if dist.get_backend(group) == "gloo":
             flat = torch.zeros(size * each, dtype=torch.int64)
-            work = dist.all_to_all_single(flat, torch.cat([parts[rank] + q for q in range(size)]), group=group,
-                                          async_op=asynchronous)
+            work = dist.all_to_all_single(
+                flat, torch.cat([parts[rank] + q for q in range(size)]), group=group, async_op=asynchronous
+            )
             outputs = list(flat.split(each))
         else:
             work = dist.all_to_all(outputs, [parts[rank] + q for q in range(size)], group=group, async_op=asynchronous)
     elif kind == "gather":
         outputs, got, expected = [torch.zeros_like(p) for p in parts], "list" if rank == root else None, parts
-        work = dist.gather(parts[rank], outputs if rank == root else None, group=group, group_dst=root, async_op=asynchronous)
+        work = dist.gather(
+            parts[rank], outputs if rank == root else None, group=group, group_dst=root, async_op=asynchronous
+        )
     elif kind == "scatter":
         got, expected = torch.zeros_like(parts[0]), parts[rank]
         work = dist.scatter(got, parts if rank == root else None, group=group, group_src=root, async_op=asynchronous)

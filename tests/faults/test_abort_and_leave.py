@@ -1,5 +1,6 @@
 """`abort` from another thread, and every way to leave: waiters are released at once, here and elsewhere, with an error
 that says who did it; programs end without a hang, and without a traceback of ours."""
+
 import json
 import os
 import signal
@@ -23,10 +24,11 @@ from programs.launch import LAUNCHER_VARIABLES, free_port
 from .operations import COLLECTIVES, LONG, Arena, Asked, wait_for_future
 
 HERE = Path(__file__).parent
-BOUND = 0.1     # s, for waiters beside the one that aborts
+BOUND = 0.1  # s, for waiters beside the one that aborts
 
 
 # --- abort
+
 
 def waits():
     """{name: a call on a group that waits for the last rank}"""
@@ -55,7 +57,8 @@ def raised_by(call, g):
 
 
 def aborted(chosen):
-    """[(name, when rank 0 aborted, when this rank's waiter was released, the error's type, its text, the next call's)]"""
+    """[(name, when rank 0 aborted, when this rank's waiter was released, the error's type, its text, the next
+    call's)]"""
     calls, rank, size, found = waits(), dist.get_rank(), dist.get_world_size(), []
     for name in chosen or calls:
         g = dist.new_group()
@@ -66,7 +69,7 @@ def aborted(chosen):
             time.sleep(0.03)
             at = time.monotonic()
             if rank == 0:
-                time.sleep(0.02)    # the others wait, too
+                time.sleep(0.02)  # the others wait, too
                 at = time.monotonic()
                 g.abort()
             waiter.join()
@@ -87,9 +90,12 @@ def test_abort_releases_everyone(ranks):
             # The other has been told of the mismatch already, and waits for nothing but the table.
             if not (rank and name == "mismatch"):
                 (there if rank else here).append(released - mine[1])
-            # What two ranks disagree in may be told before they hear of the abort; Python's barrier has an error of its own.
-            good = {"mismatch": ("AbortedError", "CollectiveMismatchError"),
-                    "monitored_barrier": ("CollectiveTimeoutError",)}.get(name, ("AbortedError",))
+            # What two ranks disagree in may be told before they hear of the abort; Python's barrier has an error of its
+            # own.
+            good = {
+                "mismatch": ("AbortedError", "CollectiveMismatchError"),
+                "monitored_barrier": ("CollectiveTimeoutError",),
+            }.get(name, ("AbortedError",))
             said = "aborted" in text or name in ("mismatch",)
             if error not in good or not said or rank and "AbortedError" == error and "rank 0" not in text:
                 wrong.append(f"rank {rank}, {name}: {error}: {text}")
@@ -107,8 +113,11 @@ def aborted_while_moving(count, op, trials):
     outputs = [torch.ones(count) for _ in range(dist.get_world_size() * (op == "all_gather"))]
     for _ in range(trials):
         g, at = dist.new_group(), []
-        call = (lambda g: dist.all_reduce(tensor, group=g)) if op == "all_reduce" else \
-            (lambda g: dist.all_gather(outputs, tensor, group=g))
+        call = (
+            (lambda g: dist.all_reduce(tensor, group=g))
+            if op == "all_reduce"
+            else (lambda g: dist.all_gather(outputs, tensor, group=g))
+        )
 
         def abort(g=g, at=at):
             at.append(time.monotonic())
@@ -157,6 +166,7 @@ def test_abort_and_destroy(ranks):
 
 # --- destroy with work in flight
 
+
 def destroyed(name):
     """Rank 0 destroys the group in the midst of a call; the last rank comes to it afterwards."""
     g, call = dist.new_group(), waits()[name]
@@ -171,7 +181,7 @@ def destroyed(name):
     outcome = []
     waiter = threading.Thread(target=lambda: outcome.extend(raised_by(call, g)))
     waiter.start()
-    time.sleep(0.25)    # until it waits
+    time.sleep(0.25)  # until it waits
     began = time.monotonic()
     if rank == 0:
         dist.destroy_process_group(g)
@@ -200,9 +210,10 @@ def test_destroy_releases_waiters(ranks, name):
 
 # --- the ends of programs
 
+
 def ways(trials, chosen):
     command = [sys.executable, HERE / "leaving.py", "--json", "--trials", str(trials), "--ways", chosen]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.stdout, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -211,15 +222,20 @@ def ways(trials, chosen):
 @pytest.mark.parametrize("chosen", ["destroy,end", "raise,call", "interrupt"])
 def test_programs_end(chosen, full):
     if not full:
-        chosen = {"destroy,end": "destroy,end_with_work,end_beside", "raise,call": "raise",
-                  "interrupt": "interrupt_with,interrupt_in_all_reduce,interrupt_in_new"}[chosen]
+        chosen = {
+            "destroy,end": "destroy,end_with_work,end_beside",
+            "raise,call": "raise",
+            "interrupt": "interrupt_with,interrupt_in_all_reduce,interrupt_in_new",
+        }[chosen]
     results = ways(5 if full else 1, chosen)
-    assert not any(r["wrong"] for r in results), "\n".join("\n".join([r["way"], *r["wrong"]]) for r in results if r["wrong"])
+    assert not any(r["wrong"] for r in results), "\n".join(
+        "\n".join([r["way"], *r["wrong"]]) for r in results if r["wrong"]
+    )
     # An interpreter that has imported torch takes its time to end.
     assert results and max(r["seconds"] for r in results) < 8, [(r["way"], r["seconds"]) for r in results]
 
 
-SCRIPT = '''
+SCRIPT = """
 import os, sys, time
 import torch
 import torch.distributed as dist
@@ -241,17 +257,23 @@ if __name__ == "__main__":
         mp.spawn(rank_main, (int(sys.argv[1]),), nprocs=2)
     else:
         rank_main(None)
-'''
+"""
 
 
 def interrupted_job(command):
-    """Starts it, sends what a terminal sends on Ctrl-C, once both ranks are ready. (seconds to its end, what it wrote, pids
-    left over)"""
+    """Starts it, sends what a terminal sends on Ctrl-C, once both ranks are ready. (seconds to its end, what it wrote,
+    pids left over)"""
     mark = uuid.uuid4().hex
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
     with tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, start_new_session=True, text=True,
-                                   env={**environment, MARK: mark, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            start_new_session=True,
+            text=True,
+            env={**environment, MARK: mark, "OMP_NUM_THREADS": "1"},
+        )
         try:
             for _ in range(2):
                 assert "ready" in process.stdout.readline()

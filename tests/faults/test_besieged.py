@@ -1,5 +1,6 @@
-"""What is not a rank cannot hold the making of a group: a store that does not answer, strangers that connect, a neighbour in a
-network namespace of its own."""
+"""What is not a rank cannot hold the making of a group: a store that does not answer, strangers that connect, a
+neighbour in a network namespace of its own."""
+
 import os
 import resource
 import shutil
@@ -15,14 +16,14 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from c10d_custom.errors import TransportError
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.errors import TransportError
 from c10d_custom.transport.hosts.failure_detector import FailureDetector
 from ecosystem.spawn import run
 from harness import Layout
 
 SECONDS = timedelta(seconds=2)
-LONG = 20.0     # s: what ends by its own deadline of 2 s is over long before
+LONG = 20.0  # s: what ends by its own deadline of 2 s is over long before
 
 
 def stopped_store(rank, size, folder):
@@ -34,8 +35,15 @@ def stopped_store(rank, size, folder):
             f.write(f"{store.port} {os.getpid()}")
         os.rename(port + ".new", port)
         # torch names groups by how many a rank has tried to make.
-        failure(lambda: dist.init_process_group("custom", store=dist.PrefixStore("alone", store), rank=0, world_size=size,
-                                                timeout=timedelta(seconds=0.3)))
+        failure(
+            lambda: dist.init_process_group(
+                "custom",
+                store=dist.PrefixStore("alone", store),
+                rank=0,
+                world_size=size,
+                timeout=timedelta(seconds=0.3),
+            )
+        )
         found = []
     else:
         wait_for(port)
@@ -44,11 +52,18 @@ def stopped_store(rank, size, folder):
         store.add("here", 1)
         while store.add("here", 0) < size - 1:
             time.sleep(0.01)
-        found = [while_stopped(rank, server, folder + "/1", lambda: dist.init_process_group(
-            "custom", store=store, rank=rank, world_size=size, timeout=SECONDS))]
+        found = [
+            while_stopped(
+                rank,
+                server,
+                folder + "/1",
+                lambda: dist.init_process_group("custom", store=store, rank=rank, world_size=size, timeout=SECONDS),
+            )
+        ]
     # All together; then a group without the rank that serves the store.
-    dist.init_process_group("custom", store=dist.PrefixStore("again", store), rank=rank, world_size=size,
-                            timeout=timedelta(seconds=LONG))
+    dist.init_process_group(
+        "custom", store=dist.PrefixStore("again", store), rank=rank, world_size=size, timeout=timedelta(seconds=LONG)
+    )
     dist.barrier()
     if rank:
         found.append(while_stopped(rank, server, folder + "/2", lambda: dist.new_group([1, 2], timeout=SECONDS)))
@@ -58,9 +73,10 @@ def stopped_store(rank, size, folder):
 
 
 def while_stopped(rank, server, mark, call):
-    """`failure` of the call on ranks 1 and 2; the server's process is stopped from before the first begins until both have ended."""
+    """`failure` of the call on ranks 1 and 2; the server's process is stopped from before the first begins until both
+    have ended."""
     if rank == 1:
-        time.sleep(0.2)     # the last question of both has its answer
+        time.sleep(0.2)  # the last question of both has its answer
         os.kill(server, signal.SIGSTOP)
         try:
             found = failure(call)
@@ -87,12 +103,16 @@ def failure(call):
     return time.monotonic() - began, str(caught.value)
 
 
-@pytest.mark.skipif(Layout.chosen() is not None, reason="a job's own rendezvous is not served by a rank that may be stopped")
+@pytest.mark.skipif(
+    Layout.chosen() is not None, reason="a job's own rendezvous is not served by a rank that may be stopped"
+)
 def test_a_store_whose_server_is_stopped(tmp_path):
     for found in run(stopped_store, 3, str(tmp_path), init=False)[1:]:
         assert len(found) == 2
         for seconds, text in found:
-            assert seconds < LONG and "127.0.0.1, port" in text and "has not answered for" in text and "stopped" in text, found
+            assert (
+                seconds < LONG and "127.0.0.1, port" in text and "has not answered for" in text and "stopped" in text
+            ), found
 
 
 def test_a_thousand_strangers():
@@ -118,7 +138,9 @@ def test_a_thousand_strangers():
         join(1)
         first.join(60)
         seconds = time.monotonic() - began
-        assert made.keys() == {0, 1} and seconds < LONG, seconds    # one after the other, 5 s each, would take more than an hour
+        assert made.keys() == {0, 1} and seconds < LONG, (
+            seconds
+        )  # one after the other, 5 s each, would take more than an hour
         print(f"after 1,000 strangers: {seconds:.3f} s")
     finally:
         for stranger in strangers:
@@ -150,8 +172,15 @@ def test_two_pods_of_one_machine(tmp_path):
     apart = ["unshare", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("making a network namespace takes unshare (util-linux) and root")
-    ranks = [subprocess.Popen([*before, sys.executable, "-c", RANK, str(tmp_path / "store"), str(rank)], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank, before in enumerate(([], apart))]
+    ranks = [
+        subprocess.Popen(
+            [*before, sys.executable, "-c", RANK, str(tmp_path / "store"), str(rank)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank, before in enumerate(([], apart))
+    ]
     for said in [rank.communicate(timeout=90)[0] for rank in ranks]:
         seconds, kind, text = said.splitlines()[-1].split(" ", 2)
         assert kind == "TransportError" and "network namespaces of their own" in text and "Ranks 0 and 1" in text, said

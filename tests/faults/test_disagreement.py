@@ -1,5 +1,6 @@
 """Ranks that ask for different things: every one is told so, by a table of who asked for what, within a second of
 the last one's call; nothing is written to any tensor or beside it; and the group says why it is of no more use."""
+
 import re
 import time
 from dataclasses import replace
@@ -34,8 +35,11 @@ def outcome(call, kind):
 def refusals(g):
     """What a group that is of no more use does not say of it."""
     wrong = []
-    for call in (lambda: dist.barrier(g), lambda: dist.all_reduce(torch.ones(3), group=g, async_op=True),
-                 lambda: dist.send(torch.ones(3), group=g, group_dst=(g.rank() + 1) % g.size())):
+    for call in (
+        lambda: dist.barrier(g),
+        lambda: dist.all_reduce(torch.ones(3), group=g, async_op=True),
+        lambda: dist.send(torch.ones(3), group=g, group_dst=(g.rank() + 1) % g.size()),
+    ):
         error, _, problem = outcome(call, CustomBackendError)
         if problem or "no more use" not in str(error) or "not called alike" not in str(error):
             wrong.append(f"afterwards: {problem or error}")
@@ -65,8 +69,11 @@ def disagree(name, of_field, count, asynchronous, deviant, late):
     wrong = [problem] if problem else []
     text = str(error)
     if not problem:
-        wrong += [f"no line for rank {r} in: {text}" for r in range(g.size())
-                  if f"\n  rank {r}: " not in text or "has not called yet" in text]
+        wrong += [
+            f"no line for rank {r} in: {text}"
+            for r in range(g.size())
+            if f"\n  rank {r}: " not in text or "has not called yet" in text
+        ]
         if of_field in TOLD and TOLD[of_field] not in text:
             wrong.append(f"{TOLD[of_field]} not in: {text}")
         named = {"op": "op", "size": "count", "extra": ""}.get(of_field, of_field)
@@ -126,8 +133,10 @@ def in_the_operation_alone(name, other):
 
 
 @pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("name, other", [("gather", "scatter"), ("gather", "broadcast"),
-                                         ("all_reduce_coalesced", "reduce_scatter_single_coalesced")])
+@pytest.mark.parametrize(
+    "name, other",
+    [("gather", "scatter"), ("gather", "broadcast"), ("all_reduce_coalesced", "reduce_scatter_single_coalesced")],
+)
 def test_operations_for_which_all_else_may_be_alike(ranks, name, other):
     assert not any(found := ranks.run(in_the_operation_alone, name, other)), found
 
@@ -200,15 +209,21 @@ def parts_between_others(count, form):
     if form == "list":
         call = lambda: dist.all_to_all(gets, sends, group=g)
     else:
-        call = lambda: dist.all_to_all_single(arena.tensor(sum(got), torch.float32), arena.tensor(sum(sent), torch.float32),
-                                              got, sent, group=g)
+        call = lambda: dist.all_to_all_single(
+            arena.tensor(sum(got), torch.float32), arena.tensor(sum(sent), torch.float32), got, sent, group=g
+        )
     error, ended, problem = outcome(call, CollectiveMismatchError)
     text = str(error)
     wrong = [problem] if problem else [] if "sizes of their parts" in text else [text]
-    wrong += [f"not in the table: {line}" for line in (
-        f"rank 0: all_to_all #1 float32[uneven]: gives {count}, {count + 3}, {count}, gets {count}, {count}, {count}\n",
-        f"rank 1: all_to_all #1 float32[uneven]: gives {count}, {count}, {count}, gets {count}, {count}, {count}\n")
-        if line not in text]
+    wrong += [
+        f"not in the table: {line}"
+        for line in (
+            f"rank 0: all_to_all #1 float32[uneven]: gives {count}, {count + 3}, {count}, gets {count}, {count}, "
+            f"{count}\n",
+            f"rank 1: all_to_all #1 float32[uneven]: gives {count}, {count}, {count}, gets {count}, {count}, {count}\n",
+        )
+        if line not in text
+    ]
     return [(began, ended, wrong + arena.written() + refusals(g))]
 
 
@@ -241,8 +256,9 @@ def other_members(lists):
     """new_group with a list of its own on each rank: (when it called, when it was told, what was wrong)"""
     rank, wrong = dist.get_rank(), []
     began = time.monotonic()
-    error, ended, problem = outcome(lambda: dist.new_group(lists[rank], timeout=timedelta(seconds=30)) and None,
-                                    CollectiveMismatchError)
+    error, ended, problem = outcome(
+        lambda: dist.new_group(lists[rank], timeout=timedelta(seconds=30)) and None, CollectiveMismatchError
+    )
     text = str(error)
     wrong += [problem] if problem else []
     wrong += [f"no {line} in: {text}" for line in (f"rank {rank}: ranks ", "different members") if line not in text]
@@ -256,13 +272,15 @@ def other_members(lists):
 
 
 @pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("lists", [([0, 1, 2], [0, 1, 2], [0, 2]), ([0, 1, 2], [1, 2], [0, 1, 2]),
-                                   ([0, 1], [0, 1, 2], [0, 1, 2])], ids=str)
+@pytest.mark.parametrize(
+    "lists", [([0, 1, 2], [0, 1, 2], [0, 2]), ([0, 1, 2], [1, 2], [0, 1, 2]), ([0, 1], [0, 1, 2], [0, 1, 2])], ids=str
+)
 def test_a_group_of_which_ranks_were_given_different_members(ranks, lists):
     check(ranks.run(other_members, lists))
 
 
 # --- messages
+
 
 def messages_that_do_not_fit(sent, received, receive_first, any_source, tag):
     """Rank 0 sends, rank 1 receives something else; (elements, dtype) each."""
@@ -277,15 +295,16 @@ def messages_that_do_not_fit(sent, received, receive_first, any_source, tag):
             time.sleep(0.05)
         error, told, problem = outcome(lambda: dist.isend(mine, 1, tag=tag, group=_pair), CollectiveMismatchError)
         long = sent[0] * sent[1].itemsize > 16 << 10
-        if long == bool(problem):   # a short one is over before it can be refused
+        if long == bool(problem):  # a short one is over before it can be refused
             wrong.append(f"the sender: {problem or error}")
         if not long:
             error = None
     else:
         if not receive_first:
             time.sleep(0.05)
-        error, told, problem = outcome(lambda: dist.irecv(mine, None if any_source else 0, tag=tag, group=_pair),
-                                       CollectiveMismatchError)
+        error, told, problem = outcome(
+            lambda: dist.irecv(mine, None if any_source else 0, tag=tag, group=_pair), CollectiveMismatchError
+        )
         if problem:
             wrong.append(f"the receiver: {problem}")
     if error is not None and not wrong:
@@ -312,11 +331,21 @@ def messages(cases):
 @pytest.mark.world_sizes(2)
 def test_a_message_that_does_not_fit(ranks):
     float32, int32, float64 = torch.float32, torch.int32, torch.float64
-    shapes = [((SMALL, float32), (SMALL + 1, float32)), ((SMALL + 1, float32), (SMALL, float32)),
-              ((SMALL, float32), (SMALL, int32)),
-              ((LONG, float32), (LONG - 1, float32)), ((LONG, float32), (LONG, int32)), ((LONG, float32), (LONG // 2, float64)),
-              ((LONG, float32), (SMALL, float32)), ((SMALL, float32), (LONG, float32))]
-    cases = [(*shape, first, any_source, 3 * first + any_source) for shape in shapes for first in (False, True)
-             for any_source in (False, True)]
+    shapes = [
+        ((SMALL, float32), (SMALL + 1, float32)),
+        ((SMALL + 1, float32), (SMALL, float32)),
+        ((SMALL, float32), (SMALL, int32)),
+        ((LONG, float32), (LONG - 1, float32)),
+        ((LONG, float32), (LONG, int32)),
+        ((LONG, float32), (LONG // 2, float64)),
+        ((LONG, float32), (SMALL, float32)),
+        ((SMALL, float32), (LONG, float32)),
+    ]
+    cases = [
+        (*shape, first, any_source, 3 * first + any_source)
+        for shape in shapes
+        for first in (False, True)
+        for any_source in (False, True)
+    ]
     by_rank = ranks.run(messages, cases)
     assert not any(found := [wrong for rank in by_rank for wrong, _ in rank]), [f for f in found if f]

@@ -1,6 +1,7 @@
-"""Signal handlers that end the group whose operations they interrupt, at random points. On one host and, with --job, over hosts."""
+"""Signal handlers that end the group whose operations they interrupt, at random points. On one host and, with --job,
+over hosts."""
+
 import random
-import signal
 import time
 from datetime import timedelta
 
@@ -10,14 +11,15 @@ import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError
 from ecosystem.spawn import run
-from harness import Layout
 from faults.test_interrupted import handler_after
+from harness import Layout
 
 SECONDS = timedelta(seconds=20)
 
 
 def destroyed(rank, size, seed, trials):
-    """Rank 0's handler destroys the group amid asynchronous operations with futures. Nothing waits longer than the errors take."""
+    """Rank 0's handler destroys the group amid asynchronous operations with futures. Nothing waits longer than the
+    errors take."""
     chance, other, slowest, outcomes = random.Random(seed), dist.new_group(timeout=SECONDS), 0.0, {}
     for trial in range(trials):
         group, gone = dist.new_group(timeout=SECONDS), []

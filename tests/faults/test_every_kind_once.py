@@ -1,5 +1,6 @@
-"""What happens when ranks disagree, are late, die or are interrupted: here every kind once. The files beside this one test
-each kind to destruction."""
+"""What happens when ranks disagree, are late, die or are interrupted: here every kind once. The files beside this one
+test each kind to destruction."""
+
 import os
 import signal
 import threading
@@ -11,8 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from c10d_custom.errors import (AbortedError, CollectiveMismatchError, CollectiveTimeoutError,
-                                CustomBackendError, PeerLostError, TransportError, UsageError)
+from c10d_custom.errors import (
+    AbortedError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CustomBackendError,
+    PeerLostError,
+    TransportError,
+    UsageError,
+)
 from harness import RankFailure, RankPool
 
 
@@ -29,6 +37,7 @@ def raised(call, *kinds):
 
 def disagreements(rank):
     """{field: (the two callables of which rank 0 takes the first and the others the second)}"""
+
     def all_reduce(n=4, dtype=torch.float32, op=ReduceOp.SUM):
         return lambda g: dist.all_reduce(torch.ones(n, dtype=dtype), op, group=g)
 
@@ -39,14 +48,18 @@ def disagreements(rank):
         "short against long": (all_reduce(), all_reduce(1 << 20)),
         "dtype": (all_reduce(), all_reduce(dtype=torch.int32)),
         "redop": (all_reduce(), all_reduce(op=ReduceOp.MAX)),
-        "root": (lambda g: dist.broadcast(torch.ones(4), group=g, group_src=0),
-                 lambda g: dist.broadcast(torch.ones(4), group=g, group_src=1)),
-        "splits": (lambda g: dist.all_to_all_single(
-                        torch.empty(g.size()), torch.empty(g.size()), group=g),
-                   lambda g: dist.all_to_all_single(
-                        torch.empty(2 * g.size()), torch.empty(2 * g.size()), group=g)),
-        "refused": (lambda g: dist.all_reduce(torch.ones(4, dtype=torch.complex64).real.to(torch.bool), ReduceOp.AVG, group=g),
-                    all_reduce()),
+        "root": (
+            lambda g: dist.broadcast(torch.ones(4), group=g, group_src=0),
+            lambda g: dist.broadcast(torch.ones(4), group=g, group_src=1),
+        ),
+        "splits": (
+            lambda g: dist.all_to_all_single(torch.empty(g.size()), torch.empty(g.size()), group=g),
+            lambda g: dist.all_to_all_single(torch.empty(2 * g.size()), torch.empty(2 * g.size()), group=g),
+        ),
+        "refused": (
+            lambda g: dist.all_reduce(torch.ones(4, dtype=torch.complex64).real.to(torch.bool), ReduceOp.AVG, group=g),
+            all_reduce(),
+        ),
     }
 
 
@@ -134,10 +147,12 @@ def timeout_case(kind):
     if rank == size - 1:
         time.sleep(2.5)
         return None
-    call = {"all_reduce": lambda: dist.all_reduce(torch.ones(4), group=group),
-            "async": lambda: dist.all_reduce(torch.ones(1 << 20), group=group, async_op=True).wait(),
-            "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=size - 1),
-            "send": lambda: dist.send(torch.ones(1 << 20), group=group, group_dst=size - 1)}[kind]
+    call = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(4), group=group),
+        "async": lambda: dist.all_reduce(torch.ones(1 << 20), group=group, async_op=True).wait(),
+        "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=size - 1),
+        "send": lambda: dist.send(torch.ones(1 << 20), group=group, group_dst=size - 1),
+    }[kind]
     error = raised(call, CollectiveTimeoutError)
     wrong = [] if 0.9 < error.seconds < 1.6 else [error.seconds]
     if f"rank {size - 1}" not in str(error):
@@ -177,10 +192,12 @@ def dying_case(kind):
         time.sleep(0.3)
         store.set("died", str(time.monotonic()))  # when it got round to it: it may have had to wait for a core
         os.kill(os.getpid(), signal.SIGKILL)
-    call = {"all_reduce": lambda: dist.all_reduce(torch.ones(1 << 22), group=group),
-            "async": lambda: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
-            "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=1),
-            "send": lambda: dist.send(torch.ones(1 << 20), group=group, group_dst=1)}[kind]
+    call = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(1 << 22), group=group),
+        "async": lambda: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
+        "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=1),
+        "send": lambda: dist.send(torch.ones(1 << 20), group=group, group_dst=1),
+    }[kind]
     error = raised(call, PeerLostError)
     noticed = time.monotonic()
     raise RuntimeError(f"SURVIVOR {rank} noticed after {noticed - float(store.get('died')):.3f} s: {error}")
@@ -193,7 +210,9 @@ def test_a_dead_rank_is_named(kind, backend):
         pool.run(dying_case, kind)
     text = str(failure.value)
     for survivor in (0, 2):
-        assert f"SURVIVOR {survivor} noticed after 0.0" in text or f"SURVIVOR {survivor} noticed after 0.1" in text, text
+        assert f"SURVIVOR {survivor} noticed after 0.0" in text or f"SURVIVOR {survivor} noticed after 0.1" in text, (
+            text
+        )
     assert text.count("rank 1 (pid") >= 2 and "has died" in text, text
 
 
@@ -231,8 +250,10 @@ def interrupt_case(kind):
     group = dist.new_group()
     if dist.get_rank() == 0:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        call = {"all_reduce": lambda: dist.all_reduce(torch.ones(4), group=group),
-                "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=1)}[kind]
+        call = {
+            "all_reduce": lambda: dist.all_reduce(torch.ones(4), group=group),
+            "recv": lambda: dist.recv(torch.ones(4), group=group, group_src=1),
+        }[kind]
         error = raised(call, KeyboardInterrupt)
         return None if error.seconds < 1 else error.seconds
     time.sleep(1.2)
@@ -291,7 +312,10 @@ def elsewhere_case(change):
     from c10d_custom.creation import topology
 
     here = topology.Location.here()
-    kept, topology.Location.here = topology.Location.here, lambda: replace(here, **(change if dist.get_rank() == 1 else {}))
+    kept, topology.Location.here = (
+        topology.Location.here,
+        lambda: replace(here, **(change if dist.get_rank() == 1 else {})),
+    )
     try:
         return str(raised(dist.new_group, TransportError))
     finally:
@@ -299,10 +323,9 @@ def elsewhere_case(change):
 
 
 @pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("change, said", [
-    ({"boot_id": "another", "hostname": "far"}, "far: ranks 1"),
-    ({"uid": 12345}, "different users"),
-])
+@pytest.mark.parametrize(
+    "change, said", [({"boot_id": "another", "hostname": "far"}, "far: ranks 1"), ({"uid": 12345}, "different users")]
+)
 def test_ranks_that_cannot_share_memory_are_told_so_everywhere(ranks, change, said):
     texts = ranks.run(elsewhere_case, change)
     assert all(said in t for t in texts), texts

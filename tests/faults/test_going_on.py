@@ -1,4 +1,5 @@
 """After a loss: the ranks that are left go on in their processes (shrink_group), or torchrun starts all again."""
+
 import json
 import os
 import subprocess
@@ -19,7 +20,9 @@ HERE = Path(__file__).parent
 
 
 def script(name, *arguments, seconds=120):
-    done = subprocess.run([sys.executable, HERE / name, *map(str, arguments)], capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run(
+        [sys.executable, HERE / name, *map(str, arguments)], capture_output=True, text=True, timeout=seconds
+    )
     assert done.stdout, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done
 
@@ -27,9 +30,11 @@ def script(name, *arguments, seconds=120):
 @pytest.mark.parametrize("victim", [2, 0], ids=["another", "the one that serves the store"])
 def test_three_of_four_train_on_in_their_processes(victim):
     result, done = script("train_on.py", victim)
-    assert not result["stuck"] and all(code == (-9 if rank == victim else 0) for rank, code in enumerate(result["codes"])), done
+    assert not result["stuck"] and all(
+        code == (-9 if rank == victim else 0) for rank, code in enumerate(result["codes"])
+    ), done
     said = result["said"]
-    assert [(s["rank"], s["size"]) for s in said] == [(0, 3), (1, 3), (2, 3)], said   # renumbered in their old order
+    assert [(s["rank"], s["size"]) for s in said] == [(0, 3), (1, 3), (2, 3)], said  # renumbered in their old order
     for s, expected in zip(said, result["expected"]):
         assert "PeerLostError: all_reduce" in s["error"] and f"rank {victim} (pid" in s["error"], s
         assert s["resumed_at"] == 17 and s["bits"] == expected, s
@@ -48,7 +53,7 @@ def absent_case():
     group = c10d_custom.shrink_group(timedelta(seconds=30))
     assert group is dist.group.WORLD and (dist.get_rank(), dist.get_world_size()) == (rank, 3)
     with pytest.raises(ValueError):
-        dist.get_rank(before)   # destroyed, with all the others
+        dist.get_rank(before)  # destroyed, with all the others
     total = torch.tensor([rank])
     dist.all_reduce(total)
     return total.item()
@@ -93,8 +98,22 @@ def test_without_a_default_group_it_is_refused():
 def test_torchrun_restarts_from_a_checkpoint(tmp_path):
     from .training import reference
 
-    result = start(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", "1",
-                    "--monitor-interval", "0.1", HERE / "elastic.py", tmp_path], deadline=120)
+    result = start(
+        [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--standalone",
+            "--max-restarts",
+            "1",
+            "--monitor-interval",
+            "0.1",
+            HERE / "elastic.py",
+            tmp_path,
+        ],
+        deadline=120,
+    )
     said = result.json_by_rank()
     assert result.code == 0 and not result.stragglers and sorted(said) == [0, 1], str(result)
     for value in said.values():
@@ -106,6 +125,8 @@ def test_torchrun_restarts_from_a_checkpoint(tmp_path):
 @pytest.mark.timeout(400)
 def test_a_short_soak(full):
     minutes = 3 if full else 0.25
-    result, done = script("soak.py", "--minutes", minutes, "--life", 1, "--seed", os.environ.get("SOAK_SEED", "1"), seconds=390)
+    result, done = script(
+        "soak.py", "--minutes", minutes, "--life", 1, "--seed", os.environ.get("SOAK_SEED", "1"), seconds=390
+    )
     assert done.returncode == 0 and not result["wrong"], done.stderr
     assert result["killed"] > 0 and result["shrunk"] > 0 and result["operations"] > 0, result

@@ -1,4 +1,5 @@
 """A short run of the fault injection; scripts/soak makes long ones."""
+
 import os
 
 import pytest
@@ -21,7 +22,9 @@ def test_random_programs_with_faults(size):
     print(f"seed {SEED + size}: {found}")
     for outcomes in found:
         assert sum(n for what, n in outcomes.items() if ":" in what) == count
-    assert any(what.startswith("raises: ") and not what.endswith("all") for outcomes in found for what in outcomes), found
+    assert any(what.startswith("raises: ") and not what.endswith("all") for outcomes in found for what in outcomes), (
+        found
+    )
 
 
 @pytest.mark.timeout(300)

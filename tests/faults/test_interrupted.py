@@ -1,17 +1,15 @@
 """Signal handlers that raise amid a call, or call the group they interrupt. On one host and, with --job, over hosts.
 
-Contract (transport/base.py): an exception that leaves a wait has withdrawn the operation, or has ended the group with an error
-on both sides; the caller's tensor is the caller's again. A handler that calls the group amid a collective gets an error at
-once, and the collective goes on.
-"""
+Contract (transport/base.py): an exception that leaves a wait has withdrawn the operation, or has ended the group with
+an error on both sides; the caller's tensor is the caller's again. A handler that calls the group amid a collective gets
+an error at once, and the collective goes on."""
+
 import contextlib
-import os
 import random
 import signal
 import time
 from datetime import timedelta
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -19,7 +17,7 @@ from c10d_custom.errors import CustomBackendError, UsageError
 from ecosystem.spawn import run
 from harness import Layout
 
-LARGE = 4_000_000   # floats: no message of this size fits into what a rank may send ahead
+LARGE = 4_000_000  # floats: no message of this size fits into what a rank may send ahead
 SECONDS = timedelta(seconds=15)
 
 
@@ -112,7 +110,9 @@ def at_any_moment(rank, size, seed, trials):
     chance, other = random.Random(seed), dist.new_group(timeout=SECONDS)
     outcomes = {}
     for trial in range(trials):
-        group = dist.new_group(timeout=SECONDS / 5)    # all that the other waits for who was interrupted before it had posted
+        group = dist.new_group(
+            timeout=SECONDS / 5
+        )  # all that the other waits for who was interrupted before it had posted
         delay, who = chance.uniform(1e-4, 8e-3), chance.randrange(2)
         t = torch.full((LARGE,), 1.0 if rank == 0 else 0.0)
         call = (lambda: dist.send(t, 1, group)) if rank == 0 else (lambda: dist.recv(t, 0, group))
@@ -208,7 +208,8 @@ def test_a_collective_behind_another():
 
 
 def collectives_and_reuse(rank, size):
-    """A large collective left by an exception: nothing more comes into the tensors, and what MPI may still write to is not freed."""
+    """A large collective left by an exception: nothing more comes into the tensors, and what MPI may still write to is
+    not freed."""
     other, wrong = dist.new_group(timeout=SECONDS * 4), []
     count = LARGE * 4 // size
     parts = [torch.ones(count) for _ in range(size)]
@@ -235,7 +236,7 @@ def collectives_and_reuse(rank, size):
             else:
                 _error(lambda: call(t, out, group))
                 del t, out
-            for _ in range(5):      # MPI gets on with what is under way
+            for _ in range(5):  # MPI gets on with what is under way
                 time.sleep(0.02)
                 dist.barrier(other)
             if rank == 0 and raised and not all(x.unique().tolist() == [7.0] for x in mine):
@@ -250,7 +251,8 @@ def test_collectives_left_by_an_exception():
 
 
 def on_top(rank, size):
-    """What a handler gets that calls the group amid one of its collectives; and that the collective is right all the same."""
+    """What a handler gets that calls the group amid one of its collectives; and that the collective is right all the
+    same."""
     group, other, small = dist.new_group(timeout=SECONDS), dist.new_group(timeout=SECONDS), torch.ones(2)
     calls = {
         "all_reduce": lambda: dist.all_reduce(small, group=group),
@@ -291,7 +293,7 @@ def on_top(rank, size):
                 outer(t)
             if outer_name in ("small", "large"):
                 assert t.unique().tolist() == [float(sum(range(1, size + 1)))]
-    dist.all_reduce(small, group=group)     # the ranks still count alike
+    dist.all_reduce(small, group=group)  # the ranks still count alike
     assert small.tolist() == [float(size)] * 2
     dist.destroy_process_group(group)
     return found
@@ -332,61 +334,3 @@ def other_groups(rank, size):
 
 def test_a_handler_may_use_other_groups_and_messages():
     run(other_groups, 2)
-
-
-def parameter(rank, size):
-    """A leaf that requires grad and is not contiguous: its result is copied to it by another thread, with its own grad mode."""
-    p = torch.nn.Parameter(torch.zeros(4, 3).t())
-    for _ in range(60):
-        with torch.no_grad():
-            p.fill_(rank + 1.0)
-            dist.all_reduce(p, async_op=True).wait()
-        assert p.unique().tolist() == [float(sum(range(1, size + 1)))] and p.requires_grad
-
-
-def test_a_parameter_that_is_not_contiguous():
-    run(parameter, 2)
-
-
-def own_memory_opened(rank, size):
-    """Any close of a descriptor of a file drops a process's POSIX locks on it: a rank whose memory was looked at is not dead."""
-    group = dist.new_group(timeout=SECONDS)
-    dist.barrier(group)
-    opened = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            if "memfd:c10d_custom" in os.readlink(f"/proc/self/fd/{fd}"):
-                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
-                opened += 1
-        except FileNotFoundError:
-            continue
-    assert opened
-    for _ in range(3):
-        if rank == 0:
-            time.sleep(0.1)     # the others look whether it lives
-        dist.barrier(group)
-        t = torch.ones(LARGE)
-        dist.all_reduce(t, group=group)
-        assert t[0] == size
-    dist.destroy_process_group(group)
-
-
-def test_a_rank_that_lost_its_lock_lives():
-    run(own_memory_opened, 3)
-
-
-def forked(rank, size):
-    pid = os.fork()
-    if pid == 0:
-        said = [_error(call) or "" for call in (
-            lambda: dist.all_reduce(torch.ones(1)), lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
-            lambda: dist.send(torch.ones(1), 1 - rank), lambda: dist.recv(torch.ones(1), 1 - rank), lambda: dist.barrier())]
-        os._exit(0 if all("forked child" in text for text in said) else 1)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    dist.barrier()
-    return status
-
-
-@pytest.mark.skipif(Layout.chosen() is not None, reason="an MPI process may not be forked: mpi_job.py says so")
-def test_a_forked_child_is_told_what_it_is():
-    assert run(forked, 2) == [0, 0]

@@ -1,4 +1,5 @@
 """A group leaves nothing behind: no thread, descriptor, mapping, process or file."""
+
 import gc
 import os
 import threading
@@ -15,8 +16,12 @@ def belongings():
     gc.collect()
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:c10d_custom" in line for line in maps)
-    return {"threads": len(os.listdir("/proc/self/task")), "python threads": threading.active_count(),
-            "descriptors": len(os.listdir("/proc/self/fd")), "segments mapped": mapped}
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "python threads": threading.active_count(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "segments mapped": mapped,
+    }
 
 
 def one_life():

@@ -1,4 +1,5 @@
 """Where memory, descriptors or threads run out: a clear error on every rank, soon, and no signal. See limits.py."""
+
 import json
 import os
 import re
@@ -18,8 +19,14 @@ TOLD = {
     "small files": ("rank 0 cannot create shared memory: .*File too large",) * 2,
     "small files elsewhere": (None, None),
     "a small cgroup": ("rank 0 cannot create shared memory: it takes [0-9]+ KiB, and the cgroup .* KiB left",) * 2,
-    "no memory for messages": ("no memory for its messages.*Cannot allocate memory", "no memory or no thread .found by rank 0."),
-    "no memory for all_to_all": ("no memory for its data.*Cannot allocate memory", "no memory or no thread .* .found by rank 0."),
+    "no memory for messages": (
+        "no memory for its messages.*Cannot allocate memory",
+        "no memory or no thread .found by rank 0.",
+    ),
+    "no memory for all_to_all": (
+        "no memory for its data.*Cannot allocate memory",
+        "no memory or no thread .* .found by rank 0.",
+    ),
     # The limit is on both; whoever comes first tells the other.
     "no thread for collectives": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,
     "no thread for messages": ("no thread: Resource temporarily unavailable|no memory or no thread",) * 2,
@@ -51,11 +58,15 @@ def test_every_rank_is_told(results, case):
         if told is None:
             assert said.get("done"), result
         else:
-            assert "error" in said and said["error"].startswith("TransportError: ") and re.search(told, said["error"]), result
+            assert (
+                "error" in said and said["error"].startswith("TransportError: ") and re.search(told, said["error"])
+            ), result
             assert said["seconds"] < 5, result
             assert said.get("made", False) == (case.startswith("no") and "creation" not in case), result
 
 
 def test_some_files_are_too_few_and_some_are_enough(results):
     well = {case: all(said.get("done") for said in results[case]["said"]) for case in FILES}
-    assert not well["0 more files on rank 0"] and not well["0 more files on rank 1"] and well["4 more files on rank 1"], well
+    assert (
+        not well["0 more files on rank 0"] and not well["0 more files on rank 1"] and well["4 more files on rank 1"]
+    ), well

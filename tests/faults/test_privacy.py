@@ -1,5 +1,6 @@
 """Who can get at a group's memory: its ranks. Not another user of the host, nor whoever talks to the socket over which
 the segment is handed out; and what talks there holds nobody up."""
+
 import ast
 import contextlib
 import os
@@ -16,8 +17,8 @@ from torch.distributed import HashStore
 
 import c10d_custom
 from c10d_custom.config import Config
-from c10d_custom.errors import TransportError
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.errors import TransportError
 from c10d_custom.transport.shm import segment
 
 SOURCES = Path(c10d_custom.__file__).parent
@@ -108,8 +109,12 @@ def test_strangers_get_nothing_and_hold_nobody_up(hand_over, kind):
 def other_user(code, *arguments):
     """Starts Python as nobody."""
     start = f"import os, socket, sys\nos.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
-    return subprocess.Popen([sys.executable, "-S", "-c", start + code, *map(str, arguments)], text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", start + code, *map(str, arguments)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 @as_root
@@ -217,8 +222,8 @@ CALLS = {"eval", "exec", "loads_pickle", "load", "Unpickler", "_tensor_to_object
 
 
 def test_nothing_received_is_unpickled():
-    """By the package's sources: it imports no unpickler, and calls no function of torch or mpi4py that is one. The benchmark
-    is a program on top, and its ranks use torch's object collectives among themselves."""
+    """By the package's sources: it imports no unpickler, and calls no function of torch or mpi4py that is one. The
+    benchmark is a program on top, and its ranks use torch's object collectives among themselves."""
     found = []
     for path in set(SOURCES.rglob("*.py")) - set((SOURCES / "bench").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -232,7 +237,11 @@ def test_nothing_received_is_unpickled():
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-                if (name in CALLS and of not in ("json",)) or name.endswith(("_object", "_object_list")) or _pickles(of, name):
+                if (
+                    (name in CALLS and of not in ("json",))
+                    or name.endswith(("_object", "_object_list"))
+                    or _pickles(of, name)
+                ):
                     found.append(f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not found, found
 
@@ -240,5 +249,20 @@ def test_nothing_received_is_unpickled():
 def _pickles(of, name):
     """mpi4py's methods in lower case send and receive pickled objects; those of buffers begin with a capital."""
     communicator = of.endswith(("world", "comm", "COMM_WORLD")) or "communicator" in of
-    return communicator and name in {"send", "recv", "isend", "irecv", "bcast", "scatter", "gather", "allgather", "alltoall",
-                                     "reduce", "allreduce", "sendrecv", "scan", "exscan", "ibcast"}
+    return communicator and name in {
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "bcast",
+        "scatter",
+        "gather",
+        "allgather",
+        "alltoall",
+        "reduce",
+        "allreduce",
+        "sendrecv",
+        "scan",
+        "exscan",
+        "ibcast",
+    }

@@ -1,5 +1,6 @@
-"""Ranks whose process is stopped: each wait ends with its own time-out, and says who is missing and what each rank does.
-Every way to give a time-out, for every operation. Who goes on later is told, too."""
+"""Ranks whose process is stopped: each wait ends with its own time-out, and says who is missing and what each rank
+does. Every way to give a time-out, for every operation. Who goes on later is told, too."""
+
 import os
 import random
 import re
@@ -18,9 +19,9 @@ from c10d_custom.errors import CustomBackendError
 
 from .operations import COLLECTIVES, LONG, Arena, Asked, wait_for_future
 
-SECONDS = 1.0               # the time-outs of these tests
+SECONDS = 1.0  # the time-outs of these tests
 BOUND = max(0.05 * SECONDS, 0.1)
-APART = 0.03                # s between two calls' beginnings: their ends are timed, so they must not all come at once
+APART = 0.03  # s between two calls' beginnings: their ends are timed, so they must not all come at once
 
 
 @contextmanager
@@ -69,16 +70,18 @@ def all_at_once(calls):
 
 # --- every operation, and every way to give a time-out
 
+
 def by_options(asynchronous):
     def way(g, name):
         work = COLLECTIVES[name][0](g, Arena(), Asked(seconds=SECONDS, asynchronous=asynchronous))
         work.wait()
+
     return way
 
 
 def by_group(g, name):
     g._set_default_timeout(timedelta(seconds=SECONDS))
-    COLLECTIVES[name][0](g, Arena(), Asked(5000)).wait()    # through the rings, but quickly made
+    COLLECTIVES[name][0](g, Arena(), Asked(5000)).wait()  # through the rings, but quickly made
 
 
 def by_wait(g, name):
@@ -97,8 +100,13 @@ def behind_another(g, name):
             assert "its collective #3 timed out" in str(error), error
 
 
-WAYS = {"options": by_options(False), "options, async": by_options(True), "group": by_group, "wait": by_wait,
-        "behind": behind_another}
+WAYS = {
+    "options": by_options(False),
+    "options, async": by_options(True),
+    "group": by_group,
+    "wait": by_wait,
+    "behind": behind_another,
+}
 
 
 def short_forms():
@@ -136,7 +144,9 @@ def through_dist():
             dist.all_reduce(t(4), group=g)
 
     def batch(g):
-        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, t(LONG), last, g), dist.P2POp(dist.irecv, t(3), last, g)]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, t(LONG), last, g), dist.P2POp(dist.irecv, t(3), last, g)]
+        ):
             work.wait()
 
     return {
@@ -157,6 +167,7 @@ def to_a_message(wait_by):
     def way(g):
         work = wait_by(g)
         work.wait(timedelta(seconds=SECONDS))
+
     return way
 
 
@@ -169,12 +180,13 @@ def messages_waited_for():
 
 
 def every_way(kind):
-    """Returns [(what, seconds, error's type, its text)]; of the rank that was stopped, what it was told when it went on."""
+    """Returns [(what, seconds, error's type, its text)]; of the rank that was stopped, what it was told when it went
+    on."""
     if kind in WAYS:
         what = {name: (lambda g, name=name: WAYS[kind](g, name)) for name in COLLECTIVES}
         if kind == "wait":
             what |= messages_waited_for()
-            del what["sparse_all_reduce"]   # learns the ranks' sizes before it returns a Work
+            del what["sparse_all_reduce"]  # learns the ranks' sizes before it returns a Work
     else:
         what = short_forms() if kind == "short forms" else through_dist()
     rank, size, processes = dist.get_rank(), dist.get_world_size(), pids()
@@ -185,6 +197,7 @@ def every_way(kind):
         dist.all_reduce(torch.ones(7), group=g)
     dist.barrier()
     if rank < size - 1:
+
         def go():
             return all_at_once([lambda g=g, call=call: call(g) for g, call in zip(groups, what.values())])
 
@@ -200,7 +213,7 @@ def every_way(kind):
             dist.barrier(others)
         found = [(name, seconds, type(error).__name__, str(error)) for name, (seconds, error) in zip(what, results)]
     else:
-        dist.recv(torch.ones(1), 0)     # rank 0 stops this process meanwhile
+        dist.recv(torch.ones(1), 0)  # rank 0 stops this process meanwhile
         found = []
         if kind not in ("wait", "short forms", "dist"):
             for name, g in zip(what, groups):
@@ -217,7 +230,7 @@ def problems(rank, name, seconds, kind, text, size):
     if kind != "CollectiveTimeoutError":
         wrong.append(f"{kind} instead of a time-out")
     elif name == "monitored_barrier" and rank:
-        pass    # it has heard nothing from rank 0, which waits for the last rank
+        pass  # it has heard nothing from rank 0, which waits for the last rank
     elif f"{missing} (pid" not in text or "its process is stopped" not in text:
         wrong.append("does not say that the last rank is stopped")
     elif "last entered all_reduce #1 SUM float32[7]" not in text:
@@ -246,6 +259,7 @@ def test_the_call_s_own_time_out(ranks, kind):
 
 
 # --- stopped amid a call that all have entered
+
 
 def amid(seed, count, trials):
     """Each trial: the last rank is stopped at some moment of one long all_reduce after another. [(seconds that the wait
@@ -292,10 +306,16 @@ def test_stopped_amid_a_call(ranks):
     for rank, found in enumerate(waited):
         for seconds, error, text in found:
             named = re.search(r"(Missing|behind): ([^.]*)\.", text)
-            if error != "CollectiveTimeoutError" or not named or named[2] != last or "its process is stopped" not in text:
+            if (
+                error != "CollectiveTimeoutError"
+                or not named
+                or named[2] != last
+                or "its process is stopped" not in text
+            ):
                 wrong.append(f"rank {rank}, after {seconds:.3f} s: {error}: {text}")
     for _, error, text in went_on:
-        # If nothing was left for it to wait for, its call succeeds (the contents were checked), and the next is refused.
+        # If nothing was left for it to wait for, its call succeeds (the contents were checked), and the next is
+        # refused.
         call, dead = re.search(r"all_reduce #(\d+)", text), re.search(r"its collective #(\d+) timed out", text)
         of_the_next = error == "CustomBackendError" and dead and int(call[1]) == int(dead[1]) + 1
         if not of_the_next and (error != "CollectiveTimeoutError" or "too late: rank" not in text):
@@ -335,7 +355,9 @@ def test_stopped_amid_a_message(ranks, stop_sender):
     found = ranks.run(message_amid, stop_sender)
     victim = 0 if stop_sender else 1
     seconds, error, text = found[1 - victim]
-    assert error == "CollectiveTimeoutError" and f"rank {victim} (pid" in text and "its process is stopped" in text, found
+    assert error == "CollectiveTimeoutError" and f"rank {victim} (pid" in text and "its process is stopped" in text, (
+        found
+    )
     assert SECONDS - BOUND < seconds < SECONDS + 1, found
     _, error, text = found[victim]
     assert error == "CollectiveTimeoutError" and f"rank {1 - victim}" in text and "is stopped" not in text, found

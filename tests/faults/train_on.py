@@ -1,7 +1,8 @@
 """DDP on 4 ranks; one kills itself in the middle of a backward pass; the others shrink the group and train on.
 
-    python tests/faults/train_on.py VICTIM         (prints JSON)
+python tests/faults/train_on.py VICTIM         (prints JSON)
 """
+
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ RANKS, STEPS, FATAL_STEP = 4, 60, 17
 
 
 # --- what the ranks do
+
 
 def train(rank, say, port, victim):
     if victim == 0:
@@ -49,7 +51,7 @@ def train(rank, say, port, victim):
             loss.backward()
             optimizer.step()
             step += 1
-        except RuntimeError as error:   # out of a backward pass every error comes as one
+        except RuntimeError as error:  # out of a backward pass every error comes as one
             c10d_custom.shrink_group()
             # Some may have taken the step before they heard: all go on from one that is furthest.
             steps = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -69,8 +71,18 @@ def main():
     ranks = ForkedRanks(RANKS, train, serve_store(), victim)
     stuck = ranks.finish()
     said = [s for r, s in enumerate(ranks.said) if r != victim]
-    print(json.dumps({"stuck": stuck, "codes": ranks.codes, "said": said,
-                      "expected": [reference(STEPS, lambda step, s=s: RANKS - (step >= s.get("resumed_at", STEPS))) for s in said]}))
+    print(
+        json.dumps(
+            {
+                "stuck": stuck,
+                "codes": ranks.codes,
+                "said": said,
+                "expected": [
+                    reference(STEPS, lambda step, s=s: RANKS - (step >= s.get("resumed_at", STEPS))) for s in said
+                ],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

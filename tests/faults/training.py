@@ -1,4 +1,5 @@
 """A small training run for DDP, and what it must come to: computed by one process, without torch.distributed."""
+
 import copy
 
 import torch
@@ -8,7 +9,9 @@ RATE, MOMENTUM = 0.05, 0.9
 
 def new_model():
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    )
 
 
 def batch(shard, shards, step):
@@ -43,8 +46,8 @@ def bits(model):
 
 
 def reference(steps, shards_of):
-    """bits() after ``steps`` steps, each taken by ``shards_of(step)`` ranks. DDP scales each rank's gradient by 1/n; they are
-    then added in rank order."""
+    """bits() after ``steps`` steps, each taken by ``shards_of(step)`` ranks. DDP scales each rank's gradient by 1/n;
+    they are then added in rank order."""
     model = new_model()
     optimizer = optimizer_of(model)
     for step in range(steps):

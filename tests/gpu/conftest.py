@@ -1,4 +1,5 @@
 """Tests that need a GPU. Without one they are skipped; --device cpu runs their bodies on CPU tensors instead."""
+
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def device(request):
-    """"cuda", or "cpu" to try the tests where there is no GPU."""
+    """ "cuda", or "cpu" to try the tests where there is no GPU."""
     return request.config.getoption("device")
 
 
@@ -34,7 +35,9 @@ def needs_queues(device):
 @pytest.fixture
 def conform(ranks, device, full):
     """conform(perform, sections, reducing): cases of the table that the CPU is held to, on this device."""
+
     def run(perform, sections, reducing=False):
         cases = chosen(perform.__name__, sections, reducing, full, ranks.world_size)
         check(ranks, run_cases_on, device, perform, cases, timeout=time_for(cases))
+
     return run

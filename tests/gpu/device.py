@@ -3,6 +3,7 @@
 The CPU has no streams here: `stream`, `event` and `busy` stand for nothing. What only a GPU can show
 (that the host does not wait, say) is asked under `device.queues` alone.
 """
+
 import contextlib
 import functools
 import time
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def device_of(kind):
     """This rank's device; ranks take the GPUs in turn."""
     return Cuda(dist.get_rank() % torch.cuda.device_count()) if kind == "cuda" else Cpu()

@@ -1,4 +1,5 @@
 """Which of the conformance cases are run on a GPU: those of tests/conformance/selection.py, fewer layouts crossed."""
+
 from conformance.cases import run_cases
 from conformance.selection import cases_of
 
@@ -11,8 +12,11 @@ FEW = ("small", "sizes", "mixed")
 
 def chosen(collective, sections, reducing, full, world_size):
     """Each case once, in the order of the sections."""
-    return list(dict.fromkeys(case for section in sections
-                              for case in cases_of(collective, section, reducing, full, world_size)))
+    return list(
+        dict.fromkeys(
+            case for section in sections for case in cases_of(collective, section, reducing, full, world_size)
+        )
+    )
 
 
 def run_cases_on(kind, perform, cases):

@@ -1,4 +1,5 @@
 """The same call on "custom" and on gloo's CUDA path or NCCL, in the same processes: equal bits where both can do it."""
+
 import functools
 
 import pytest
@@ -24,7 +25,7 @@ SURE = ("all_reduce", "broadcast")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def other_group(backend):
     return dist.new_group(backend=backend)
 
@@ -54,9 +55,11 @@ def agree(perform, backend, cases, kind):
 
 def cases_for(perform, backend, ranks):
     ops = ("SUM", "MAX", "MIN", "PRODUCT", "AVG") if perform in REDUCING else (None,)
-    cases = [Case(dtype, count, op, "mild" if op else "bits", root=root)
-             for root, (dtype, op, count) in enumerate((d, o, n) for d in DTYPES for o in ops for n in (7, 40001))
-             if op is None or values.has_meaning(dtype, op)]
+    cases = [
+        Case(dtype, count, op, "mild" if op else "bits", root=root)
+        for root, (dtype, op, count) in enumerate((d, o, n) for d in DTYPES for o in ops for n in (7, 40001))
+        if op is None or values.has_meaning(dtype, op)
+    ]
     if backend == "gloo":
         cases = [case for case in cases if not gloo.lacks(perform.__name__, case, ranks)]
     return [case for case in cases if not (case.op == "AVG" and case.dtype in values.INTEGERS)]
@@ -75,15 +78,30 @@ def compare(pool, perform, backend, device):
 
 
 @pytest.mark.world_sizes(2, 4)
-@pytest.mark.parametrize("perform", [all_reduce, broadcast, reduce, reduce_scatter_tensor, all_gather,
-                                     all_gather_into_tensor, gather, scatter, all_to_all_single],
-                         ids=lambda perform: perform.__name__)
+@pytest.mark.parametrize(
+    "perform",
+    [
+        all_reduce,
+        broadcast,
+        reduce,
+        reduce_scatter_tensor,
+        all_gather,
+        all_gather_into_tensor,
+        gather,
+        scatter,
+        all_to_all_single,
+    ],
+    ids=lambda perform: perform.__name__,
+)
 def test_gloo(ranks, device, perform):
     compare(ranks, perform, "gloo", device)
 
 
-@pytest.mark.parametrize("perform", [all_reduce, broadcast, reduce, reduce_scatter_tensor, all_gather,
-                                     all_gather_into_tensor, all_to_all_single], ids=lambda perform: perform.__name__)
+@pytest.mark.parametrize(
+    "perform",
+    [all_reduce, broadcast, reduce, reduce_scatter_tensor, all_gather, all_gather_into_tensor, all_to_all_single],
+    ids=lambda perform: perform.__name__,
+)
 def test_nccl(ranks, device, perform):
     if device == "cpu" or not dist.is_nccl_available():
         pytest.skip("NCCL needs a GPU and a torch that bundles it")

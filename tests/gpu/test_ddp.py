@@ -1,8 +1,10 @@
-"""DistributedDataParallel and its communication hooks on GPUs that ranks share or have to themselves, against one process.
+"""DistributedDataParallel and its communication hooks on GPUs that ranks share or have to themselves, against one
+process.
 
 Weights and inputs are small integers (ecosystem/models.py), so that every sum is exact in whatever order, and equality
 is asked for. That the ranks agree is asked of real numbers too.
 """
+
 import copy
 
 import pytest
@@ -88,7 +90,9 @@ def training(kind, dtype, steps):
         if not torch.equal(root, mine):
             return f"step {step}: parameters differ from rank 0's in {(root != mine).sum()} bytes"
         if not torch.equal(mine, bits(alone)):
-            return f"step {step}: parameters differ from those of averaging by hand in {(mine != bits(alone)).sum()} bytes"
+            return (
+                f"step {step}: parameters differ from those of averaging by hand in {(mine != bits(alone)).sum()} bytes"
+            )
     return None
 
 
@@ -117,15 +121,19 @@ def hooked(kind):
 
     def twice(state, bucket):
         """A callback that issues a collective and waits for it, on the stream it is given."""
+
         def again(done):
             tensor = done.value()[0]
             dist.all_reduce(tensor)
-            return tensor / size ** 2
+            return tensor / size**2
+
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(again)
 
     assert_same(run(twice), expected)
-    for narrow, hook in ((torch.float16, default_hooks.fp16_compress_hook),
-                         (torch.bfloat16, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))):
+    for narrow, hook in (
+        (torch.float16, default_hooks.fp16_compress_hook),
+        (torch.bfloat16, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)),
+    ):
         total = None
         for r in range(size):
             model = integer_weights(Net())
@@ -147,7 +155,9 @@ def power_sgd(kind):
     torch.manual_seed(0)
     model = nn.Linear(32, 16, bias=False).to(device.name)
     ddp = DDP(model, device_ids=device.ids)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     column = torch.linspace(1, 2, 32)
     for _ in range(4):

@@ -1,4 +1,5 @@
 """A rank dies, is late or asks for something else: every survivor raises, and its streams come to rest."""
+
 import os
 import re
 import signal
@@ -37,7 +38,7 @@ def drained(device):
     if seconds > AT_REST:
         return f"the streams came to rest only after {seconds:.1f} s"
     after = device.put(torch.ones(256, 256))
-    return None if (after @ after).sum().item() == 256 ** 3 else "afterwards the GPU computes nonsense"
+    return None if (after @ after).sum().item() == 256**3 else "afterwards the GPU computes nonsense"
 
 
 def endless(device, call, group):
@@ -68,8 +69,11 @@ def dying(kind, call):
     raise RuntimeError(f"SURVIVOR {rank} noticed after {late:.3f} s; {rest or 'at rest'}; {error}")
 
 
-@pytest.mark.parametrize("call", [{"count": 16, "async": False}, {"count": 4_000_000, "async": False},
-                                  {"count": 4_000_000, "async": True}], ids=["small", "large", "large, async"])
+@pytest.mark.parametrize(
+    "call",
+    [{"count": 16, "async": False}, {"count": 4_000_000, "async": False}, {"count": 4_000_000, "async": True}],
+    ids=["small", "large", "large, async"],
+)
 def test_a_dead_rank_is_named(device, backend, call):
     pool = RankPool(3, backend)
     with pytest.raises(RankFailure) as failure:
@@ -92,10 +96,12 @@ def late(kind, what):
         dist.destroy_process_group(group)
         return None
     data = device.put(torch.ones(1 << 20))
-    call = {"all_reduce": lambda: dist.all_reduce(data, group=group),
-            "async": lambda: dist.all_reduce(data, group=group, async_op=True).wait(),
-            "broadcast": lambda: dist.broadcast(data, group=group, group_src=0),
-            "recv": lambda: (dist.recv(data, group=group, group_src=size - 1), device.synchronize())}[what]
+    call = {
+        "all_reduce": lambda: dist.all_reduce(data, group=group),
+        "async": lambda: dist.all_reduce(data, group=group, async_op=True).wait(),
+        "broadcast": lambda: dist.broadcast(data, group=group, group_src=0),
+        "recv": lambda: (dist.recv(data, group=group, group_src=size - 1), device.synchronize()),
+    }[what]
     error = raised(call, CollectiveTimeoutError)
     wrong = [] if 1.3 < error.seconds < 2.5 else [f"after {error.seconds:.2f} s"]
     if f"rank {size - 1}" not in str(error):
@@ -113,6 +119,7 @@ def test_a_timeout_names_the_rank_that_is_missing(ranks, device, what):
 
 def disagreements(device):
     """{field: (what rank 0 calls, what the others call)}"""
+
     def all_reduce(count=4, dtype=torch.float32, op=ReduceOp.SUM):
         return lambda g: dist.all_reduce(device.put(torch.ones(count, dtype=dtype)), op, group=g)
 
@@ -122,7 +129,9 @@ def disagreements(device):
         "count": (all_reduce(), all_reduce(5)),
         "count, long": (all_reduce(5_000_000), all_reduce(5_000_001)),
         "op": (all_reduce(), lambda g: dist.broadcast(device.put(torch.ones(4)), group=g, group_src=0)),
-        "root": tuple(lambda g, root=root: dist.broadcast(device.put(torch.ones(4)), group=g, group_src=root) for root in (0, 1)),
+        "root": tuple(
+            lambda g, root=root: dist.broadcast(device.put(torch.ones(4)), group=g, group_src=root) for root in (0, 1)
+        ),
     }
 
 
@@ -141,7 +150,9 @@ def mismatch(kind, field):
         wrong.append("the field is not named")
     if error.seconds > 5:
         wrong.append(f"took {error.seconds:.1f} s")
-    if "no more use" not in str(raised(lambda: dist.all_reduce(device.put(torch.ones(4)), group=group), CustomBackendError)):
+    if "no more use" not in str(
+        raised(lambda: dist.all_reduce(device.put(torch.ones(4)), group=group), CustomBackendError)
+    ):
         wrong.append("afterwards the group is used")
     wrong += filter(None, [drained(device)])
     dist.destroy_process_group(group)

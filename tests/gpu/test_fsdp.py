@@ -1,4 +1,5 @@
 """Fully sharded data parallel (the second generation) on GPUs, against one process, exactly."""
+
 import copy
 
 import pytest
@@ -21,7 +22,7 @@ def sharded(kind, reshard, shape):
     device, rank, size = device_of(kind), dist.get_rank(), dist.get_world_size()
     reference = integer_weights(Net(width=7))  # 7 rows: no number of ranks divides them
     expected = mean_gradients(copy.deepcopy(reference), size)
-    names = ("replicate", "shard")[-len(shape):]
+    names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh(device.kind, shape, mesh_dim_names=names)
     model = integer_weights(Net(width=7)).to(device.name)
     for layer in (model.net1, model.net2, model):

@@ -1,4 +1,5 @@
 """GPU memory: a destroyed group returns what it took, and ended processes return all, a killed one included."""
+
 import os
 import shutil
 import signal
@@ -62,8 +63,13 @@ def test_groups_return_their_memory(ranks, device):
 
 def used_mib():
     """Memory in use on each GPU, as the driver has it."""
-    out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], text=True,
-                         capture_output=True, timeout=30, check=True).stdout
+    out = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        text=True,
+        capture_output=True,
+        timeout=30,
+        check=True,
+    ).stdout
     return [int(line) for line in out.split()]
 
 
@@ -93,7 +99,11 @@ def test_ended_processes_leave_nothing(device, backend, victim):
         with pytest.raises(RankFailure, match="rank 1 .*has died|died, exit code -9"):
             pool.run(killed, device, victim, timeout=40)
     deadline = time.monotonic() + 10
-    while device == "cuda" and max(now - then for now, then in zip(used_mib(), before)) > 0 and time.monotonic() < deadline:
+    while (
+        device == "cuda"
+        and max(now - then for now, then in zip(used_mib(), before)) > 0
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
     after = used_mib() if device == "cuda" else [0]
     assert all(now <= then for now, then in zip(after, before)), (before, after)

@@ -1,4 +1,5 @@
 """Point-to-point on GPU tensors: matching, order, large messages both ways, and no waiting for each other."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,8 +66,11 @@ def in_order(kind, count):
     received = [dist.irecv(output, left) for output in outputs]
     for work in sent + received:
         work.wait()
-    return [f"message {i}" for i, output in enumerate(outputs)
-            if reference.difference(output.cpu(), message(left, rank, i, sizes[i]))]
+    return [
+        f"message {i}"
+        for i, output in enumerate(outputs)
+        if reference.difference(output.cpu(), message(left, rank, i, sizes[i]))
+    ]
 
 
 def around_a_collective(kind):
@@ -78,8 +82,15 @@ def around_a_collective(kind):
     dist.all_reduce(total)
     dist.send(device.put(message(rank, right, 0, 50000)), right)
     received.wait()
-    return list(filter(None, [reference.difference(got.cpu(), message(left, rank, 0, 50000)),
-                              reference.difference(total.cpu(), torch.full((50000,), float(size)))]))
+    return list(
+        filter(
+            None,
+            [
+                reference.difference(got.cpu(), message(left, rank, 0, 50000)),
+                reference.difference(total.cpu(), torch.full((50000,), float(size))),
+            ],
+        )
+    )
 
 
 def any_source(kind, count):
@@ -98,8 +109,16 @@ def any_source(kind, count):
 
 
 @pytest.mark.world_sizes(2, 4)
-@pytest.mark.parametrize("case, arguments", [(tags_in_reverse, ()), (in_order, (200,)), (around_a_collective, ()),
-                                             (any_source, (1,)), (any_source, (700_000,))],
-                         ids=["tags", "order", "collective", "any source", "any source, large"])
+@pytest.mark.parametrize(
+    "case, arguments",
+    [
+        (tags_in_reverse, ()),
+        (in_order, (200,)),
+        (around_a_collective, ()),
+        (any_source, (1,)),
+        (any_source, (700_000,)),
+    ],
+    ids=["tags", "order", "collective", "any source", "any source, large"],
+)
 def test_messages(ranks, device, case, arguments):
     check(ranks, case, device, *arguments)

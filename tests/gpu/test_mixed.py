@@ -1,4 +1,5 @@
 """CPU and GPU tensors in one group: one order of calls, no mixing inside a call, and ranks that differ are told."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,9 +72,13 @@ def refused(kind):
     device, size = device_of(kind), dist.get_world_size()
     wrong = []
     for what, call in (
-            ("all_gather", lambda: dist.all_gather([torch.zeros(2) for _ in range(size)], device.put(torch.ones(2)))),
-            ("all_gather_into_tensor", lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), device.put(torch.ones(2)))),
-            ("all_reduce_coalesced", lambda: dist.all_reduce_coalesced([torch.ones(2), device.put(torch.ones(2))]))):
+        ("all_gather", lambda: dist.all_gather([torch.zeros(2) for _ in range(size)], device.put(torch.ones(2)))),
+        (
+            "all_gather_into_tensor",
+            lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), device.put(torch.ones(2))),
+        ),
+        ("all_reduce_coalesced", lambda: dist.all_reduce_coalesced([torch.ones(2), device.put(torch.ones(2))])),
+    ):
         try:
             call()
             wrong.append(f"{what} of two devices did not raise")
@@ -102,7 +107,11 @@ def disagree(kind):
     except CollectiveMismatchError as error:
         text = str(error)
     dist.destroy_process_group(group)
-    return [f"{word!r} not in: {text}" for word in ("cuda", *(f"rank {r}:" for r in range(size))) if word not in text.lower()]
+    return [
+        f"{word!r} not in: {text}"
+        for word in ("cuda", *(f"rank {r}:" for r in range(size)))
+        if word not in text.lower()
+    ]
 
 
 @pytest.mark.world_sizes(2, 4)

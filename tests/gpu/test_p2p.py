@@ -1,7 +1,9 @@
-"""The fused kernels, in which ranks wait for each other: each rank needs a GPU of its own, or all must be clients of MPS.
+"""The fused kernels, in which ranks wait for each other: each rank needs a GPU of its own, or all must be clients of
+MPS.
 
 C10D_CUSTOM_CUDA_MODE=p2p asks for them; without it the tests elsewhere run whatever mode the package chooses.
 """
+
 import os
 
 import pytest
@@ -11,7 +13,9 @@ from harness import RankFailure
 
 from .test_streams import after_what_is_queued, captured, many_groups, replayed
 
-pytestmark = pytest.mark.skipif(os.environ.get("C10D_CUSTOM_CUDA_MODE") != "p2p", reason="C10D_CUSTOM_CUDA_MODE=p2p is not set")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("C10D_CUSTOM_CUDA_MODE") != "p2p", reason="C10D_CUSTOM_CUDA_MODE=p2p is not set"
+)
 
 
 def needs_a_gpu_each(attempt):
@@ -34,6 +38,7 @@ def test_streams(ranks, device, case):
     def attempt():
         arguments = (100_003, True) if case is after_what_is_queued else (100_003,)
         assert not any(found := ranks.run(case, device, *arguments)), found
+
     needs_a_gpu_each(attempt)
 
 
@@ -45,6 +50,7 @@ def test_replays(ranks, device, needs_queues, count, asynchronous):
 
     def attempt():
         assert not any(found := ranks.run(replayed, device, count, asynchronous)), found
+
     needs_a_gpu_each(attempt)
 
 
@@ -54,4 +60,5 @@ def test_graph_capture_works(ranks, device, needs_queues):
 
     def attempt():
         assert not any(found := ranks.run(captured, device)), found
+
     needs_a_gpu_each(attempt)

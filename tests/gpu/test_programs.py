@@ -1,7 +1,9 @@
-"""The articles' programs with their tensors on GPUs: what they do on two GPUs or more, and the same on one that ranks share.
+"""The articles' programs with their tensors on GPUs: what they do on two GPUs or more, and the same on one that ranks
+share.
 
 The CPU programs run unchanged in tests/programs; those that need no GPU but may use one are run here on it.
 """
+
 import collections
 import copy
 import os
@@ -20,8 +22,9 @@ from .device import device_of
 
 
 def some_gpus(needed):
-    return pytest.mark.skipif(torch.cuda.device_count() < needed,
-                              reason=f"needs {needed} GPUs, and there are {torch.cuda.device_count()}")
+    return pytest.mark.skipif(
+        torch.cuda.device_count() < needed, reason=f"needs {needed} GPUs, and there are {torch.cuda.device_count()}"
+    )
 
 
 def point_to_point(kind):
@@ -44,8 +47,12 @@ def group_all_reduce(kind):
     if dist.get_rank() > 1:
         return []
     seen = {}
-    for name, op in (("SUM", dist.reduce_op.SUM), ("PRODUCT", dist.reduce_op.PRODUCT), ("MAX", dist.reduce_op.MAX),
-                     ("MIN", dist.reduce_op.MIN)):
+    for name, op in (
+        ("SUM", dist.reduce_op.SUM),
+        ("PRODUCT", dist.reduce_op.PRODUCT),
+        ("MAX", dist.reduce_op.MAX),
+        ("MIN", dist.reduce_op.MIN),
+    ):
         tensor = device.put(torch.tensor([2.0 + dist.get_rank()]))
         dist.all_reduce(tensor, op=op, group=group)
         seen[name] = tensor[0].item()
@@ -128,7 +135,8 @@ def sgd_partitioned(kind):
     root = mine.clone()
     dist.broadcast(root, 0)
     return ([] if losses[-1] < 0.9 * losses[0] else [f"learns nothing: {losses}"]) + (
-        [] if torch.equal(root, mine) else ["ranks ended with different parameters"])
+        [] if torch.equal(root, mine) else ["ranks ended with different parameters"]
+    )
 
 
 class ToyModel(nn.Module):
@@ -204,7 +212,7 @@ def scatter_beside(kind, devices):
     model = model.to(f"cuda:{devices[0]}")
     replicas = nn.parallel.replicate(model, devices)
     spread = nn.parallel.scatter(x.to(f"cuda:{devices[0]}"), devices)
-    output = nn.parallel.gather(nn.parallel.parallel_apply(replicas[:len(spread)], spread), devices[0])
+    output = nn.parallel.gather(nn.parallel.parallel_apply(replicas[: len(spread)], spread), devices[0])
     torch.testing.assert_close(output.cpu(), alone(x))  # not exact: another BLAS
     parallel = nn.DataParallel(model, device_ids=devices)
     parallel(x).sum().backward()
@@ -241,8 +249,11 @@ def model_parallel(kind):
 
 
 @pytest.mark.world_sizes(2, 4)
-@pytest.mark.parametrize("program", [point_to_point, group_all_reduce, six_collectives, sgd_partitioned, ddp_basic],
-                         ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [point_to_point, group_all_reduce, six_collectives, sgd_partitioned, ddp_basic],
+    ids=lambda program: program.__name__,
+)
 def test_program(ranks, device, program):
     check(ranks, program, device)
 

@@ -1,4 +1,6 @@
-"""Streams: the operation runs after what is queued, wait() makes the stream wait and not the host, tensors live long enough."""
+"""Streams: the operation runs after what is queued, wait() makes the stream wait and not the host, tensors live long
+enough."""
+
 import gc
 import os
 import time
@@ -12,11 +14,13 @@ from conformance.cases import Signal
 
 from .device import device_of
 
-BUSY = 0.6    # seconds that a stream is kept busy
+BUSY = 0.6  # seconds that a stream is kept busy
 PROMPT = 0.3  # within which the host must be through with calls that only enqueue
 
-staged = pytest.mark.skipif(os.environ.get("C10D_CUSTOM_CUDA_MODE") == "staged",
-                            reason="staged: the host moves the data, so it has to wait for the GPU")
+staged = pytest.mark.skipif(
+    os.environ.get("C10D_CUSTOM_CUDA_MODE") == "staged",
+    reason="staged: the host moves the data, so it has to wait for the GPU",
+)
 
 
 def warm(device, count, group=None):
@@ -249,8 +253,11 @@ def outstanding(kind, times):
         data = device.put(torch.full((1 + 999 * (i % 7),), float(rank + i)))
         issued.append((data, dist.all_reduce(data, async_op=True)))
     issued[-1][1].wait()  # the last one's end is the end of all
-    return [f"call {i}: {problem}" for i, (data, _) in enumerate(issued)
-            if (problem := equal(data, float(sum(r + i for r in range(size)))))]
+    return [
+        f"call {i}: {problem}"
+        for i, (data, _) in enumerate(issued)
+        if (problem := equal(data, float(sum(r + i for r in range(size)))))
+    ]
 
 
 def test_200_outstanding(ranks, device):
@@ -273,7 +280,7 @@ def captured(kind):
     if refused is None:  # a mode that can be captured: replays count
         graph.replay()
         graph.replay()
-        return equal(data, float(size ** 2))
+        return equal(data, float(size**2))
     if "in this mode (p2p)" in refused:
         return f"refused in p2p mode: {refused}"
     device.synchronize()

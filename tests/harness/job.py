@@ -4,6 +4,7 @@ The launcher starts rank.py on every rank. It connects back through a socket in 
 sockets with a path reach across network namespaces, and the hosts share the file system. The kernel then tells
 under which PID the machine knows the rank.
 """
+
 import atexit
 import os
 import pickle
@@ -56,10 +57,15 @@ def launch(layout, arguments, environment, flags=(), **options):
     environment = mpi.environment(environment)
     environment.setdefault("GLOO_SOCKET_IFNAME", "eth0" if hosts else "lo")
     environment["C10D_TEST_FIRST_HOST"] = hosts.addresses[hosts.names[0]] if hosts else "127.0.0.1"
-    command = mpi.command(layout.ranks_per_host, [mpi.python, *arguments], hosts, forwarded(environment),
-                          flags)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-                            preexec_fn=lambda: die_with(parent), **options)
+    command = mpi.command(layout.ranks_per_host, [mpi.python, *arguments], hosts, forwarded(environment), flags)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: die_with(parent),
+        **options,
+    )
 
 
 def end(launcher, mark):
@@ -87,8 +93,13 @@ class JobRanks:
                 listener.bind(str(self._folder / "socket"))
                 listener.listen(layout.world_size)
                 with open(self._folder / "output", "wb") as output:
-                    self.launcher = launch(layout, [Path(__file__).with_name("rank.py"), self._folder / "socket"],
-                                           {**os.environ, MARK: self._mark}, stdout=output, stderr=subprocess.STDOUT)
+                    self.launcher = launch(
+                        layout,
+                        [Path(__file__).with_name("rank.py"), self._folder / "socket"],
+                        {**os.environ, MARK: self._mark},
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
                 self._welcome(listener, target, args)
         except BaseException:
             self.kill()
@@ -103,8 +114,10 @@ class JobRanks:
                 reached, _ = listener.accept()
             except TimeoutError:
                 if self.launcher.poll() is not None or time.monotonic() > deadline:
-                    raise JobFailed(f"{len(found)} of {self.layout.world_size} ranks came up; "
-                                    f"launcher's exit code {self.launcher.returncode}{self.last_words()}") from None
+                    raise JobFailed(
+                        f"{len(found)} of {self.layout.world_size} ranks came up; "
+                        f"launcher's exit code {self.launcher.returncode}{self.last_words()}"
+                    ) from None
                 continue
             pid, _, _ = struct.unpack("3i", reached.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             connection = Connection(reached.detach())

@@ -3,6 +3,7 @@
 A *layout* is written as ranks per host: 2+2 or 3+1, with MPICH; openmpi:2+2 with Open MPI; 4 is one host, the
 machine itself, which needs no rig. pytest's --job, or C10D_TEST_JOB in the environment, chooses one.
 """
+
 import os
 from dataclasses import dataclass
 

@@ -3,6 +3,7 @@
 Process groups alone do not do: torchrun and MPI's launchers put workers in sessions of their own, and a worker
 whose launcher was killed is nobody's child. Processes of emulated hosts are found too.
 """
+
 import os
 import signal
 import time

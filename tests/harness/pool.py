@@ -9,6 +9,7 @@ should return them: that costs no respawn.
 The parent alone keeps time. Where the processes come from is not told here: spawned.py or, where a layout was
 chosen (layout.py), job.py.
 """
+
 import faulthandler
 import os
 import shutil
@@ -28,8 +29,8 @@ from .rendezvous import Rendezvous
 from .spawned import SpawnedRanks
 
 START_SECONDS = 120.0  # import torch and init_process_group, on a machine busy with other things
-GRACE_SECONDS = 8.0    # for the other ranks, once one rank has failed
-STACK_SECONDS = 2.0    # for the signal handlers to write the stacks
+GRACE_SECONDS = 8.0  # for the other ranks, once one rank has failed
+STACK_SECONDS = 2.0  # for the signal handlers to write the stacks
 
 
 class RankFailure(AssertionError):
@@ -200,4 +201,3 @@ def _rank_main(rank, world_size, connection, backend, rendezvous, group_timeout,
             answer = _Pickler.dumps((False, traceback.format_exc()))
         connection.send_bytes(answer)
     dist.destroy_process_group()
-

@@ -1,4 +1,5 @@
 """What each rank of a job runs (see job.py): python rank.py SOCKET"""
+
 import os
 import pickle
 import socket

@@ -1,4 +1,5 @@
 """How the ranks of a pool find each other."""
+
 from datetime import timedelta
 
 
@@ -33,7 +34,8 @@ class Rendezvous:
             store = dist.FileStore(f"{self.path}-{life}", world_size)
         else:
             dist.init_process_group(backend, timeout=timeout)
-            assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size), \
+            assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size), (
                 f"the launcher's rank {rank} of {world_size} is {dist.get_rank()} of {dist.get_world_size()} here"
+            )
             return
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -1,4 +1,5 @@
 """What ranks may have left in /dev/shm."""
+
 import os
 
 

@@ -1,4 +1,5 @@
 """Ranks as processes of this machine, spawned by the parent."""
+
 import ctypes
 import multiprocessing
 import os
@@ -18,8 +19,12 @@ class SpawnedRanks:
         spawn = multiprocessing.get_context("spawn")
         for rank in range(world_size):
             ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_main, name=f"rank{rank}of{world_size}", daemon=True,
-                                    args=(os.getpid(), target, rank, world_size, theirs, args))
+            process = spawn.Process(
+                target=_main,
+                name=f"rank{rank}of{world_size}",
+                daemon=True,
+                args=(os.getpid(), target, rank, world_size, theirs, args),
+            )
             process.start()
             theirs.close()
             self.processes.append(process)

@@ -1,4 +1,5 @@
 """The pool itself: a case that hangs, raises or dies is told apart, and the next case still runs."""
+
 import os
 import signal
 import time
@@ -58,12 +59,15 @@ def test_processes_are_kept(pool):
     assert _processes(pool) == processes
 
 
-@pytest.mark.parametrize("function, words", [
-    (_hang_in_rank_1, ["--- rank 1: no answer", "_hang_in_rank_1"]),
-    (_raise_in_rank_1, ["KeyError: 'of rank 1'"]),
-    (_die_in_rank_1, ["--- rank 1: died, exit code -9"]),
-    (_unpicklable, ["rank 0, 1", "_unpicklable"]),
-])
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        (_hang_in_rank_1, ["--- rank 1: no answer", "_hang_in_rank_1"]),
+        (_raise_in_rank_1, ["KeyError: 'of rank 1'"]),
+        (_die_in_rank_1, ["--- rank 1: died, exit code -9"]),
+        (_unpicklable, ["rank 0, 1", "_unpicklable"]),
+    ],
+)
 def test_after_a_failure(pool, function, words):
     pool.run(_sum, 1)
     processes = _processes(pool)

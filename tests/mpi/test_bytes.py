@@ -1,4 +1,5 @@
 """The bytes that leave a host are the fewest that its operation needs."""
+
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,15 @@ from programs.launch import finish
 
 COUNT = Path(__file__).with_name("scripts") / "count_bytes.py"
 # Of S, for two hosts with 4 ranks each: what the other host needs of this one (the root is on the first).
-FEWEST = {"all_reduce": (1, 1), "small all_reduce": (1, 1), "broadcast": (1, 0), "reduce": (0, 1), "all_gather": (0.5, 0.5),
-          "reduce_scatter": (0.5, 0.5), "all_to_all": (2, 2)}
+FEWEST = {
+    "all_reduce": (1, 1),
+    "small all_reduce": (1, 1),
+    "broadcast": (1, 0),
+    "reduce": (0, 1),
+    "all_gather": (0.5, 0.5),
+    "reduce_scatter": (0.5, 0.5),
+    "all_to_all": (2, 2),
+}
 
 
 def test_two_hosts_of_four_ranks():

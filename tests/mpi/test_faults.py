@@ -1,4 +1,5 @@
 """What the ranks of other hosts are told when ranks disagree, are late, die, leave or are cut off."""
+
 import functools
 import json
 import threading
@@ -15,17 +16,41 @@ FAULT = Path(__file__).with_name("scripts") / "fault.py"
 # So that the launcher does not end the job before the survivors have said what they saw.
 SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 # The kinds of trouble that kill nobody: each layout's in one job.
-DISAGREE = ["count", "small and large", "dtype", "redop", "operation", "small and medium", "medium and large", "medium",
-            "operation, medium", "ahead", "ahead, many ranks"]
+DISAGREE = [
+    "count",
+    "small and large",
+    "dtype",
+    "redop",
+    "operation",
+    "small and medium",
+    "medium and large",
+    "medium",
+    "operation, medium",
+    "ahead",
+    "ahead, many ranks",
+]
 TOGETHER = {
-    "2+2": [*DISAGREE, "refused", "all refused", "late", "stopped", "no message", "size of a message", "left", "aborted",
-            "interrupted"],
+    "2+2": [
+        *DISAGREE,
+        "refused",
+        "all refused",
+        "late",
+        "stopped",
+        "no message",
+        "size of a message",
+        "left",
+        "aborted",
+        "interrupted",
+    ],
     "3+1": [*DISAGREE, "refused", "all refused", "late, large", "left", "aborted", "interrupted"],
     "openmpi:2+2": ["redop", "medium", "refused", "left", "aborted"],
 }
-# Kinds amid large transfers, each a job of its own: with torch 2.15, MPICH 5.0.2 (UCX) has crashed in MPI_Testall of rank 3 in some
-# runs where they came after the others, whose failed groups keep unfinished requests. Not understood.
-ALONE = {"2+2": ["stopped amid", "aborted amid", "interrupted amid, inside", "interrupted amid, between"], "3+1": ["aborted amid"]}
+# Kinds amid large transfers, each a job of its own: with torch 2.15, MPICH 5.0.2 (UCX) has crashed in MPI_Testall of
+# rank 3 in some runs where they came after the others, whose failed groups keep unfinished requests. Not understood.
+ALONE = {
+    "2+2": ["stopped amid", "aborted amid", "interrupted amid, inside", "interrupted amid, between"],
+    "3+1": ["aborted amid"],
+}
 
 
 def usable(layout):
@@ -38,7 +63,9 @@ def usable(layout):
 def said(layout, folder, kinds, deadline=40):
     layout = usable(layout)
     try:
-        return start([FAULT, folder, *kinds], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=deadline)
+        return start(
+            [FAULT, folder, *kinds], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=deadline
+        )
     except AssertionError as error:
         stacks = [f"{p.name}:\n{p.read_text()}" for p in sorted(folder.glob("*.stacks"))]
         raise AssertionError("\n".join([str(error), *stacks])) from None
@@ -51,6 +78,7 @@ def read(folder, kind):
 @pytest.fixture(scope="session")
 def together(tmp_path_factory):
     """What the ranks said of one of TOGETHER or ALONE, by rank."""
+
     @functools.cache
     def job(layout, *kinds):
         folder = tmp_path_factory.mktemp("together")
@@ -64,26 +92,48 @@ def together(tmp_path_factory):
         ranks = read(folder, kind)
         assert sorted(ranks) == [0, 1, 2, 3], f"{kind}: {result}"
         return ranks
+
     return of
 
 
 def cases(*kinds):
-    return pytest.mark.parametrize("layout, kind", [(layout, kind) for layout in TOGETHER
-                                                    for kind in [*TOGETHER[layout], *ALONE.get(layout, ())] if kind in kinds])
+    return pytest.mark.parametrize(
+        "layout, kind",
+        [
+            (layout, kind)
+            for layout in TOGETHER
+            for kind in [*TOGETHER[layout], *ALONE.get(layout, ())]
+            if kind in kinds
+        ],
+    )
 
 
-@pytest.mark.parametrize("layout, kind, lost", [
-    ("2+2", "killed idle", 3), ("2+2", "killed small", 3), ("2+2", "killed leader", 2),
-    ("3+1", "killed large", 3), ("3+1", "killed first", 0), ("2+2", "message", 3),
-    ("openmpi:2+2", "killed small", 3),
-    pytest.param("openmpi:2+2", "killed large", 3, marks=pytest.mark.full("Open MPI's launcher ends the job as in the one above"))])
+@pytest.mark.parametrize(
+    "layout, kind, lost",
+    [
+        ("2+2", "killed idle", 3),
+        ("2+2", "killed small", 3),
+        ("2+2", "killed leader", 2),
+        ("3+1", "killed large", 3),
+        ("3+1", "killed first", 0),
+        ("2+2", "message", 3),
+        ("openmpi:2+2", "killed small", 3),
+        pytest.param(
+            "openmpi:2+2",
+            "killed large",
+            3,
+            marks=pytest.mark.full("Open MPI's launcher ends the job as in the one above"),
+        ),
+    ],
+)
 def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_path):
     result = said(layout, tmp_path, [kind])
     ranks = read(tmp_path, kind)
     # Those of the other host, that is: MPICH's launcher was seen to end the dead rank's host even so.
     first = Layout.parse(layout).ranks_per_host[0]
-    lost_host, others = (set(range(first, 4)), set(range(first))) if lost >= first else \
-        (set(range(first)), set(range(first, 4)))
+    lost_host, others = (
+        (set(range(first, 4)), set(range(first))) if lost >= first else (set(range(first)), set(range(first, 4)))
+    )
     assert others <= set(ranks) <= set(range(4)) - {lost}, str(result)
     # A rank that was ended with its host before it could speak may be named instead: it is gone as well.
     gone = lost_host - set(ranks)
@@ -186,7 +236,7 @@ def test_a_cut_network_ends_in_the_time_out_and_names_who_is_missing(tmp_path):
         if all_have("ready") and not stop.wait(1.0):
             hosts.cut("hostb")
             all_have("json")
-            hosts.heal("hostb")   # or the launcher would wait for its other half
+            hosts.heal("hostb")  # or the launcher would wait for its other half
 
     thread = threading.Thread(target=cut)
     thread.start()

@@ -1,4 +1,5 @@
 """Real jobs on one host, started by mpiexec. Each has a deadline and leaves no process behind."""
+
 import pytest
 
 from programs.launch import free_port
@@ -11,8 +12,18 @@ def mpi(request):
     return installation(request.param)
 
 
-@pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.full(
-    "what is tested is ours, whoever has started us; what a launcher does is tested with both"))])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "default",
+        pytest.param(
+            "openmpi",
+            marks=pytest.mark.full(
+                "what is tested is ours, whoever has started us; what a launcher does is tested with both"
+            ),
+        ),
+    ],
+)
 def one_mpi(request):
     return installation(request.param)
 
@@ -59,11 +70,13 @@ def test_any_backend_may_use_the_rendezvous(one_mpi):
 @pytest.mark.parametrize("backend", ["custom", "gloo"])
 def test_explicit_values_win(one_mpi, backend):
     """Ranks in the reverse of MPI's order, and no MPI is started."""
-    program = ("import os, runpy, sys\n"
-               "rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))\n"
-               "os.environ.update(RANK=str(1 - rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')\n"
-               f"sys.argv = ['meet.py', '--backend', '{backend}']\n"
-               f"runpy.run_path(r'{SCRIPTS / 'meet.py'}', run_name='__main__')")
+    program = (
+        "import os, runpy, sys\n"
+        "rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))\n"
+        "os.environ.update(RANK=str(1 - rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')\n"
+        f"sys.argv = ['meet.py', '--backend', '{backend}']\n"
+        f"runpy.run_path(r'{SCRIPTS / 'meet.py'}', run_name='__main__')"
+    )
     said = one_mpi.finish(2, "-c", program, env={"MASTER_PORT": str(free_port())})
     check_met(said, 2)
     for rank, value in said.items():
@@ -91,36 +104,44 @@ def test_a_contradicting_argument_is_an_error(one_mpi):
 
 def check_end(mpi, how, where, code, words):
     result = mpi.start(2, SCRIPTS / "fail.py", how, where, deadline=90)
-    assert (result.code == code if code else result.code), str(result)
+    assert result.code == code if code else result.code, str(result)
     assert words in result.errors and not result.stragglers, str(result)
 
 
-@pytest.mark.parametrize("how,where,code,words", [
-    ("raise", "collective", 1, "ZeroDivisionError: the reason"),
-    ("interrupt", "busy", 130, "KeyboardInterrupt"),
-    ("exit", "finalize", 3, ""),
-])
+@pytest.mark.parametrize(
+    "how,where,code,words",
+    [
+        ("raise", "collective", 1, "ZeroDivisionError: the reason"),
+        ("interrupt", "busy", 130, "KeyboardInterrupt"),
+        ("exit", "finalize", 3, ""),
+    ],
+)
 def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
     check_end(mpi, how, where, code, words)
 
 
-@pytest.mark.parametrize("how,where,code,words", [
-    ("raise", "busy", 1, "ZeroDivisionError: the reason"),
-    ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
-    ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
-    ("exit", "busy", 3, ""),
-    ("exit_builtin", "busy", 3, ""),
-    ("exit_text", "busy", 1, "the reason"),
-])
+@pytest.mark.parametrize(
+    "how,where,code,words",
+    [
+        ("raise", "busy", 1, "ZeroDivisionError: the reason"),
+        ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
+        ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
+        ("exit", "busy", 3, ""),
+        ("exit_builtin", "busy", 3, ""),
+        ("exit_text", "busy", 1, "the reason"),
+    ],
+)
 def test_it_ends_wherever_and_however_a_rank_fails(one_mpi, how, where, code, words):
     check_end(one_mpi, how, where, code, words)
 
 
 def test_a_rank_that_fails_before_it_starts_mpi(mpi):
     """MPI's own start would wait for it for ever."""
-    program = ("import os, torch.distributed as dist\nfrom datetime import timedelta\n"
-               "if os.environ['RANK'] == '1':\n    raise ZeroDivisionError('the reason')\n"
-               "dist.init_process_group('gloo', timeout=timedelta(seconds=2))")
+    program = (
+        "import os, torch.distributed as dist\nfrom datetime import timedelta\n"
+        "if os.environ['RANK'] == '1':\n    raise ZeroDivisionError('the reason')\n"
+        "dist.init_process_group('gloo', timeout=timedelta(seconds=2))"
+    )
     result = mpi.start(2, "-c", program)
     assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
 

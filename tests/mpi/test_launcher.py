@@ -1,4 +1,5 @@
 """What is read from a launcher's variables, and the errors of a job that cannot begin; no mpiexec."""
+
 import os
 import socket
 import subprocess
@@ -11,7 +12,18 @@ from c10d_custom.launch import launcher
 from c10d_custom.launch.launcher import Launcher
 from c10d_custom.launch.rendezvous import addresses
 
-PREFIXES = ("OMPI_", "PMI", "MPI_", "PALS_", "SLURM_", "C10D_CUSTOM_LAUNCHER", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+PREFIXES = (
+    "OMPI_",
+    "PMI",
+    "MPI_",
+    "PALS_",
+    "SLURM_",
+    "C10D_CUSTOM_LAUNCHER",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+)
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py in this environment")
 
 
@@ -23,28 +35,41 @@ def environ(monkeypatch):
     return lambda **values: [monkeypatch.setenv(k, str(v)) for k, v in values.items()]
 
 
-SLURM = {"SLURM_STEP_ID": 0, "SLURM_PROCID": 6, "SLURM_STEP_NUM_TASKS": 9, "SLURM_LOCALID": 2, "SLURM_NODEID": 1,
-         "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": 2, "OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_RANK": 0,
-            "OMPI_COMM_WORLD_LOCAL_SIZE": 2}
+SLURM = {
+    "SLURM_STEP_ID": 0,
+    "SLURM_PROCID": 6,
+    "SLURM_STEP_NUM_TASKS": 9,
+    "SLURM_LOCALID": 2,
+    "SLURM_NODEID": 1,
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": 2,
+    "OMPI_COMM_WORLD_SIZE": 4,
+    "OMPI_COMM_WORLD_LOCAL_RANK": 0,
+    "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+}
 HYDRA = {"PMI_RANK": 1, "PMI_SIZE": 4, "MPI_LOCALRANKID": 1, "MPI_LOCALNRANKS": 2}
 
 
-@pytest.mark.parametrize("values,expected", [
-    ({}, None),
-    (OPEN_MPI, Launcher("Open MPI", 2, 4, 0, 2)),
-    (HYDRA, Launcher("PMI", 1, 4, 1, 2)),
-    ({**HYDRA, "PMI_FD": 987654}, None),
-    ({**HYDRA, "PMI_FD": "junk"}, None),
-    ({"PMI_RANK": 1, "PMI_SIZE": 4}, Launcher("PMI", 1, 4, None, None)),
-    ({"PMI_RANK": 0, "PMI_SIZE": 1}, Launcher("PMI", 0, 1, 0, 1)),
-    ({"PMI_RANK": 4, "PMI_SIZE": 4}, None),
-    (SLURM, Launcher("srun", 6, 9, 2, 4)),
-    ({**SLURM, "SLURM_NODEID": 2, "SLURM_LOCALID": 0}, Launcher("srun", 6, 9, 0, 1)),
-    ({"SLURM_PROCID": 0, "SLURM_NTASKS": 1}, None),  # a batch script
-    ({**SLURM, "PMI_RANK": 6, "PMI_SIZE": 9}, Launcher("PMI", 6, 9, 2, 4)),
-    ({**SLURM, **OPEN_MPI}, Launcher("Open MPI", 2, 4, 0, 2)),
-])
+@pytest.mark.parametrize(
+    "values,expected",
+    [
+        ({}, None),
+        (OPEN_MPI, Launcher("Open MPI", 2, 4, 0, 2)),
+        (HYDRA, Launcher("PMI", 1, 4, 1, 2)),
+        ({**HYDRA, "PMI_FD": 987654}, None),
+        ({**HYDRA, "PMI_FD": "junk"}, None),
+        ({"PMI_RANK": 1, "PMI_SIZE": 4}, Launcher("PMI", 1, 4, None, None)),
+        ({"PMI_RANK": 0, "PMI_SIZE": 1}, Launcher("PMI", 0, 1, 0, 1)),
+        ({"PMI_RANK": 4, "PMI_SIZE": 4}, None),
+        (SLURM, Launcher("srun", 6, 9, 2, 4)),
+        ({**SLURM, "SLURM_NODEID": 2, "SLURM_LOCALID": 0}, Launcher("srun", 6, 9, 0, 1)),
+        ({"SLURM_PROCID": 0, "SLURM_NTASKS": 1}, None),  # a batch script
+        ({**SLURM, "PMI_RANK": 6, "PMI_SIZE": 9}, Launcher("PMI", 6, 9, 2, 4)),
+        ({**SLURM, **OPEN_MPI}, Launcher("Open MPI", 2, 4, 0, 2)),
+    ],
+)
 def test_detect(environ, values, expected):
     environ(**values)
     assert launcher.detect() == expected
@@ -84,8 +109,13 @@ def test_addresses_are_not_loopback():
 
 def python(code, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
-    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60,
-                          env={**clean, **{k: str(v) for k, v in env.items()}})
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        env={**clean, **{k: str(v) for k, v in env.items()}},
+    )
 
 
 def test_without_a_launcher_nothing_is_loaded_or_set():
@@ -94,25 +124,34 @@ def test_without_a_launcher_nothing_is_loaded_or_set():
 
 
 def test_without_mpi4py_the_error_is_torch_s_with_a_note():
-    out = python("import sys; sys.modules['mpi4py'] = None\n"
-                 "import torch.distributed as dist; dist.init_process_group('gloo')", **OPEN_MPI)
+    out = python(
+        "import sys; sys.modules['mpi4py'] = None\nimport torch.distributed as dist; dist.init_process_group('gloo')",
+        **OPEN_MPI,
+    )
     assert "environment variable RANK expected, but not set" in out.stderr
     assert 'pip install "c10d-custom[mpi]"' in out.stderr
 
 
 def test_without_mpi4py_the_explicit_form_says_what_to_install():
-    out = python("import sys; sys.modules['mpi4py'] = None\n"
-                 "import torch.distributed as dist; dist.init_process_group('custom', init_method='mpi://')")
+    out = python(
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import torch.distributed as dist; dist.init_process_group('custom', init_method='mpi://')"
+    )
     assert "TransportError" in out.stderr and 'pip install "c10d-custom[mpi]"' in out.stderr
 
 
 @needs_mpi
-@pytest.mark.parametrize("code,words", [
-    ("from mpi4py import MPI; MPI.Finalize()", "has been finalized"),
-    ("import mpi4py; mpi4py.rc.thread_level = 'single'; from mpi4py import MPI", "less than MPI_THREAD_MULTIPLE"),
-    ("import os; os.environ.update(SLURM_STEP_ID='0', SLURM_PROCID='1', SLURM_STEP_NUM_TASKS='3')",
-     "do not belong together"),
-])
+@pytest.mark.parametrize(
+    "code,words",
+    [
+        ("from mpi4py import MPI; MPI.Finalize()", "has been finalized"),
+        ("import mpi4py; mpi4py.rc.thread_level = 'single'; from mpi4py import MPI", "less than MPI_THREAD_MULTIPLE"),
+        (
+            "import os; os.environ.update(SLURM_STEP_ID='0', SLURM_PROCID='1', SLURM_STEP_NUM_TASKS='3')",
+            "do not belong together",
+        ),
+    ],
+)
 def test_a_job_that_cannot_begin(code, words):
     out = python(f"{code}\nfrom c10d_custom.launch import mpi_job\nmpi_job.job()")
     assert out.returncode and "TransportError" in out.stderr and words in out.stderr, out.stderr

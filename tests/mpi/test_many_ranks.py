@@ -1,5 +1,6 @@
-"""Every collective over two hosts and more, also in groups too large for collectives directly between all ranks, as if 2
-were the most for those."""
+"""Every collective over two hosts and more, also in groups too large for collectives directly between all ranks, as if
+2 were the most for those."""
+
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,19 @@ from programs.launch import finish
 MANY = Path(__file__).with_name("scripts") / "many.py"
 
 
-@pytest.mark.parametrize("layout, most", [
-    ("2+2", [2]), ("2+1+1", []), ("2+1+1", [2]), ("openmpi:1+2+2", []),
-    pytest.param("3+1", [2], marks=pytest.mark.full("2+1+1 has hosts of different sizes, too")),
-    pytest.param("openmpi:2+2", [2], marks=pytest.mark.full("which ranks meet in which stage is the same with MPICH"))])
+@pytest.mark.parametrize(
+    "layout, most",
+    [
+        ("2+2", [2]),
+        ("2+1+1", []),
+        ("2+1+1", [2]),
+        ("openmpi:1+2+2", []),
+        pytest.param("3+1", [2], marks=pytest.mark.full("2+1+1 has hosts of different sizes, too")),
+        pytest.param(
+            "openmpi:2+2", [2], marks=pytest.mark.full("which ranks meet in which stage is the same with MPICH")
+        ),
+    ],
+)
 def test_collectives_and_disagreement(layout, most):
     layout = Layout.parse(layout)
     if reason := layout.why_not():

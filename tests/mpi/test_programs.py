@@ -1,4 +1,5 @@
 """Scripts under mpirun, on this machine and over emulated hosts. The articles' programs: programs, with --job."""
+
 import hashlib
 import socket
 from pathlib import Path
@@ -45,9 +46,22 @@ def one_process(ranks_per_host):
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("layout", ["4", "2+2", "3+1", "openmpi:3+1", *(
-    pytest.param(layout, marks=pytest.mark.full("Open MPI starts the script over 3+1, and the ranks then do as with MPICH"))
-    for layout in ("openmpi:4", "openmpi:2+2"))])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "4",
+        "2+2",
+        "3+1",
+        "openmpi:3+1",
+        *(
+            pytest.param(
+                layout,
+                marks=pytest.mark.full("Open MPI starts the script over 3+1, and the ranks then do as with MPICH"),
+            )
+            for layout in ("openmpi:4", "openmpi:2+2")
+        ),
+    ],
+)
 def test_an_ordinary_script(layout, backend):
     layout = Layout.parse(layout)
     if reason := layout.why_not():
@@ -57,7 +71,9 @@ def test_an_ordinary_script(layout, backend):
     said = finish(script, layout=layout, address=False, env={"C10D_TEST_BACKEND": backend}).json_by_rank()
     assert sorted(said) == [0, 1, 2, 3]
     names = ["hosta", "hostb"] if len(layout.ranks_per_host) > 1 else [socket.gethostname()]
-    locations = [(name, local) for name, count in zip(names, layout.ranks_per_host, strict=True) for local in range(count)]
+    locations = [
+        (name, local) for name, count in zip(names, layout.ranks_per_host, strict=True) for local in range(count)
+    ]
     for rank, value in said.items():
         assert value["size"] == 4 and (value["host"], value["local_rank"]) == locations[rank]
     digests = {value["digest"] for value in said.values()}

@@ -1,4 +1,5 @@
 """The trace of a group over several hosts."""
+
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,23 @@ def test_calls_are_remembered_whichever_way_they_went():
     assert sorted(said) == [0, 1, 2, 3]
     small = ["all_reduce", "SUM", "float32", "4", 16]
     expected = [[n, *small] for n in range(1, 301)] + [
-        [301, "all_reduce", "MAX", "float32", "4", 16], [302, "barrier", "-", None, None, 0],
-        [303, "all_reduce", "SUM", "float32", str(1 << 16), 4 << 16], [304, *small], [305, *small]]
+        [301, "all_reduce", "MAX", "float32", "4", 16],
+        [302, "barrier", "-", None, None, 0],
+        [303, "all_reduce", "SUM", "float32", str(1 << 16), 4 << 16],
+        [304, *small],
+        [305, *small],
+    ]
     for rank, value in said.items():
         messages = [r[0] for r in value["before"] if r[0] in ("send", "recv")]
         assert messages == {0: ["recv"], 1: ["send"]}.get(rank, [])
         calls = [r for r in value["before"] if r[0] not in ("send", "recv")]
         assert all(state == "done" and in_order for *_, state, in_order in calls), calls
-        told = [[number, op, reduce, *((None, None) if op == "barrier" else (dtype, count)), nbytes]
-                for op, number, reduce, dtype, count, nbytes, _, _ in calls]
+        told = [
+            [number, op, reduce, *((None, None) if op == "barrier" else (dtype, count)), nbytes]
+            for op, number, reduce, dtype, count, nbytes, _, _ in calls
+        ]
         assert told == expected[-KEPT:]
         number, count, state = value["last"]
-        assert (number, count) == (306, "5" if rank else "4") and state not in ("done", "running", "queued"), value["last"]
+        assert (number, count) == (306, "5" if rank else "4") and state not in ("done", "running", "queued"), value[
+            "last"
+        ]

@@ -1,4 +1,5 @@
 """Several hosts without MPI: what torchrun starts there is refused on every rank, with a way out."""
+
 import os
 import subprocess
 import sys
@@ -26,10 +27,24 @@ def test_ranks_of_several_hosts_that_no_mpi_launcher_started_are_refused():
     ranks = []
     for rank, name in enumerate(hosts.names):
         # As torchrun --nnodes 2 sets them.
-        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": address,
-               "MASTER_PORT": "29555"}
-        ranks.append(subprocess.Popen(hosts.command(name, [sys.executable, "-c", CODE]), env=env, text=True,
-                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        env = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": address,
+            "MASTER_PORT": "29555",
+        }
+        ranks.append(
+            subprocess.Popen(
+                hosts.command(name, [sys.executable, "-c", CODE]),
+                env=env,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
     try:
         said = [rank.communicate(timeout=60)[0] for rank in ranks]
     finally:

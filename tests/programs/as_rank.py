@@ -5,6 +5,7 @@ what the program would start here is replaced: of the processes that it makes, i
 of its own number, by calling its function. init_process_group loses the rank, size and address that the program
 gives it, which hold for one host: with "custom" they come from the launcher. Other backends get them by env://.
 """
+
 import contextlib
 import os
 import runpy
@@ -16,9 +17,12 @@ import torch.multiprocessing as mp
 # As under torchrun, programs may read LOCAL_RANK before they call init_process_group.
 RANK, SIZE, LOCAL = next(
     (int(os.environ[rank]), int(os.environ[size]), os.environ[local])
-    for rank, size, local in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-                              ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"))
-    if rank in os.environ)
+    for rank, size, local in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    )
+    if rank in os.environ
+)
 
 os.environ.setdefault("LOCAL_RANK", LOCAL)
 _real_init = dist.init_process_group
@@ -30,8 +34,13 @@ def init_process_group(backend, init_method=None, rank=-1, world_size=-1, **opti
     assert rank in (-1, RANK) and world_size in (-1, SIZE), f"{rank} of {world_size} in a job's {RANK} of {SIZE}"
     given = {name: os.environ.pop(name, None) for name in ("MASTER_ADDR", "MASTER_PORT")}
     if backend != "custom":
-        os.environ.update(RANK=str(RANK), WORLD_SIZE=str(SIZE), LOCAL_RANK=LOCAL,
-                          MASTER_ADDR=os.environ["C10D_TEST_FIRST_HOST"], MASTER_PORT=given["MASTER_PORT"] or "29500")
+        os.environ.update(
+            RANK=str(RANK),
+            WORLD_SIZE=str(SIZE),
+            LOCAL_RANK=LOCAL,
+            MASTER_ADDR=os.environ["C10D_TEST_FIRST_HOST"],
+            MASTER_PORT=given["MASTER_PORT"] or "29500",
+        )
     _real_init(backend, **options)
     os.environ.update({name: value for name, value in given.items() if value is not None})
 

@@ -4,6 +4,7 @@ A command's processes are recognised by a mark in their environment. Process
 groups alone do not do: torchrun puts each worker in a session of its own, and
 a worker whose launcher was killed is nobody's child.
 """
+
 import json
 import os
 import pathlib
@@ -24,14 +25,29 @@ AS_RANK = SCRIPTS.with_name("as_rank.py")
 
 # The ranks of the programs that start ranks, each one's function: --job makes an MPI job of so many of them.
 RANKS = {
-    "init_processes": 2, "p2p_blocking": 2, "p2p_nonblocking": 2, "group_all_reduce": 2, "six_collectives": 4,
-    "sgd_partitioned": 2, "ddp_basic": 2, "ddp_model_parallel": 4, "ddp_checkpoint": 2, "scatter_kwargs_streams": 2,
+    "init_processes": 2,
+    "p2p_blocking": 2,
+    "p2p_nonblocking": 2,
+    "group_all_reduce": 2,
+    "six_collectives": 4,
+    "sgd_partitioned": 2,
+    "ddp_basic": 2,
+    "ddp_model_parallel": 4,
+    "ddp_checkpoint": 2,
+    "scatter_kwargs_streams": 2,
 }
 
 # Set by the launchers and read by init_process_group: what is left from an outer
 # launcher must not reach a program that is to find its own way.
 LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 class Result:
@@ -44,9 +60,11 @@ class Result:
         self.stragglers = stragglers
 
     def __str__(self):
-        return (f"{' '.join(self.command)}\nexit code {self.code} after {self.seconds:.1f} s; "
-                f"processes left over: {self.stragglers or 'none'}\n"
-                f"--- stdout\n{self.output}\n--- stderr\n{self.errors}")
+        return (
+            f"{' '.join(self.command)}\nexit code {self.code} after {self.seconds:.1f} s; "
+            f"processes left over: {self.stragglers or 'none'}\n"
+            f"--- stdout\n{self.output}\n--- stderr\n{self.errors}"
+        )
 
     def json_by_rank(self):
         """The JSON objects of the output that carry a rank, rank -> object."""
@@ -73,8 +91,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable,
-          flags=()):
+def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable, flags=()):
     """Run python (or another program) with these arguments, or python on every rank of a job of that layout
     if given (``flags`` are its launcher's); a Result, whatever the exit code.
 
@@ -83,29 +100,32 @@ def start(arguments, *, deadline=60, env=None, layout=None, address=True, progra
     """
     mark = uuid.uuid4().hex
     command = [str(program), *map(str, arguments)]
-    environment = {k: v for k, v in os.environ.items()
-                   if k not in LAUNCHER_VARIABLES and not k.startswith("TORCHELASTIC")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES and not k.startswith("TORCHELASTIC")
+    }
     # Unbuffered, print writes a line in pieces, and those of two ranks mix.
     environment.pop("PYTHONUNBUFFERED", None)
-    environment.update({
-        MARK: mark,
-        "C10D_TEST_BACKEND": backend(),
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        # A fatal signal or SIGABRT (sent at the deadline) prints Python stacks.
-        "PYTHONFAULTHANDLER": "1",
-    })
+    environment.update(
+        {
+            MARK: mark,
+            "C10D_TEST_BACKEND": backend(),
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+            # A fatal signal or SIGABRT (sent at the deadline) prints Python stacks.
+            "PYTHONFAULTHANDLER": "1",
+        }
+    )
     if not address:
         del environment["MASTER_PORT"]
     environment.update(env or {})
     began = time.monotonic()
-    with (tempfile.TemporaryFile("w+", errors="replace") as out,
-          tempfile.TemporaryFile("w+", errors="replace") as err):
+    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         if layout:
             process = launch(layout, arguments, environment, flags, stdout=out, stderr=err)
         else:
-            process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
         late = False
         stragglers = []
         try:

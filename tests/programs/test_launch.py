@@ -1,12 +1,20 @@
 """Ways to start processes, ways for them to find each other, and torchrun's restarts."""
+
 import pytest
 
 from .launch import backend, free_port, script, start, torchrun
 
 # Every rendezvous with fork, which is cheap; every start method with at least one rendezvous.
 LAUNCHES = [
-    ("fork", "env", 2), ("fork", "tcp", 2), ("fork", "file", 2), ("fork", "tcpstore", 4), ("fork", "filestore", 2),
-    ("fork", "env", 1), ("spawn", "env", 2), ("spawn", "file", 2), ("forkserver", "tcp", 2),
+    ("fork", "env", 2),
+    ("fork", "tcp", 2),
+    ("fork", "file", 2),
+    ("fork", "tcpstore", 4),
+    ("fork", "filestore", 2),
+    ("fork", "env", 1),
+    ("spawn", "env", 2),
+    ("spawn", "file", 2),
+    ("forkserver", "tcp", 2),
 ]
 
 
@@ -58,18 +66,28 @@ def test_torchrun_restarts_after_a_rank_failed_once(when, shared_store, tmp_path
     tells the attempts apart. With the variable below rank 0 serves a new store each time.
     """
     if shared_store and backend() == "gloo":
-        pytest.skip("gloo takes addresses of the failed attempt for current ones (pytorch issue 135712): now and then "
-                    "it hangs or fails to connect")
-    result = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1"], "launch_torchrun", tmp_path, when,
-                      deadline=90, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if shared_store else "1"})
+        pytest.skip(
+            "gloo takes addresses of the failed attempt for current ones (pytorch issue 135712): now and then "
+            "it hangs or fails to connect"
+        )
+    result = torchrun(
+        ["--standalone", "--nproc-per-node=2", "--max-restarts=1"],
+        "launch_torchrun",
+        tmp_path,
+        when,
+        deadline=90,
+        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if shared_store else "1"},
+    )
     # The first attempt printed no line: rank 1 left, rank 0 was inside init_process_group or a collective.
     check_torchrun(result, 2, attempt=1)
 
 
 def test_the_deadline_kills_and_tells():
     """A grandchild in a session of its own goes too, and what was printed is in the message."""
-    program = ("import subprocess, sys, time; print('printed before', flush=True); "
-               "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], start_new_session=True); "
-               "time.sleep(100)")
+    program = (
+        "import subprocess, sys, time; print('printed before', flush=True); "
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], start_new_session=True); "
+        "time.sleep(100)"
+    )
     with pytest.raises(AssertionError, match="(?s)no end after 2 s.*printed before.*most recent call first"):
         start(["-c", program], deadline=2)

@@ -1,4 +1,5 @@
 """The programs of the three articles, each in a process of its own, and their numbers."""
+
 import hashlib
 import importlib.util
 import json
@@ -15,7 +16,8 @@ from .launch import SCRIPTS, backend, script
 
 two_gpus = pytest.mark.skipif(
     torch.cuda.device_count() < 2,
-    reason="the article's program puts work on two GPUs; this machine has fewer (its CPU path is tested beside it)")
+    reason="the article's program puts work on two GPUs; this machine has fewer (its CPU path is tested beside it)",
+)
 no_ranks = pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this program is one process")
 
 
@@ -169,13 +171,18 @@ def test_sgd_partitioned(one_thread):
 
 def outside_shapes(result):
     found = re.findall(
-        r"^Outside: input size torch.Size\(\[(\d+), 5\]\) output_size torch.Size\(\[(\d+), 2\]\)$", result.output, re.M)
+        r"^Outside: input size torch.Size\(\[(\d+), 5\]\) output_size torch.Size\(\[(\d+), 2\]\)$", result.output, re.M
+    )
     return [tuple(map(int, f)) for f in found]
 
 
 def inside_rows(result):
-    return [int(n) for n in re.findall(
-        r"In Model: input size torch.Size\(\[(\d+), 5\]\) output size torch.Size\(\[\d+, 2\]\)", result.output)]
+    return [
+        int(n)
+        for n in re.findall(
+            r"In Model: input size torch.Size\(\[(\d+), 5\]\) output size torch.Size\(\[\d+, 2\]\)", result.output
+        )
+    ]
 
 
 @no_ranks
@@ -273,9 +280,15 @@ def test_data_parallel_steps_on_cpu():
 @two_gpus
 def test_data_parallel_steps_on_two_gpus():
     result = script("data_parallel_steps")
-    for line in ("inputs:<class 'tuple'>", "input 0:torch.Size([8, 10])", "input 1:torch.Size([8, 10])",
-                 "outputs:<class 'list'>", "output 0:torch.Size([8, 20])", "output 1:torch.Size([8, 20])",
-                 "result:torch.Size([16, 20])"):
+    for line in (
+        "inputs:<class 'tuple'>",
+        "input 0:torch.Size([8, 10])",
+        "input 1:torch.Size([8, 10])",
+        "outputs:<class 'list'>",
+        "output 0:torch.Size([8, 20])",
+        "output 1:torch.Size([8, 20])",
+        "result:torch.Size([16, 20])",
+    ):
         assert line in result.output.splitlines(), str(result)
 
 

@@ -6,6 +6,7 @@ A model has initial(), steps(state) -> [(name of the step, next state)], wrong(s
 over(state) -> whether it may end there. States are hashable. A step whose name ends in "dies" need never come: a
 state with no other is stuck.
 """
+
 from collections import deque
 
 DIES = " dies"

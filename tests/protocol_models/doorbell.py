@@ -1,25 +1,25 @@
-"""Doorbell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's lanes and the messages of p2p.cpp. One step per
-access to shared memory.
+"""Doorbell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's lanes and the messages of p2p.cpp.
+One step per access to shared memory.
 
-Each waker publishes what it has, one piece after the other, and wakes the owner after each. The owner takes all it finds,
-and sleeps when it finds nothing, until it has everything. As in wakeup.py it must not need its look every 10 ms; any
-waker may die between two steps.
-"""
+Each waker publishes what it has, one piece after the other, and wakes the owner after each. The owner takes all it
+finds, and sleeps when it finds nothing, until it has everything. As in wakeup.py it must not need its look every 10 ms;
+any waker may die between two steps."""
+
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class DoorbellModel:
-    pieces: tuple            # of each waker
+    pieces: tuple  # of each waker
     dies: bool = True
     # Mutations:
-    rings_first: bool = True   # the owner reads `rings` before it says that it sleeps
-    recheck: bool = True       # it looks again after that
-    counts: bool = True        # a waker counts before it wakes
+    rings_first: bool = True  # the owner reads `rings` before it says that it sleeps
+    recheck: bool = True  # it looks again after that
+    counts: bool = True  # a waker counts before it wakes
     publish_first: bool = True
 
-    # State: (sleeping, rings, taken by the owner of each waker, its step, rings as it saw them, wakers). A waker: (step, pieces
-    # published).
+    # State: (sleeping, rings, taken by the owner of each waker, its step, rings as it saw them, wakers). A waker:
+    # (step, pieces published).
 
     def initial(self):
         return 0, 0, (0,) * len(self.pieces), "look", 0, (("next", 0),) * len(self.pieces)
@@ -41,7 +41,7 @@ class DoorbellModel:
             return
 
         def to(mine, published=published, sleeping=sleeping, rings=rings, step=step):
-            return sleeping, rings, taken, step, seen, (*wakers[:i], (mine, published), *wakers[i + 1:])
+            return sleeping, rings, taken, step, seen, (*wakers[:i], (mine, published), *wakers[i + 1 :])
 
         first, second = ("publish", "peek") if self.publish_first else ("peek", "publish")
         after = {first: second, second: "next"}
@@ -52,7 +52,10 @@ class DoorbellModel:
         elif mine == "peek":
             yield f"waker {i} reads sleeping", to("clear" if sleeping else after["peek"])
         elif mine == "clear":
-            yield f"waker {i} clears sleeping", to(("count" if self.counts else "wake") if sleeping else after["peek"], sleeping=0)
+            yield (
+                f"waker {i} clears sleeping",
+                to(("count" if self.counts else "wake") if sleeping else after["peek"], sleeping=0),
+            )
         elif mine == "count":
             yield f"waker {i} counts", to("wake", rings=rings + 1)
         elif mine == "wake":

@@ -1,22 +1,24 @@
-"""How all_to_all's ranks wait for all to come while they fill each other's lanes (backend/shm/all_to_all.cpp), as one of
-them sees it, the reader. One step per access to shared memory; a ring of the doorbell, which doorbell.py looks into, is two.
+"""How all_to_all's ranks wait for all to come while they fill each other's lanes (backend/shm/all_to_all.cpp), as one
+of them sees it, the reader. One step per access to shared memory; a ring of the doorbell, which doorbell.py looks into,
+is two.
 
-Every writer announces its call, and rings if all have announced theirs by then; it writes, and rings if all have by then.
-The reader takes nothing before all have, and sleeps whenever there is nothing for it to do. No sleep may need its look
-every 10 ms. Nobody dies here: of that the reader is told by those looks.
-"""
+Every writer announces its call, and rings if all have announced theirs by then; it writes, and rings if all have by
+then. The reader takes nothing before all have, and sleeps whenever there is nothing for it to do. No sleep may need its
+look every 10 ms. Nobody dies here: of that the reader is told by those looks."""
+
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class GatheringModel:
-    pieces: tuple               # of each writer
+    pieces: tuple  # of each writer
     # Mutations:
     rings_if_last: bool = True
-    write_first: bool = True    # a writer looks who is here after it has written
+    write_first: bool = True  # a writer looks who is here after it has written
 
     # State: (sleeping, rings, the reader's step, rings as it saw them, writers). A writer: (step, pieces written, whose
-    # announcement it looks for). The reader has announced its call at the start, or what it misses it finds when it looks.
+    # announcement it looks for). The reader has announced its call at the start, or what it misses it finds when it
+    # looks.
 
     def initial(self):
         return 0, 0, "look", 0, (("announce", 0, 0),) * len(self.pieces)
@@ -34,7 +36,7 @@ class GatheringModel:
         mine, written, whom = writers[i]
 
         def to(mine, written=written, whom=0, sleeping=sleeping, rings=rings, step=step):
-            return sleeping, rings, step, seen, (*writers[:i], (mine, written, whom), *writers[i + 1:])
+            return sleeping, rings, step, seen, (*writers[:i], (mine, written, whom), *writers[i + 1 :])
 
         on = "write" if self.write_first else "scan for the next"
         more = on if written < self.pieces[i] else "over"
@@ -56,8 +58,12 @@ class GatheringModel:
             yield f"writer {i} looks whether to ring", to(("ring" + mine[4:]) if sleeping else rung)
         elif mine in ("ring", "ring for the next"):
             rung = more if mine == "ring" else "write"
-            yield (f"writer {i} rings",
-                   to(rung, sleeping=0, rings=rings + 1, step="look" if step == "asleep" else step) if sleeping else to(rung))
+            yield (
+                f"writer {i} rings",
+                to(rung, sleeping=0, rings=rings + 1, step="look" if step == "asleep" else step)
+                if sleeping
+                else to(rung),
+            )
 
     def _reader(self, sleeping, rings, step, seen, writers):
         def to(step, sleeping=sleeping, seen=seen):

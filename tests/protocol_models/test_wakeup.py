@@ -15,9 +15,18 @@ def test_every_wait_ends(waits):
     assert check(Wakeup(3, waits)) > 40
 
 
-@pytest.mark.parametrize("mutation", [{"recheck": False}, {"wakes": False}, {"store_first": False}, {"counts": False},
-                                      {"sleep_on": "value"}, {"sleep_on": "wake_at"}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        {"recheck": False},
+        {"wakes": False},
+        {"store_first": False},
+        {"counts": False},
+        {"sleep_on": "value"},
+        {"sleep_on": "wake_at"},
+    ],
+    ids=str,
+)
 def test_a_broken_protocol_loses_a_wake_up(mutation):
     with pytest.raises(Found, match="nobody can go on"):
         for waits in [*((w,) for w in TWO_RANKS), *THREE_RANKS]:

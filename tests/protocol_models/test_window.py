@@ -27,13 +27,18 @@ def test_no_slot_is_reused_early_and_nobody_waits_forever(n, window, blocks, nam
     assert check(Window(n, window, blocks, **shape(name, n))) > 20
 
 
-@pytest.mark.parametrize("mutation, name, sizes, found", [
-    ({"slack": 1}, "all_reduce of 2, all_gather, all_to_all", (2, 2, 4), "reuses the slot"),
-    ({"slack": 1}, "all_reduce of more", (3, 2, 3), "reuses the slot"),
-    ({"own": False}, "reduce of more", (2, 2, 4), "reuses the slot"),
-    ({"early_out": True}, "all_reduce of more", (2, 2, 4), "reuses the slot"),
-    ({"greedy": True}, "all_reduce of 2, all_gather, all_to_all", (2, 2, 6), "nobody can go on"),
-    ({"notices": False}, "broadcast", (2, 2, 6), "nobody can go on")], ids=str)
+@pytest.mark.parametrize(
+    "mutation, name, sizes, found",
+    [
+        ({"slack": 1}, "all_reduce of 2, all_gather, all_to_all", (2, 2, 4), "reuses the slot"),
+        ({"slack": 1}, "all_reduce of more", (3, 2, 3), "reuses the slot"),
+        ({"own": False}, "reduce of more", (2, 2, 4), "reuses the slot"),
+        ({"early_out": True}, "all_reduce of more", (2, 2, 4), "reuses the slot"),
+        ({"greedy": True}, "all_reduce of 2, all_gather, all_to_all", (2, 2, 6), "nobody can go on"),
+        ({"notices": False}, "broadcast", (2, 2, 6), "nobody can go on"),
+    ],
+    ids=str,
+)
 def test_a_broken_protocol_is_found(mutation, name, sizes, found):
     with pytest.raises(Found, match=found):
         check(Window(*sizes, **shape(name, sizes[0]), **mutation))

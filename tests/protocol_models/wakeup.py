@@ -1,11 +1,12 @@
 """Group::advance and Group::wait (backend/shm/group.cpp) on one Signal, one step per access to shared memory.
 
-The owner takes `value` from 0 to `last`. Each waiter makes its waits, (need, worth) pairs, one after the other. What the
-code does every 10 ms, that is, look again whether all is well, is left out: a wait must not need it to end unless the
-owner has died. The owner may die between any two steps; its death is what a sleeper may wake for.
+The owner takes `value` from 0 to `last`. Each waiter makes its waits, (need, worth) pairs, one after the other. What
+the code does every 10 ms, that is, look again whether all is well, is left out: a wait must not need it to end unless
+the owner has died. The owner may die between any two steps; its death is what a sleeper may wake for.
 
 Steps are sequentially consistent, as the code asks for it (memory_order_seq_cst) wherever it matters.
 """
+
 from dataclasses import dataclass
 
 NEVER = 99
@@ -14,14 +15,14 @@ NEVER = 99
 @dataclass(frozen=True)
 class Wakeup:
     last: int
-    waits: tuple          # of each waiter: ((need, worth), ...)
+    waits: tuple  # of each waiter: ((need, worth), ...)
     dies: bool = True
     # Mutations:
-    recheck: bool = True       # the value is read after asking to be woken
-    wakes: bool = True         # the owner wakes whom it finds asking
-    counts: bool = True        # the owner counts its wake-ups
-    sleep_on: str = "wakes"    # the word that the kernel compares
-    store_first: bool = True   # the owner stores the value before it looks for sleepers
+    recheck: bool = True  # the value is read after asking to be woken
+    wakes: bool = True  # the owner wakes whom it finds asking
+    counts: bool = True  # the owner counts its wake-ups
+    sleep_on: str = "wakes"  # the word that the kernel compares
+    store_first: bool = True  # the owner stores the value before it looks for sleepers
 
     # State: (value, wake_at, wakes, owner, waiters). owner: (step, value it is about to publish), step "dead" or
     # "over". A waiter: (number of the wait, step, the word it will sleep on as it was).
@@ -70,22 +71,26 @@ class Wakeup:
         word = {"value": value, "wake_at": wake_at, "wakes": wakes}[self.sleep_on]
 
         def to(*mine, wake_at=wake_at):
-            return value, wake_at, wakes, owner, (*waiters[:i], mine, *waiters[i + 1:])
+            return value, wake_at, wakes, owner, (*waiters[:i], mine, *waiters[i + 1 :])
 
         done = (number + 1, "try", 0) if number + 1 < len(self.waits[i]) else (number, "end", 0)
         if step in ("try", "again"):
             yield f"waiter {i} reads value {value}", to(*done) if value >= need else to(number, "count", 0)
         elif step == "count":
             yield f"waiter {i} reads wakes {wakes}", to(number, "ask", word)
-        elif step == "ask":      # the compare-and-swap to the smaller one
+        elif step == "ask":  # the compare-and-swap to the smaller one
             asked = min(wake_at, worth)
-            yield f"waiter {i} asks for {worth}", to(number, "check", asked if self.sleep_on == "wake_at" else seen,
-                                                     wake_at=asked)
+            yield (
+                f"waiter {i} asks for {worth}",
+                to(number, "check", asked if self.sleep_on == "wake_at" else seen, wake_at=asked),
+            )
         elif step == "check":
             enough = self.recheck and value >= need
-            yield f"waiter {i} reads value {value}", to(*done) if enough else to(
-                number, "sleep", value if self.sleep_on == "value" else seen)
-        elif step == "sleep":    # the kernel compares and sleeps in one step
+            yield (
+                f"waiter {i} reads value {value}",
+                to(*done) if enough else to(number, "sleep", value if self.sleep_on == "value" else seen),
+            )
+        elif step == "sleep":  # the kernel compares and sleeps in one step
             yield f"waiter {i} sleeps unless woken", to(number, "asleep" if word == seen else "again", 0)
         elif step == "asleep" and owner[0] == "dead":
             yield f"waiter {i} notices", to(*done) if value >= need else to(number, "lost", 0)

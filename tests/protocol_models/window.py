@@ -1,11 +1,11 @@
 """pipeline() of backend/shm/pipeline.h: blocks through the slots of a ring of `window`, on 2 or 3 ranks. The steps of a
-rank are those of the code, in its order; each piece of data is touched over a stretch of time (begin, end), at both ends
-of which the slots must hold what the code takes to be in them.
+rank are those of the code, in its order; each piece of data is touched over a stretch of time (begin, end), at both
+ends of which the slots must hold what the code takes to be in them.
 
-A wait is one step here, for wakeup.py shows that it ends once the value is worth it. It does not end before that: so this
-model also says whether asking for more than the next block can deadlock. Any one rank may die between two steps; the
-others must then end, by noticing it or each other's failure.
-"""
+A wait is one step here, for wakeup.py shows that it ends once the value is worth it. It does not end before that: so
+this model also says whether asking for more than the next block can deadlock. Any one rank may die between two steps;
+the others must then end, by noticing it or each other's failure."""
+
 from dataclasses import dataclass
 
 FILL, REDUCE, DRAIN = "fill", "reduce", "drain"
@@ -20,18 +20,18 @@ class Window:
     window: int
     blocks: int
     reduces: bool
-    drains: tuple = ()         # which ranks drain; none given: all
+    drains: tuple = ()  # which ranks drain; none given: all
     fills: tuple = ()
     dies: bool = True
     # Mutations:
-    slack: int = 0             # how many blocks too far ahead a rank may fill
-    own: bool = True           # a rank waits for its own stages, too, before it fills a slot again
-    greedy: bool = False       # asks to be woken for a whole batch, whatever the others can finish by themselves
-    early_out: bool = False    # says that it has drained before it has
-    notices: bool = True       # a sleeper notices that its peer has died, or that the group has failed
+    slack: int = 0  # how many blocks too far ahead a rank may fill
+    own: bool = True  # a rank waits for its own stages, too, before it fills a slot again
+    greedy: bool = False  # asks to be woken for a whole batch, whatever the others can finish by themselves
+    early_out: bool = False  # says that it has drained before it has
+    notices: bool = True  # a sleeper notices that its peer has died, or that the group has failed
 
-    # State of a rank: (filled, reduced, drained, in, red, out, step). step: ("at", ...), a stage under way, ("wait", signal,
-    # peer, need, worth), "over", "failed" or "dead". The signals in, red, out are what it has published.
+    # State of a rank: (filled, reduced, drained, in, red, out, step). step: ("at", ...), a stage under way, ("wait",
+    # signal, peer, need, worth), "over", "failed" or "dead". The signals in, red, out are what it has published.
 
     def initial(self):
         return tuple((*self._start(r), AT_FILL_MOVED) for r in range(self.ranks))
@@ -63,12 +63,13 @@ class Window:
         return None
 
     def _unready(self, state, r, stage):
-        """While rank r reduces or drains its next block: does every slot it reads hold that block, as far as it must?"""
+        """While rank r reduces or drains its next block: does every slot it reads hold that block, as far as it
+        must?"""
         k = state[r][1] if stage == REDUCE else state[r][2]
         for p, (filled, reduced, *_, step) in enumerate(state):
             if not self._fills(p) or (p == r and stage == DRAIN):
                 continue
-            newest = filled + (step == FILL)     # a slot that is being filled holds the new block, not the old
+            newest = filled + (step == FILL)  # a slot that is being filled holds the new block, not the old
             if newest - 1 >= k + self.window:
                 return f"rank {p} reuses the slot of block {k} while rank {r} is in its {stage}"
             if p == r:
@@ -91,7 +92,7 @@ class Window:
 
     @staticmethod
     def _with(state, r, rank):
-        return (*state[:r], rank, *state[r + 1:])
+        return (*state[:r], rank, *state[r + 1 :])
 
     def _slowest(self, state, r, signal):
         return min((rank[signal], p) for p, rank in enumerate(state) if p != r)

@@ -17,6 +17,7 @@ Devices and addresses exist inside the rig's namespaces alone, so that any numbe
 
 A process on a host sees only that host's processes; the machine sees all of them, each under a PID of its own.
 """
+
 import functools
 import os
 import re
@@ -56,7 +57,8 @@ class Hosts:
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="c10d-hosts-", dir="/tmp"))
         table = "127.0.0.1 localhost\n" + "".join(
-            f"{address} {name}\n" for name, address in [("login", f"{SUBNET}.1"), *self.addresses.items()])
+            f"{address} {name}\n" for name, address in [("login", f"{SUBNET}.1"), *self.addresses.items()]
+        )
         (self.folder / "hosts").write_text(table)
         if self._own_name_is_loopback:
             for name, address in self.addresses.items():
@@ -73,9 +75,25 @@ class Hosts:
     def _start(self):
         # A session of its own: Ctrl-C is for the parent, whose end is the rig's end.
         self._rig = subprocess.Popen(
-            ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child=KILL",
-             SCRIPTS / "login.sh", self.folder, SUBNET, *self.names],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+            [
+                "unshare",
+                "--net",
+                "--uts",
+                "--ipc",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child=KILL",
+                SCRIPTS / "login.sh",
+                self.folder,
+                SUBNET,
+                *self.names,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         said = ""
         while not (ready := re.search(r"^ready (\d+)$", said, re.M)):
             line = self._rig.stdout.readline().decode(errors="replace")
@@ -100,8 +118,21 @@ class Hosts:
 
     def command(self, host, argv, cwd=None):
         """The command line that runs argv on a host (None: the login host), with the caller's environment."""
-        return ["nsenter", "-t", str(self._pids[host]), "-n", "-u", "-i", "-m", "-p",
-                "sh", "-c", 'cd "$0" && exec "$@"', str(cwd or os.getcwd()), *map(str, argv)]
+        return [
+            "nsenter",
+            "-t",
+            str(self._pids[host]),
+            "-n",
+            "-u",
+            "-i",
+            "-m",
+            "-p",
+            "sh",
+            "-c",
+            'cd "$0" && exec "$@"',
+            str(cwd or os.getcwd()),
+            *map(str, argv),
+        ]
 
     def run(self, host, argv, **options):
         """subprocess.run on a host."""
@@ -112,8 +143,22 @@ class Hosts:
         for name in self.names:
             self._network(name, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
             if rate is not None:
-                self._network(name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate,
-                              "burst", "256kb", "latency", "50ms")
+                self._network(
+                    name,
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                    "eth0",
+                    "root",
+                    "tbf",
+                    "rate",
+                    rate,
+                    "burst",
+                    "256kb",
+                    "latency",
+                    "50ms",
+                )
 
     def sent_bytes(self, host):
         """What the host has sent so far, Ethernet headers included."""

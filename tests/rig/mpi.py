@@ -6,6 +6,7 @@
 MPICH is the one of the environment that runs the tests. Open MPI is in an environment of its own, which
 C10D_TEST_OPENMPI names: two MPIs in one environment overwrite each other's files (see scripts/venv.sh).
 """
+
 import os
 import subprocess
 import sys
@@ -33,8 +34,13 @@ class Mpi:
             return "Open MPI: C10D_TEST_OPENMPI names no environment that has it (scripts/test makes one)"
         if not self.mpiexec.exists():
             return f"{self.name}: there is no {self.mpiexec}"
-        version = subprocess.run([self.mpiexec, "--version"], env=self.environment(os.environ), text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+        version = subprocess.run(
+            [self.mpiexec, "--version"],
+            env=self.environment(os.environ),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ).stdout
         if {"mpich": "HYDRA", "openmpi": "Open MPI"}[self.name] not in version:
             return f"{self.mpiexec} is not {self.name}'s: {version[:200]}"
         return None
@@ -53,22 +59,49 @@ class Mpi:
         other hosts. MPICH passes all.
         """
         ranks = str(sum(ranks_per_host))
-        places = ",".join(f"{name}:{count}" for name, count in zip(hosts.names, ranks_per_host) if count) \
-            if hosts else None
+        places = (
+            ",".join(f"{name}:{count}" for name, count in zip(hosts.names, ranks_per_host) if count) if hosts else None
+        )
         line = [self.mpiexec, "-n", ranks]
         if self.name == "mpich" and hosts:
-            line += ["-hosts", places, "-launcher", "ssh", "-launcher-exec", hosts.ssh,
-                     "-genv", "TMPDIR", tempfile.gettempdir()]  # not the daemons', see ssh.sh
+            line += [
+                "-hosts",
+                places,
+                "-launcher",
+                "ssh",
+                "-launcher-exec",
+                hosts.ssh,
+                "-genv",
+                "TMPDIR",
+                tempfile.gettempdir(),
+            ]  # not the daemons', see ssh.sh
         elif self.name == "openmpi":
             # Ranks may outnumber cores: neither bind them nor let one that waits hold its core.
             line += ["--bind-to", "none", "-x", "OMPI_MCA_mpi_yield_when_idle=1"]
             for name in forward:
                 line += ["-x", name]
             if hosts:
-                line += ["--host", places, "-x", f"TMPDIR={tempfile.gettempdir()}",  # not the daemons', see ssh.sh
-                         "--prtemca", "plm_ssh_agent", hosts.ssh,
-                         "--prtemca", "prte_local_tmpdir_base", hosts.folder,
-                         "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"]
+                line += [
+                    "--host",
+                    places,
+                    "-x",
+                    f"TMPDIR={tempfile.gettempdir()}",  # not the daemons', see ssh.sh
+                    "--prtemca",
+                    "plm_ssh_agent",
+                    hosts.ssh,
+                    "--prtemca",
+                    "prte_local_tmpdir_base",
+                    hosts.folder,
+                    "--mca",
+                    "pml",
+                    "ob1",
+                    "--mca",
+                    "btl",
+                    "self,sm,tcp",
+                    "--mca",
+                    "btl_tcp_if_include",
+                    "eth0",
+                ]
             else:
                 line += ["--oversubscribe", "--mca", "btl", "^ofi"]
         line = [str(word) for word in (*line, *flags, *argv)]

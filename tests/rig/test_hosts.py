@@ -1,4 +1,5 @@
 """The rig: its hosts are apart, a network joins them, real launchers run over them, nothing is left of it."""
+
 import os
 import signal
 import socket
@@ -47,8 +48,9 @@ def output(hosts, host, *argv):
 
 def transfer(hosts, count, port, sender="hosta", receiver="hostb"):
     """Send so many bytes between hosts; (the receiver's words, seconds, bytes that left the sender)."""
-    receiving = subprocess.Popen(hosts.command(receiver, [sys.executable, "-c", RECEIVE, port]),
-                                 stdout=subprocess.PIPE, text=True)
+    receiving = subprocess.Popen(
+        hosts.command(receiver, [sys.executable, "-c", RECEIVE, port]), stdout=subprocess.PIPE, text=True
+    )
     with receiving:
         assert receiving.stdout.readline() == "listening\n"
         before, started = hosts.sent_bytes(sender), time.monotonic()
@@ -69,7 +71,9 @@ def test_each_host_has_its_own(hosts, tmp_path):
     assert len(set(seen)) == 3
     for name in hosts.names:
         assert output(hosts, name, "sh", "-c", "ls /dev/shm; cat /dev/shm/here") == f"here\n{name}\n"
-        links = {kind: output(hosts, name, "readlink", f"/proc/self/ns/{kind}") for kind in ("net", "uts", "ipc", "pid")}
+        links = {
+            kind: output(hosts, name, "readlink", f"/proc/self/ns/{kind}") for kind in ("net", "uts", "ipc", "pid")
+        }
         for kind, link in links.items():
             assert link != os.readlink(f"/proc/self/ns/{kind}") + "\n", kind
     assert not os.path.exists("/dev/shm/here")
@@ -135,12 +139,15 @@ def test_nothing_is_left():
 
 
 def test_nothing_is_left_when_the_parent_is_killed():
-    program = ("import sys, time; sys.path.insert(0, sys.argv[1]); from rig import Hosts; import subprocess\n"
-               "with Hosts() as hosts:\n"
-               "    subprocess.Popen(hosts.command('hosta', ['sh', '-c', 'sleep 1000 & setsid sleep 1001 & wait']))\n"
-               "    print(hosts.folder, flush=True); time.sleep(1000)")
-    parent = subprocess.Popen([sys.executable, "-c", program, Path(__file__).parents[1]],
-                              stdout=subprocess.PIPE, text=True)
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from rig import Hosts; import subprocess\n"
+        "with Hosts() as hosts:\n"
+        "    subprocess.Popen(hosts.command('hosta', ['sh', '-c', 'sleep 1000 & setsid sleep 1001 & wait']))\n"
+        "    print(hosts.folder, flush=True); time.sleep(1000)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, Path(__file__).parents[1]], stdout=subprocess.PIPE, text=True
+    )
     with parent:
         folder = Path(parent.stdout.readline().strip())
         assert belongings(folder)
@@ -157,11 +164,19 @@ def test_launchers(hosts, name, ranks_per_host):
     mpi = Mpi.named(name)
     if reason := mpi.why_not():
         pytest.skip(reason)
-    program = ("from mpi4py import MPI; import socket, sys, os; w = MPI.COMM_WORLD; "
-               "sys.stdout.write(f'{w.rank} {socket.gethostname()} {w.allreduce(1)} {os.environ[\"SAID\"]}\\n')")
+    program = (
+        "from mpi4py import MPI; import socket, sys, os; w = MPI.COMM_WORLD; "
+        "sys.stdout.write(f'{w.rank} {socket.gethostname()} {w.allreduce(1)} {os.environ[\"SAID\"]}\\n')"
+    )
     command = mpi.command(ranks_per_host, [mpi.python, "-c", program], hosts, forward=["SAID"])
-    done = subprocess.run(command, env=mpi.environment({**os.environ, "SAID": "so"}), timeout=60,
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env=mpi.environment({**os.environ, "SAID": "so"}),
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     where = ["hosta"] * ranks_per_host[0] + ["hostb"] * ranks_per_host[1]
     assert sorted(done.stdout.splitlines()) == [f"{rank} {host} 4 so" for rank, host in enumerate(where)], done
     assert done.returncode == 0

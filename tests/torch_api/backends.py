@@ -1,9 +1,10 @@
 """Each name of torch's Backend, on ours (torch 2.14 and newer). See table.py."""
+
 import torch
 
 from .table import OPERATIONS, SECONDS, SETTINGS, Inherited, Refused, _allreduce_sparse, _coalescing, answers
 
-_gone = ("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")     # not a Backend's, in Python
+_gone = ("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")  # not a Backend's, in Python
 
 
 def _split(p, backend):
@@ -45,8 +46,10 @@ BACKEND = {
     "supports_time_estimate": answers("supports_time_estimate", lambda p: False),
     "_supports_time_estimate": answers("_supports_time_estimate", lambda p: False),
     "supports_tensor_alloc": lambda p, b: b.supports_tensor_alloc(torch.device("cpu")) and 1 / 0,
-    "allocate_tensor": Refused("does not support allocateTensor", lambda p, b: b.allocate_tensor(
-        4, dtype=torch.float32, device=torch.device("cpu"))),
+    "allocate_tensor": Refused(
+        "does not support allocateTensor",
+        lambda p, b: b.allocate_tensor(4, dtype=torch.float32, device=torch.device("cpu")),
+    ),
     "mem_allocator": Refused("does not support getMemAllocator", lambda p, b: b.mem_allocator),
     "memory_stats": Refused("does not support getMemoryStats", lambda p, b: b.memory_stats()),
     "suspend": Refused("does not support suspend", lambda p, b: b.suspend()),

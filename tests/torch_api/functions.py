@@ -1,4 +1,5 @@
 """Each public function of torch.distributed that takes a group, on the default group. See table.py."""
+
 import torch
 import torch.distributed as dist
 
@@ -7,19 +8,23 @@ from .table import SECONDS, Refused, _new_group, same
 
 def on_all(call):
     """A collective whose tensor becomes the sum."""
+
     def trial(p):
         t = p.mine()
         call(t)
         same(t, p.total)
+
     return trial
 
 
 def gathered(call):
     """A collective that leaves every rank's tensor in one."""
+
     def trial(p):
         output = torch.zeros(4 * p.size)
         call(output, p)
         same(output, p.everyone)
+
     return trial
 
 
@@ -86,6 +91,7 @@ def _gather_single(call):
         getattr(dist, call)(p.mine(), output, 0)
         if p.rank == 0:
             same(output, p.everyone)
+
     return trial
 
 
@@ -118,6 +124,7 @@ def _reduce_scatter_single(call):
         output = torch.zeros(4)
         getattr(dist, call)(output, p.everyone)
         same(output, float(p.size * (p.rank + 1)))
+
     return trial
 
 
@@ -194,34 +201,53 @@ def answers(name, want, *arguments):
     def trial(p):
         got = getattr(dist, name)(*(a(p) if callable(a) else a for a in arguments))
         assert got == want(p), (name, got)
+
     return trial
 
 
 FUNCTIONS = {
     "all_reduce": on_all(lambda t: dist.all_reduce(t)),
-    "all_gather": _all_gather, "all_gather_coalesced": _all_gather_coalesced, "all_reduce_coalesced": _all_reduce_coalesced,
+    "all_gather": _all_gather,
+    "all_gather_coalesced": _all_gather_coalesced,
+    "all_reduce_coalesced": _all_reduce_coalesced,
     "all_gather_into_tensor": gathered(lambda o, p: dist.all_gather_into_tensor(o, p.mine())),
     "all_gather_single": gathered(lambda o, p: dist.all_gather_single(o, p.mine())),
-    "all_gather_object": _all_gather_object, "all_to_all": _all_to_all,
+    "all_gather_object": _all_gather_object,
+    "all_to_all": _all_to_all,
     "all_to_all_single": gathered(lambda o, p: dist.all_to_all_single(o, p.mine(4 * p.size))),
-    "barrier": lambda p: dist.barrier(), "broadcast": _broadcast, "broadcast_object_list": _broadcast_object_list,
-    "destroy_process_group": _destroy, "gather": _gather, "gather_into_tensor": _gather_single("gather_into_tensor"),
-    "gather_single": _gather_single("gather_single"), "gather_object": _gather_object,
+    "barrier": lambda p: dist.barrier(),
+    "broadcast": _broadcast,
+    "broadcast_object_list": _broadcast_object_list,
+    "destroy_process_group": _destroy,
+    "gather": _gather,
+    "gather_into_tensor": _gather_single("gather_into_tensor"),
+    "gather_single": _gather_single("gather_single"),
+    "gather_object": _gather_object,
     "get_backend": answers("get_backend", lambda p: "custom"),
     "get_backend_config": answers("get_backend_config", lambda p: "cpu:custom"),
     "get_backend_impl": answers("get_backend_impl", lambda p: p.backend),
     "get_global_rank": answers("get_global_rank", lambda p: 1, lambda p: p.group, 1),
     "get_group_rank": answers("get_group_rank", lambda p: 1, lambda p: p.group, 1),
     "get_process_group_ranks": answers("get_process_group_ranks", lambda p: list(range(p.size)), lambda p: p.group),
-    "get_rank": answers("get_rank", lambda p: p.rank), "get_world_size": answers("get_world_size", lambda p: p.size),
-    "irecv": _isend_irecv, "isend": _isend_irecv, "monitored_barrier": _monitored_barrier,
-    "new_subgroups": _new_subgroups, "new_subgroups_by_enumeration": _new_subgroups_by_enumeration,
-    "recv": _send_recv, "send": _send_recv, "recv_object_list": _send_object_list, "send_object_list": _send_object_list,
-    "reduce": _reduce, "reduce_scatter": _reduce_scatter,
+    "get_rank": answers("get_rank", lambda p: p.rank),
+    "get_world_size": answers("get_world_size", lambda p: p.size),
+    "irecv": _isend_irecv,
+    "isend": _isend_irecv,
+    "monitored_barrier": _monitored_barrier,
+    "new_subgroups": _new_subgroups,
+    "new_subgroups_by_enumeration": _new_subgroups_by_enumeration,
+    "recv": _send_recv,
+    "send": _send_recv,
+    "recv_object_list": _send_object_list,
+    "send_object_list": _send_object_list,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter_single("reduce_scatter_single"),
     "reduce_scatter_tensor": _reduce_scatter_single("reduce_scatter_tensor"),
-    "scatter": _scatter, "scatter_object_list": _scatter_object_list, "set_timeout": _set_timeout,
-    "shrink_group": Refused("shrink", lambda p: dist.shrink_group([p.size - 1])),   # c10d_custom.shrink_group does it
+    "scatter": _scatter,
+    "scatter_object_list": _scatter_object_list,
+    "set_timeout": _set_timeout,
+    "shrink_group": Refused("shrink", lambda p: dist.shrink_group([p.size - 1])),  # c10d_custom.shrink_group does it
     "split_group": _split_group,
 }
 # torch before these refuses them to any backend that is not its own, or without an accelerator.

@@ -1,4 +1,5 @@
 """Each name of torch's ProcessGroup, on a group of ours. See table.py."""
+
 import torch
 import torch.distributed as dist
 
@@ -71,30 +72,56 @@ GROUP = {
     **{name: gather_single(name) for name in ("gather_single", "gather_into_tensor")},
     "monitored_barrier": _monitored_barrier,
     "split_group": _split,
-    "merge_remote_group": Refused("does not support merge_remote_group", lambda p, g: g.merge_remote_group(
-        g.get_group_store(), p.size, SECONDS)),
-    "_register_on_completion_hook": Refused("does not support _register_on_completion_hook",
-                                            lambda p, g: g._register_on_completion_hook(print)),
-    "_enable_collectives_timing": Refused("does not support _enable_collectives_timing",
-                                          lambda p, g: g._enable_collectives_timing()),
-    "register_pre_hook": _hooks, "register_post_hook": _hooks, "unregister_pre_hook": _hooks, "unregister_post_hook": _hooks,
+    "merge_remote_group": Refused(
+        "does not support merge_remote_group", lambda p, g: g.merge_remote_group(g.get_group_store(), p.size, SECONDS)
+    ),
+    "_register_on_completion_hook": Refused(
+        "does not support _register_on_completion_hook", lambda p, g: g._register_on_completion_hook(print)
+    ),
+    "_enable_collectives_timing": Refused(
+        "does not support _enable_collectives_timing", lambda p, g: g._enable_collectives_timing()
+    ),
+    "register_pre_hook": _hooks,
+    "register_post_hook": _hooks,
+    "unregister_pre_hook": _hooks,
+    "unregister_post_hook": _hooks,
     "_device_types": answers("_device_types", lambda p: [CPU]),
-    "_get_backend": _get_backend, "get_backend": _get_backend,
+    "_get_backend": _get_backend,
+    "get_backend": _get_backend,
     "_has_hooks": answers("_has_hooks", lambda p: False),
     "get_group_store": lambda p, g: g.get_group_store().set(f"of rank {p.rank}", "1"),
-    "_set_group_name": _name, "_set_group_desc": _name, "group_name": _name, "group_desc": _name,
-    "boxed": _boxed, "unbox": _boxed,
+    "_set_group_name": _name,
+    "_set_group_desc": _name,
+    "group_name": _name,
+    "group_desc": _name,
+    "boxed": _boxed,
+    "unbox": _boxed,
     "_id": Inherited("the address of the object in C++"),
     "_backend_id": Inherited("the address of the backend in C++"),
     "_set_default_backend": Inherited("torch's own table of a group's backends"),
     "_register_backend": Inherited("torch's own table of a group's backends"),
     "bound_device_id": Inherited("a field that torch keeps; registration.py fills it in"),
     "use_pg_for_symm_mem_rendezvous": Inherited("a field that torch keeps, for its symmetric memory of CUDA tensors"),
-    **{name: Inherited("a constant") for name in ("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL")},
+    **{
+        name: Inherited("a constant")
+        for name in ("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL")
+    },
 }
 # Names that no group of ours overrides and that end in torch's C++, which then refuses or asks the backend.
 LEFT_TO_TORCH = {
-    "rank", "size", "name", "boxed", "unbox", "_set_group_name", "_set_group_desc", "group_name", "group_desc",
-    "unregister_pre_hook", "unregister_post_hook", "supports_reconfigure", "supports_window", "supports_abort_hooks",
+    "rank",
+    "size",
+    "name",
+    "boxed",
+    "unbox",
+    "_set_group_name",
+    "_set_group_desc",
+    "group_name",
+    "group_desc",
+    "unregister_pre_hook",
+    "unregister_post_hook",
+    "supports_reconfigure",
+    "supports_window",
+    "supports_abort_hooks",
     "supports_completion_hooks",
 }

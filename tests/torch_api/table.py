@@ -1,8 +1,9 @@
-"""What becomes of each name that torch gives a user of a group, a group, and a backend: one call that shows that it works, or
-the words of the error that refuses it.
+"""What becomes of each name that torch gives a user of a group, a group, and a backend: one call that shows that it
+works, or the words of the error that refuses it.
 
 A *trial* is a function (place) -> None of one rank's Place; ``==`` in it raises where a result is wrong.
 """
+
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ SECONDS = timedelta(seconds=30)
 @dataclass
 class Place:
     """One of ``size`` ranks, its default group, and what the group answers for the backend of CPU tensors."""
+
     rank: int
     size: int
     group: object
@@ -35,6 +37,7 @@ class Place:
 @dataclass(frozen=True)
 class Refused:
     """The call raises, and says these words."""
+
     words: str
     call: object
 
@@ -42,6 +45,7 @@ class Refused:
 @dataclass(frozen=True)
 class Inherited:
     """torch's own answer is right for a group of ours, and why."""
+
     why: str
 
 
@@ -113,6 +117,7 @@ def all_gather_single(name):
         output = torch.zeros(4 * p.size)
         finished(getattr(on, name)(output, p.mine(), options("AllgatherOptions")))
         same(output, p.everyone)
+
     return trial
 
 
@@ -121,6 +126,7 @@ def all_gather_single_coalesced(name):
         output = torch.zeros(4 * p.size)
         finished(getattr(on, name)([output], [p.mine()], options("AllgatherOptions")))
         same(output, p.everyone)
+
     return trial
 
 
@@ -137,12 +143,15 @@ def gather_single(name):
         finished(getattr(on, name)(output, p.mine(), options("GatherOptions", rootRank=0)))
         if p.rank == 0:
             same(output, p.everyone)
+
     return trial
 
 
 def _scatter(p, on):
     output = torch.zeros(4)
-    finished(on.scatter([output], [list(p.everyone.split(4))] if p.rank == 0 else [], options("ScatterOptions", rootRank=0)))
+    finished(
+        on.scatter([output], [list(p.everyone.split(4))] if p.rank == 0 else [], options("ScatterOptions", rootRank=0))
+    )
     same(output, float(p.rank + 1))
 
 
@@ -157,6 +166,7 @@ def reduce_scatter_single(name):
         output = torch.zeros(4)
         finished(getattr(on, name)(output, p.everyone, options("ReduceScatterOptions")))
         same(output, float(p.size * (p.rank + 1)))
+
     return trial
 
 
@@ -165,6 +175,7 @@ def reduce_scatter_single_coalesced(name):
         output = torch.zeros(4)
         finished(getattr(on, name)([output], [p.everyone], options("ReduceScatterOptions")))
         same(output, float(p.size * (p.rank + 1)))
+
     return trial
 
 
@@ -179,6 +190,7 @@ def all_to_all_single(name):
         output = torch.zeros(4 * p.size)
         finished(getattr(on, name)(output, p.mine(4 * p.size), [], [], options("AllToAllOptions")))
         same(output, p.everyone)
+
     return trial
 
 
@@ -270,40 +282,70 @@ def _shutdown(p, on):
 
 def answers(name, want):
     """An attribute, or a method without arguments, that answers ``want`` (a function of the Place)."""
+
     def trial(p, on):
         got = getattr(on, name)
         got = got() if callable(got) else got
         assert got == want(p), (name, got, want(p))
+
     return trial
 
 
 OPERATIONS = {
-    "broadcast": _broadcast, "allreduce": _allreduce, "allreduce_coalesced": _allreduce_coalesced, "reduce": _reduce,
-    "allgather": _allgather, "allgather_coalesced": _allgather_coalesced, "gather": _gather, "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter, "alltoall": _alltoall, "send": _send_recv, "recv": _send_recv,
-    "recv_anysource": _recv_anysource, "barrier": _barrier,
+    "broadcast": _broadcast,
+    "allreduce": _allreduce,
+    "allreduce_coalesced": _allreduce_coalesced,
+    "reduce": _reduce,
+    "allgather": _allgather,
+    "allgather_coalesced": _allgather_coalesced,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "alltoall": _alltoall,
+    "send": _send_recv,
+    "recv": _send_recv,
+    "recv_anysource": _recv_anysource,
+    "barrier": _barrier,
     **{name: all_gather_single(name) for name in ("all_gather_single", "_allgather_base")},
-    **{name: all_gather_single_coalesced(name) for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")},
+    **{
+        name: all_gather_single_coalesced(name)
+        for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+    },
     **{name: reduce_scatter_single(name) for name in ("reduce_scatter_single", "_reduce_scatter_base")},
-    **{name: reduce_scatter_single_coalesced(name) for name in ("reduce_scatter_single_coalesced",
-                                                                "reduce_scatter_tensor_coalesced")},
+    **{
+        name: reduce_scatter_single_coalesced(name)
+        for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+    },
     **{name: all_to_all_single(name) for name in ("all_to_all_single", "alltoall_base")},
 }
 SETTINGS = {
-    "set_timeout": _set_timeout, "_add_ephemeral_timeout": _ephemeral, "_start_coalescing": _coalescing,
-    "_end_coalescing": _coalescing, "_get_sequence_number_for_group": _sequence, "abort": _abort, "shutdown": _shutdown,
+    "set_timeout": _set_timeout,
+    "_add_ephemeral_timeout": _ephemeral,
+    "_start_coalescing": _coalescing,
+    "_end_coalescing": _coalescing,
+    "_get_sequence_number_for_group": _sequence,
+    "abort": _abort,
+    "shutdown": _shutdown,
     "_set_sequence_number_for_group": lambda p, on: on._set_sequence_number_for_group(),
     "_wait_for_pending_works": lambda p, on: on._wait_for_pending_works(),
-    "rank": answers("rank", lambda p: p.rank), "size": answers("size", lambda p: p.size),
-    "name": answers("name", lambda p: "custom"), "_get_backend_name": answers("_get_backend_name", lambda p: "c10d_custom"),
+    "rank": answers("rank", lambda p: p.rank),
+    "size": answers("size", lambda p: p.size),
+    "name": answers("name", lambda p: "custom"),
+    "_get_backend_name": answers("_get_backend_name", lambda p: "c10d_custom"),
     "supports_reconfigure": answers("supports_reconfigure", lambda p: False),
     "supports_window": answers("supports_window", lambda p: False),
     "supports_abort_hooks": answers("supports_abort_hooks", lambda p: False),
     "supports_completion_hooks": answers("supports_completion_hooks", lambda p: False),
-    "get_reconfigure_handle": Refused("does not support get_reconfigure_handle", lambda p, on: on.get_reconfigure_handle()),
-    "reconfigure": Refused("does not support reconfigure", lambda p, on: on.reconfigure(torch._C._distributed_c10d.ReconfigureOptions())),
+    "get_reconfigure_handle": Refused(
+        "does not support get_reconfigure_handle", lambda p, on: on.get_reconfigure_handle()
+    ),
+    "reconfigure": Refused(
+        "does not support reconfigure", lambda p, on: on.reconfigure(torch._C._distributed_c10d.ReconfigureOptions())
+    ),
     "new_window": Refused("does not support new_window", lambda p, on: on.new_window(p.mine())),
-    "register_abort_hook": Refused("does not support registerAbortHook", lambda p, on: on.register_abort_hook(1, print)),
+    "register_abort_hook": Refused(
+        "does not support registerAbortHook", lambda p, on: on.register_abort_hook(1, print)
+    ),
     "unregister_abort_hook": Refused("does not support unregisterAbortHook", lambda p, on: on.unregister_abort_hook(1)),
     "_register_on_completion_hook": Refused("onCompletion hook", lambda p, on: on._register_on_completion_hook(print)),
     "_enable_collectives_timing": Refused("enableCollectivesTiming", lambda p, on: on._enable_collectives_timing()),

@@ -1,15 +1,16 @@
-"""Every name that this torch offers of a group works on ours, or is refused by an error that says what is refused. A torch that
-adds one fails here, and names it."""
+"""Every name that this torch offers of a group works on ours, or is refused by an error that says what is refused. A
+torch that adds one fails here, and names it."""
+
 import inspect
 
 import pytest
 import torch
 import torch.distributed as dist
-from ecosystem.spawn import run
 from torch._C._distributed_c10d import Backend, ProcessGroup
 
 from c10d_custom.c10d.backend import REGISTERED
 from c10d_custom.c10d.process_group import CustomProcessGroup
+from ecosystem.spawn import run
 
 from .backends import BACKEND
 from .functions import BEFORE, FUNCTIONS, SINCE
@@ -25,8 +26,11 @@ pytestmark = pytest.mark.skipif("config.getoption('--backend') != 'custom'", rea
 def taking_a_group():
     for name in dir(dist):
         function = getattr(dist, name)
-        if not name.startswith("_") and inspect.isfunction(function) and (
-                GROUP_PARAMETERS | {"ranks_per_subgroup_list"}) & set(inspect.signature(function).parameters):
+        if (
+            not name.startswith("_")
+            and inspect.isfunction(function)
+            and (GROUP_PARAMETERS | {"ranks_per_subgroup_list"}) & set(inspect.signature(function).parameters)
+        ):
             yield name
 
 
@@ -36,14 +40,20 @@ def names_of(cls):
 
 @pytest.mark.parametrize("which", TABLES)
 def test_every_name_is_in_its_table(which):
-    offered = {"torch.distributed": set(taking_a_group()), "ProcessGroup": names_of(ProcessGroup), "Backend": names_of(Backend)}
+    offered = {
+        "torch.distributed": set(taking_a_group()),
+        "ProcessGroup": names_of(ProcessGroup),
+        "Backend": names_of(Backend),
+    }
     missing = offered[which] - TABLES[which].keys()
     assert not missing, f"torch {torch.__version__} offers these of {which}: what do ours do?"
 
 
 def test_a_group_s_methods_are_its_own():
     """torch's C++ would do for some of them, ten times as slowly, and refuse the others."""
-    ours = {name for cls in CustomProcessGroup.__mro__ for name in vars(cls) if cls.__module__.startswith("c10d_custom")}
+    ours = {
+        name for cls in CustomProcessGroup.__mro__ for name in vars(cls) if cls.__module__.startswith("c10d_custom")
+    }
     work = {name for name in names_of(ProcessGroup) if not isinstance(GROUP.get(name), Inherited | Refused)}
     missing = work - LEFT_TO_TORCH - ours
     assert not missing

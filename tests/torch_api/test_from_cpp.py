@@ -1,4 +1,5 @@
 """What reaches a group from torch's C++ and not through `torch.distributed` (torch 2.14 and newer)."""
+
 import gc
 import os
 import weakref
@@ -7,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ecosystem.spawn import run
 
 from c10d_custom.c10d.backend import REGISTERED
+from ecosystem.spawn import run
 
 pytestmark = pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 has no Backend for Python")
 CPU = torch.device("cpu")
@@ -62,15 +63,20 @@ def test_the_flight_recorder_attaches():
 def nan_check(rank, size, where):
     os.environ["TORCH_DIST_NAN_CHECK"] = "1"
     try:
-        dist.init_process_group("custom", init_method=f"file://{where}", rank=rank, world_size=size,
-                                timeout=timedelta(seconds=20))
+        dist.init_process_group(
+            "custom", init_method=f"file://{where}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        )
     finally:
         del os.environ["TORCH_DIST_NAN_CHECK"]
     t = torch.full((3,), float(rank))
     dist.all_reduce(t)
     assert t.tolist() == [float(sum(range(size)))] * 3
-    for call in (lambda t: dist.all_reduce(t), lambda t: dist.broadcast(t, rank), lambda t: dist.send(t, (rank + 1) % size),
-                 lambda t: dist.all_gather([torch.zeros(1)] * size, t)):
+    for call in (
+        lambda t: dist.all_reduce(t),
+        lambda t: dist.broadcast(t, rank),
+        lambda t: dist.send(t, (rank + 1) % size),
+        lambda t: dist.all_gather([torch.zeros(1)] * size, t),
+    ):
         with pytest.raises(RuntimeError, match="NaN"):
             call(torch.tensor([float("nan")]))
     dist.destroy_process_group()
@@ -94,7 +100,7 @@ def graph_inputs(rank, size):
                 work = dist.all_reduce(t, async_op=True)
                 assert registered() == 1
                 if not kept:
-                    work = None
+                    work = None  # noqa: F841 - the last reference
                     gc.collect()
                 assert torch.equal(double(t), torch.full_like(t, 2.0 * sum(range(1, size + 1))))
                 assert registered() == 0

@@ -1,9 +1,11 @@
 """What cannot be had, and why. A torch in which one of these no longer holds fails here."""
+
 import pytest
 import torch
 import torch.distributed as dist
-from ecosystem.spawn import run
 from torch.nn.parallel import DistributedDataParallel
+
+from ecosystem.spawn import run
 
 
 class _Done(dist.Work):
@@ -20,7 +22,8 @@ class _Done(dist.Work):
 
 
 class _AlreadyEqual(dist.ProcessGroup):
-    """Not ours: the least that a group written in Python can be. All ranks have the same gradients, so nothing moves."""
+    """Not ours: the least that a group written in Python can be. All ranks have the same gradients, so nothing
+    moves."""
 
     def __init__(self, rank, size):
         super().__init__(rank, size)
@@ -51,6 +54,6 @@ def fp16_hook(rank, size):
 
 
 def test_the_built_in_fp16_hook_takes_no_future_of_python_s():
-    """What a future made in Python holds is a Python object to C++, and the hook asserts that it is a list of tensors. The hook of
-    the same name in torch.distributed.algorithms, in Python, works (ecosystem/test_ddp_hooks.py)."""
+    """What a future made in Python holds is a Python object to C++, and the hook asserts that it is a list of tensors.
+    The hook of the same name in torch.distributed.algorithms, in Python, works (ecosystem/test_ddp_hooks.py)."""
     run(fp16_hook, 2)

@@ -1,21 +1,24 @@
 """Device strings that name other backends too: each device gets the one asked for, or nobody gets anything."""
+
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ecosystem.spawn import run
 from torch.nn.parallel import DistributedDataParallel
 
 from c10d_custom.c10d.backend import REGISTERED
 from c10d_custom.errors import UsageError
+from ecosystem.spawn import run
 
 mixes = pytest.mark.skipif(not REGISTERED, reason="torch before 2.14 keeps one backend: the error is tested below")
 STRINGS = ["cpu:gloo,cuda:custom", "cpu:custom,cuda:gloo", "cuda:gloo,cpu:custom", "cuda:custom,cpu:gloo"]
 
 
 def init(string, rank, size, where):
-    dist.init_process_group(string, init_method=f"file://{where}", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        string, init_method=f"file://{where}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
+    )
 
 
 def answers(group, string):
@@ -45,7 +48,7 @@ def mixed(rank, size, string, where):
     again = dist.new_group([1, 0], backend=string)
     answers(again, string)
     reduces(rank, size, again)
-    ours = dist.new_group(backend="custom")     # beside it, a group that is ours alone
+    ours = dist.new_group(backend="custom")  # beside it, a group that is ours alone
     reduces(rank, size, ours)
     model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
     model(torch.full((1, 3), float(rank))).sum().backward()
@@ -99,8 +102,10 @@ def split(rank, size, where):
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"),
-                    reason="torch before 2.15 splits groups of an accelerator only")
+@pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"),
+    reason="torch before 2.15 splits groups of an accelerator only",
+)
 def test_split(tmp_path):
     run(split, 2, str(tmp_path / "store"), init=False)
 
@@ -121,7 +126,11 @@ def refused(rank, size, string, where):
 @pytest.mark.parametrize("string", STRINGS)
 def test_an_older_torch_is_told_what_to_write(string, tmp_path):
     for error in run(refused, 2, string, str(tmp_path / "store"), init=False):
-        assert all(part in error for part in string.split(",")) and "torch 2.14" in error and 'init_process_group("custom")' in error, error
+        assert (
+            all(part in error for part in string.split(","))
+            and "torch 2.14" in error
+            and 'init_process_group("custom")' in error
+        ), error
 
 
 @mixes

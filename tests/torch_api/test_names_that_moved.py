@@ -1,4 +1,6 @@
-"""A torch in which something that we rest on has moved: the group is made, what rests on it is off, one warning says so."""
+"""A torch in which something that we rest on has moved: the group is made, what rests on it is off, one warning says
+so."""
+
 import subprocess
 import sys
 
@@ -37,8 +39,11 @@ MOVED = {
     "dynamo": ("import torch._C._dynamo.eval_frame as e; del e.set_code_exec_strategy", 1, "torch.compile"),
     "graph inputs": ("import torch._C._distributed_c10d as c; del c._register_work", 1, "inputs of compiled graphs"),
     "who asks": (WHO_ASKS, 1, "which devices"),
-    **({"a Backend in C++": ("del torch._C._distributed_c10d.ProcessGroup._register_backend", 1, "torch.ops.c10d")}
-       if REGISTERED else {}),
+    **(
+        {"a Backend in C++": ("del torch._C._distributed_c10d.ProcessGroup._register_backend", 1, "torch.ops.c10d")}
+        if REGISTERED
+        else {}
+    ),
 }
 
 
@@ -63,13 +68,15 @@ def test_where_it_cannot_be_told_no_backend_is_dropped(string):
 
 
 def test_a_rendezvous_that_moved_does_not_break_import_torch():
-    done = python("import sys, types, importlib\n"
-                  "real = importlib.import_module\n"
-                  "importlib.import_module = lambda name, *a: types.SimpleNamespace() if name == 'torch.distributed.rendezvous' "
-                  "else real(name, *a)\n"
-                  "import warnings; warnings.simplefilter('error', UserWarning)\n"
-                  "import torch, torch.distributed as dist\n"
-                  "print(dist.is_backend_available('custom'))")
+    done = python(
+        "import sys, types, importlib\n"
+        "real = importlib.import_module\n"
+        "importlib.import_module = lambda name, *a: types.SimpleNamespace() if name == 'torch.distributed.rendezvous' "
+        "else real(name, *a)\n"
+        "import warnings; warnings.simplefilter('error', UserWarning)\n"
+        "import torch, torch.distributed as dist\n"
+        "print(dist.is_backend_available('custom'))"
+    )
     assert done.stdout.strip() == "True", done.stderr
     assert "MPI job is off" in done.stderr
 

@@ -1,4 +1,5 @@
 """Names and properties that libraries read off a group, and what becomes of them."""
+
 import os
 import subprocess
 import sys
@@ -6,8 +7,9 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from ecosystem.spawn import backend, run
 from torch.distributed.fsdp import FSDPModule
+
+from ecosystem.spawn import backend, run
 
 
 def names(rank, size):
@@ -16,7 +18,8 @@ def names(rank, size):
     assert dist.get_backend() == group.name() == group.getBackendName() == group._get_backend(device).name() == "custom"
     assert [f"{d.type}:custom" for d in group._device_types] == dist.get_backend_config().split(",")
     assert list(dist.Backend.backend_capability["custom"]) == [d.type for d in group._device_types]
-    # torch's own group answers "custom" here for any backend that torch does not know; torchrec takes that for a fake one.
+    # torch's own group answers "custom" here for any backend that torch does not know; torchrec takes that for a fake
+    # one.
     assert group._get_backend_name() == "c10d_custom"
     for name in ("supports_splitting", "supports_coalescing", "supports_time_estimate", "supports_shrinking"):
         assert isinstance(getattr(group._get_backend(device), name), bool)
@@ -64,8 +67,9 @@ def in_one_process():
     return [p.grad.tolist() for p in model.parameters()]
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_allocate_memory_from_process_group_for_comm"),
-                    reason="this torch's FSDP2 does not ask")
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_allocate_memory_from_process_group_for_comm"), reason="this torch's FSDP2 does not ask"
+)
 def test_fsdp2_allocates_its_own():
     for grads in run(allocated_by_the_group, 2):
         assert grads == in_one_process()
@@ -81,14 +85,20 @@ def variable_batches(rank, size):
         torch.manual_seed(rank)
         sent = torch.randn(sum(batch) * 4, requires_grad=True)
         got = comm_ops.variable_batch_alltoall_pooled(
-            sent, batch_size_per_rank_per_feature=[[b] for b in batch], batch_size_per_feature_pre_a2a=[batch[rank]] * size,
-            emb_dim_per_rank_per_feature=[[4]] * size, group=group).wait()
+            sent,
+            batch_size_per_rank_per_feature=[[b] for b in batch],
+            batch_size_per_feature_pre_a2a=[batch[rank]] * size,
+            emb_dim_per_rank_per_feature=[[4]] * size,
+            group=group,
+        ).wait()
         (got * torch.arange(1.0, got.numel() + 1)).sum().backward()
     return got.tolist(), sent.grad.tolist()
 
 
 def test_torchrec_communicates(monkeypatch):
-    pytest.importorskip("torchrec", reason="scripts/compat installs it beside torch 2.13, for which its kernels were built")
+    pytest.importorskip(
+        "torchrec", reason="scripts/compat installs it beside torch 2.13, for which its kernels were built"
+    )
     ours = run(variable_batches, 2)
     monkeypatch.setenv("C10D_TEST_BACKEND", "gloo")
     assert backend() == "gloo"
@@ -118,11 +128,18 @@ dist.destroy_process_group()
 
 def test_with_torchcomms_switched_on():
     """The wheel of torchcomms on PyPI is empty (0.0.1): its presence is simulated."""
-    done = subprocess.run([sys.executable, "-c", TORCHCOMMS], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", TORCHCOMMS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"},
+    )
     c10d = dist.distributed_c10d
     if hasattr(c10d, "_use_torchcomms_enabled") and not hasattr(c10d, "_torchcomms_handles_backend"):
         assert 'init_process_group("custom") will fail: TORCH_DISTRIBUTED_USE_TORCHCOMMS is set' in done.stderr
         return
-    assert done.stdout.splitlines() == [f"{hasattr(c10d, '_use_torchcomms_enabled') or None}",
-                                        "CustomProcessGroup custom [0.0, 1.0, 2.0]"], done.stderr
+    assert done.stdout.splitlines() == [
+        f"{hasattr(c10d, '_use_torchcomms_enabled') or None}",
+        "CustomProcessGroup custom [0.0, 1.0, 2.0]",
+    ], done.stderr

@@ -1,4 +1,5 @@
 """Groups of another backend under gloo's name, in this process: torch's suite asks by name what a backend can do."""
+
 import functools
 
 from torch.distributed import distributed_c10d as c10d

@@ -3,6 +3,7 @@
 Upstream, each test has processes of its own (MultiProcessTestCase); what its `_run` does there is done here. Tests
 leave by sys.exit with a known code when they are to be skipped.
 """
+
 import os
 import types
 import unittest
@@ -15,8 +16,8 @@ import torch.distributed as dist
 
 from .impersonation import as_gloo
 
-RANKS = 4   # of expected.txt
-GROUP_SECONDS = 20.0    # for each operation: below a test's deadline, so that the backend's own message comes first
+RANKS = 4  # of expected.txt
+GROUP_SECONDS = 20.0  # for each operation: below a test's deadline, so that the backend's own message comes first
 BARRIER_SECONDS = 30.0  # upstream's 10 do not always do for ranks that outnumber the cores
 # Compares dist.get_backend() with the name that the group has for DDP's C++ logger, which stays its own.
 OWN_NAME = {"test_ddp_logging_data_cpu"}
@@ -46,6 +47,7 @@ def suite():
 def _profiling_events(find):
     """Upstream wants every event to end in another thread than it began in. A call of ours that need not leave the
     caller's thread does not; but number, names and shapes of the events are to be as upstream wants them."""
+
     def found(*args, **options):
         events = find(*args, **options)
         for event in events:

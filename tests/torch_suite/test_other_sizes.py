@@ -1,23 +1,27 @@
-"""PyTorch's own tests at 3 and 8 ranks, and under this backend's own name: whatever gloo passes with as many ranks passes, as
-long as upstream lets a backend of that name run it."""
+"""PyTorch's own tests at 3 and 8 ranks, and under this backend's own name: whatever gloo passes with as many ranks
+passes, as long as upstream lets a backend of that name run it."""
+
 import pytest
 import torch
+
 from ecosystem.spawn import RanksFailed, close_all, kill_all
 from ecosystem.spawn import run as run_on_ranks
-
 from harness import Layout
 
 from . import rank
 from .test_torch_suite import EXPECTED
 
-pytestmark = [pytest.mark.full("some five minutes for each size and name"),
-              pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="expected.txt is of torch 2.15's suite"),
-              pytest.mark.skipif(Layout.chosen() is not None, reason="--job: over hosts with 4 ranks")]
+pytestmark = [
+    pytest.mark.full("some five minutes for each size and name"),
+    pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="expected.txt is of torch 2.15's suite"),
+    pytest.mark.skipif(Layout.chosen() is not None, reason="--job: over hosts with 4 ranks"),
+]
 SECONDS = 60
 
 
 def outcomes(size, asked, backend, names, folder):
-    """{name: None if it passes, else why it is skipped or how it fails} of tests that ask for a backend called ``asked``."""
+    """{name: None if it passes, else why it is skipped or how it fails} of tests that ask for a backend called
+    ``asked``."""
     close_all()
     found = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +31,9 @@ def outcomes(size, asked, backend, names, folder):
             own.mkdir()
             try:
                 run_on_ranks(rank.configure, size, asked, init=False)
-                reasons = run_on_ranks(rank.run, size, name, str(own), False, backend, False, deadline=SECONDS, init=False)
+                reasons = run_on_ranks(
+                    rank.run, size, name, str(own), False, backend, False, deadline=SECONDS, init=False
+                )
                 found[name] = next((f"skipped: {r}" for r in reasons if r), None)
             except RanksFailed as failure:
                 found[name] = str(failure)
@@ -48,6 +54,8 @@ def test_what_gloo_passes_passes(passed_by_gloo, asked, tmp_path):
     size, names = passed_by_gloo
     assert len(names) > 80
     found = outcomes(size, asked, "custom", names, tmp_path)
-    wrong = {name: why for name, why in found.items() if why and not (asked == "custom" and why.startswith("skipped: "))}
+    wrong = {
+        name: why for name, why in found.items() if why and not (asked == "custom" and why.startswith("skipped: "))
+    }
     assert not wrong
     assert sum(why is None for why in found.values()) > 60

@@ -4,6 +4,7 @@
 ask for gloo get this backend under gloo's name (impersonation.py). expected.txt has every test and what is to become
 of it, so that none is skipped unnoticed; `--backend gloo` shows that the first list is gloo's too.
 """
+
 import re
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from harness import Layout
 
 from . import rank
 
-pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.15."),
-                                reason="expected.txt is of torch 2.15's suite")
+pytestmark = pytest.mark.skipif(
+    not torch.__version__.startswith("2.15."), reason="expected.txt is of torch 2.15's suite"
+)
 
 
 def _expected():
@@ -34,8 +36,9 @@ def _expected():
 
 
 EXPECTED = _expected()
-SKIPPED = {name: heading.removeprefix("skipped: ") for name, heading in EXPECTED.items()
-           if heading.startswith("skipped: ")}
+SKIPPED = {
+    name: heading.removeprefix("skipped: ") for name, heading in EXPECTED.items() if heading.startswith("skipped: ")
+}
 PASSED = [name for name in EXPECTED if name not in SKIPPED]
 
 

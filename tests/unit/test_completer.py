@@ -1,14 +1,15 @@
 """The threads that complete futures, on a transport of the test's own."""
+
 import queue
 import threading
 import time
 
 import pytest
 
-from c10d_custom.errors import AbortedError
-from c10d_custom.transport.base import Ticket
 from c10d_custom.c10d.completer import Completer
 from c10d_custom.c10d.work import Work
+from c10d_custom.errors import AbortedError
+from c10d_custom.transport.base import Ticket
 
 
 class _Transport:
@@ -80,7 +81,7 @@ def test_close_waits_for_threads_that_begin_while_it_waits(transport):
 
     def others():
         closing.wait()
-        time.sleep(0.1)     # close() waits for the only thread there is
+        time.sleep(0.1)  # close() waits for the only thread there is
         for ticket in tickets:
             end(transport, ticket)
         transport.ended.set()

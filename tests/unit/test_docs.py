@@ -1,4 +1,6 @@
-"""README.md and docs/: links and anchors lead somewhere, files that are named exist, tables are what they are made of."""
+"""README.md and docs/: links and anchors lead somewhere, files that are named exist, tables are what they are made
+of."""
+
 import os
 import re
 import subprocess
@@ -12,7 +14,7 @@ from c10d_custom import config, errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OURS = ("backend", "docs", "python", "scripts", "tests")    # folders of the checkout
+OURS = ("backend", "docs", "python", "scripts", "tests")  # folders of the checkout
 SUFFIXES = (".py", ".c", ".cpp", ".h", ".inc", ".md", ".json", ".txt", ".png", ".svg")
 # Where pages name Python files from.
 BASES = (ROOT, ROOT / "python" / "c10d_custom")
@@ -92,8 +94,11 @@ def test_readme_is_short():
 
 @every_page
 def test_links_lead_somewhere(page):
-    dead = [target for target, path, anchor in links(page)
-            if not path.exists() or anchor and (path.suffix != ".md" or anchor not in anchors(path))]
+    dead = [
+        target
+        for target, path, anchor in links(page)
+        if not path.exists() or anchor and (path.suffix != ".md" or anchor not in anchors(path))
+    ]
     assert not dead
 
 
@@ -115,17 +120,23 @@ def test_variables_that_are_named_exist():
 
 def test_every_error_has_a_section():
     page = ROOT / "docs" / "errors.md"
-    kinds = {name.lower() for name, kind in vars(errors).items()
-             if isinstance(kind, type) and issubclass(kind, errors.CustomBackendError)}
+    kinds = {
+        name.lower()
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.CustomBackendError)
+    }
     assert not {kind for kind in kinds if not any(anchor.startswith(kind) for anchor in anchors(page))}
 
 
 def test_the_glossary_is_short():
-    rows = [line for line in (ROOT / "docs" / "internals" / "glossary.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line for line in (ROOT / "docs" / "internals" / "glossary.md").read_text().splitlines() if line.startswith("| ")
+    ]
     assert len(rows) - 2 <= GLOSSARY_WORDS
 
 
 def test_generated_tables_are_what_they_are_made_of():
-    out = subprocess.run([sys.executable, str(ROOT / "scripts" / "doc_tables.py"), "--check"],
-                         capture_output=True, text=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "doc_tables.py"), "--check"], capture_output=True, text=True, timeout=60
+    )
     assert out.returncode == 0, out.stderr

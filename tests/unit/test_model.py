@@ -1,4 +1,5 @@
 """The simulator of many hosts: what must hold whatever its parameters, and that a fit finds them."""
+
 import json
 import math
 import subprocess
@@ -8,7 +9,20 @@ from dataclasses import replace
 import pytest
 
 from c10d_custom.bench.fit import FITTED, Point, errors, fit, read
-from c10d_custom.bench.model import FLAT, Job, Machine, Settings, Stage, Training, bytes_leaving, efficiency, flat, hierarchical, pipeline, step
+from c10d_custom.bench.model import (
+    FLAT,
+    Job,
+    Machine,
+    Settings,
+    Stage,
+    Training,
+    bytes_leaving,
+    efficiency,
+    flat,
+    hierarchical,
+    pipeline,
+    step,
+)
 
 MB = 1 << 20
 # Only the wire costs anything: what is left of a prediction is the algorithm's traffic.
@@ -67,7 +81,7 @@ def test_more_bytes_take_longer(predict, job):
 @pytest.mark.parametrize("predict", [hierarchical, flat])
 def test_small_messages_take_a_latency_for_each_doubling_of_hosts(predict):
     machine = Machine(alpha=100e-6)
-    times = [predict(Job.even(2 ** k, 4), machine, 4) for k in range(1, 13)]
+    times = [predict(Job.even(2**k, 4), machine, 4) for k in range(1, 13)]
     added = [b - a for a, b in zip(times, times[1:])]
     assert all(100e-6 <= a <= 115e-6 for a in added), added
     assert predict(Job.even(5, 1), machine, 4) == pytest.approx(predict(Job.even(8, 1), machine, 4), rel=0.35)
@@ -104,8 +118,11 @@ def test_ddp_hides_what_fits_beside_the_backward_pass():
 
 def synthetic(machine, reference, predict):
     jobs = [Job.even(n, r) for n in (2, 3, 4) for r in (1, 2)] + [Job((3, 1)), Job((4,))]
-    return [Point(reference, job, size, predict(job, machine, size))
-            for job in jobs for size in (4 << k for k in range(0, 25, 4))]
+    return [
+        Point(reference, job, size, predict(job, machine, size))
+        for job in jobs
+        for size in (4 << k for k in range(0, 25, 4))
+    ]
 
 
 @pytest.mark.parametrize("reference, predict", [("custom", hierarchical), ("mpi", flat)])
@@ -137,8 +154,17 @@ def measured(tmp_path):
     truth, files = Machine(beta=125e6), []
     for hosts in (2, 3, 4):
         job = Job.even(hosts, 2)
-        results = [{"operation": "all_reduce", "bytes": size, "reference": name, "median_us": predict(job, truth, size) * 1e6, "min_us": size}
-                   for size in (4, 65536, MB, 16 * MB) for name, predict in (("custom", hierarchical), ("mpi", flat))]
+        results = [
+            {
+                "operation": "all_reduce",
+                "bytes": size,
+                "reference": name,
+                "median_us": predict(job, truth, size) * 1e6,
+                "min_us": size,
+            }
+            for size in (4, 65536, MB, 16 * MB)
+            for name, predict in (("custom", hierarchical), ("mpi", flat))
+        ]
         results.append({"operation": "all_reduce", "bytes": 4, "reference": "gloo", "median_us": 1.0})
         results.append({"operation": "broadcast", "bytes": 4, "reference": "custom", "median_us": 1.0})
         files.append(tmp_path / f"{hosts}.json")
@@ -154,7 +180,9 @@ def test_only_all_reduce_of_what_has_a_model_is_read(measured):
 
 
 def model(*options):
-    return subprocess.run([sys.executable, "-m", "c10d_custom", "model", *options], text=True, capture_output=True, timeout=200)
+    return subprocess.run(
+        [sys.executable, "-m", "c10d_custom", "model", *options], text=True, capture_output=True, timeout=200
+    )
 
 
 def test_the_command_compares_a_fit_with_what_was_measured(measured, tmp_path):
@@ -173,7 +201,20 @@ def test_the_picture(measured, tmp_path):
 
 def test_a_picture_without_matplotlib_says_what_to_install(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
-    out = subprocess.run([sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-                          "from c10d_custom.__main__ import main; main()", str(tmp_path), "model", "--hosts", "2",
-                          "--plot", str(tmp_path / "model.png")], text=True, capture_output=True, timeout=200)
+    out = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.path.insert(0, sys.argv.pop(1)); from c10d_custom.__main__ import main; main()",
+            str(tmp_path),
+            "model",
+            "--hosts",
+            "2",
+            "--plot",
+            str(tmp_path / "model.png"),
+        ],
+        text=True,
+        capture_output=True,
+        timeout=200,
+    )
     assert out.returncode == 1 and "pip install matplotlib" in out.stderr

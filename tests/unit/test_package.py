@@ -1,5 +1,6 @@
 """The package as a whole: what importing it does and costs, which way its imports run, whether the
 tables it publishes agree with each other."""
+
 import ast
 import ctypes
 import graphlib
@@ -28,33 +29,47 @@ PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
 
 
 def python(code, **env):
-    return subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], text=True,
-                          capture_output=True, timeout=120, env={**os.environ, **env})
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, **env},
+    )
 
 
 def test_importing_torch_registers_the_backend():
-    out = python("import sys, torch.distributed as dist; print(dist.is_backend_available('custom'), "
-                 "'c10d_custom.c10d.process_group' in sys.modules)")
+    out = python(
+        "import sys, torch.distributed as dist; print(dist.is_backend_available('custom'), "
+        "'c10d_custom.c10d.process_group' in sys.modules)"
+    )
     assert out.stdout.split() == ["True", "False"], out.stderr  # registered, and nothing heavy loaded
 
 
 def test_importing_us_registers_where_autoload_is_off():
-    out = python("import torch.distributed as dist; assert not hasattr(dist.Backend, 'CUSTOM'); "
-                 "import c10d_custom; c10d_custom.register(); print(dist.Backend.CUSTOM)",
-                 TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    out = python(
+        "import torch.distributed as dist; assert not hasattr(dist.Backend, 'CUSTOM'); "
+        "import c10d_custom; c10d_custom.register(); print(dist.Backend.CUSTOM)",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
     assert out.stdout.split() == ["custom"], out.stderr
 
 
 def test_a_broken_registration_does_not_break_import_torch():
-    out = python("import torch, warnings, c10d_custom; c10d_custom.register = lambda: 1 / 0\n"
-                 "with warnings.catch_warnings(record=True) as seen:\n"
-                 "    warnings.simplefilter('always'); c10d_custom.autoload()\n"
-                 "print(len(seen), 'ZeroDivisionError' in str(seen[0].message))")
+    out = python(
+        "import torch, warnings, c10d_custom; c10d_custom.register = lambda: 1 / 0\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always'); c10d_custom.autoload()\n"
+        "print(len(seen), 'ZeroDivisionError' in str(seen[0].message))"
+    )
     assert out.stdout.split() == ["1", "True"], out.stderr
 
 
 def test_optional_packages_are_not_imported():
-    out = python("import sys, torch, c10d_custom.c10d.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', 'numpy.f2py') if m in sys.modules])")
+    out = python(
+        "import sys, torch, c10d_custom.c10d.process_group; print([m for m in ('cupy', 'mpi4py', 'matplotlib', "
+        "'numpy.f2py') if m in sys.modules])"
+    )
     assert out.stdout.strip() == "[]", out.stderr
 
 
@@ -85,7 +100,7 @@ def layer(name):
 
 def arrows():
     for name, path in modules():
-        if name != "__main__":   # the tools' command line
+        if name != "__main__":  # the tools' command line
             for target in imported(name, path):
                 yield name, target
 
@@ -96,7 +111,9 @@ def test_imports_run_down():
 
 
 def test_nothing_imports_the_tools():
-    wrong = [f"{a} imports {b}" for a, b in arrows() for tool in TOOLS if b.split(".")[0] == tool and a.split(".")[0] != tool]
+    wrong = [
+        f"{a} imports {b}" for a, b in arrows() for tool in TOOLS if b.split(".")[0] == tool and a.split(".")[0] != tool
+    ]
     assert not wrong, wrong
 
 
@@ -111,7 +128,7 @@ def test_transports_do_not_import_each_other():
 def test_no_modules_import_each_other_in_a_circle():
     graph = {}
     for a, b in arrows():
-        if a and b:     # the package's face imports when it is called
+        if a and b:  # the package's face imports when it is called
             graph.setdefault(a, set()).add(b)
     try:
         list(graphlib.TopologicalSorter(graph).static_order())
@@ -133,7 +150,9 @@ def test_python_and_native_agree_on_dtypes():
     text = (ROOT / "backend" / "shm" / "reduce.h").read_text()
     body = re.search(r"enum DType[^{]*{(.*?)kReducibleDTypes", text, re.S)[1]
     native = [n.lower() for n in re.findall(r"\bk(\w+)", body)]
-    ours = [d.name.replace("_", "").lower() for d in sorted(dtypes.BY_DTYPE.values(), key=lambda d: d.code) if d.reduces]
+    ours = [
+        d.name.replace("_", "").lower() for d in sorted(dtypes.BY_DTYPE.values(), key=lambda d: d.code) if d.reduces
+    ]
     assert native == ours
 
 
@@ -183,7 +202,9 @@ assert there.get_future().wait()[0].equal(t + 1) and first.equal(t) and second.e
 print(t.tolist())
 dist.destroy_process_group()
 """)
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.returncode) == ("[0.0, 1.0, 2.0, 3.0]\n", 0), done.stderr
 
 
@@ -191,12 +212,14 @@ def test_the_fast_calls_are_there_where_python_has_its_headers():
     import sysconfig
     from functools import partial
 
-    from c10d_custom.lowering import raw_tensor
     from c10d_custom import native
+    from c10d_custom.lowering import raw_tensor
 
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("this Python has no headers (python3-dev)")
-    assert all(isinstance(f, partial) for f in (native.fast_collective, native.leader_fast_path, native.settle, native.message))
+    assert all(
+        isinstance(f, partial) for f in (native.fast_collective, native.leader_fast_path, native.settle, native.message)
+    )
     assert raw_tensor.raw_tensor is not raw_tensor.in_python and raw_tensor.raw_parts is not raw_tensor.parts_in_python
 
 
@@ -210,15 +233,37 @@ def test_every_torch_dtype_with_storage_is_known():
 def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
     from c10d_custom import native
 
-    pairs = {"Geometry": native.Geometry, "Span": native.Span, "CallArgs": native.CallArgs,
-             "MessageArgs": native.MessageArgs, "Failure": native.Failure, "PeerState": native.PeerState,
-             "TraceRecord": native.TraceRecord, "LeaderAllReduce": native.LeaderAllReduce, "LeaderCall": native.LeaderCall, "Idle": native.Idle,
-             "Head": native.Head, "LeaderFastPath": native.LeaderFastPath}
+    pairs = {
+        "Geometry": native.Geometry,
+        "Span": native.Span,
+        "CallArgs": native.CallArgs,
+        "MessageArgs": native.MessageArgs,
+        "Failure": native.Failure,
+        "PeerState": native.PeerState,
+        "TraceRecord": native.TraceRecord,
+        "LeaderAllReduce": native.LeaderAllReduce,
+        "LeaderCall": native.LeaderCall,
+        "Idle": native.Idle,
+        "Head": native.Head,
+        "LeaderFastPath": native.LeaderFastPath,
+    }
     source = tmp_path / "sizes.cpp"
-    source.write_text('#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../hosts/leader_all_reduce.h"\nusing namespace c10d_custom;\nint main() {'
-                      + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}")
-    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", f"-I{ROOT / 'backend' / 'shm'}", str(source),
-                    "-o", str(tmp_path / "sizes")], check=True, timeout=120)
+    source.write_text(
+        '#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../hosts/leader_all_reduce.h"\n'
+        "using namespace c10d_custom;\nint main() {" + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}"
+    )
+    subprocess.run(
+        [
+            os.environ.get("CXX", "g++"),
+            "-std=c++17",
+            f"-I{ROOT / 'backend' / 'shm'}",
+            str(source),
+            "-o",
+            str(tmp_path / "sizes"),
+        ],
+        check=True,
+        timeout=120,
+    )
     out = subprocess.run([str(tmp_path / "sizes")], capture_output=True, text=True, check=True).stdout
     assert [int(x) for x in out.split()] == [ctypes.sizeof(p) for p in pairs.values()]
 
@@ -227,9 +272,30 @@ def test_core_compiles_for_aarch64(tmp_path):
     pytest.importorskip("ziglang", reason="the cross compiler comes from the package ziglang")
     for source in sorted([*(ROOT / "backend" / "shm").glob("*.cpp"), *(ROOT / "backend" / "hosts").glob("*.cpp")]):
         out = tmp_path / f"{source.stem}.o"
-        subprocess.run([sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", "-std=c++17", "-O1",
-                        "-ffp-contract=off", "-fPIC", "-c", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(out)],
-                       check=True, timeout=120, env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path)})
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ziglang",
+                "c++",
+                "-target",
+                "aarch64-linux-gnu",
+                "-std=c++17",
+                "-O1",
+                "-ffp-contract=off",
+                "-fPIC",
+                "-c",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                str(source),
+                "-o",
+                str(out),
+            ],
+            check=True,
+            timeout=120,
+            env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path)},
+        )
         assert out.read_bytes()[18:20] == b"\xb7\x00"  # an ELF file's machine: AArch64
 
 

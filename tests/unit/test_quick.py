@@ -1,4 +1,5 @@
 """scripts/test --quick: its list names tests that exist, and leaves no operation out."""
+
 import ast
 from pathlib import Path
 
@@ -23,7 +24,11 @@ def test_what_it_names_exists(line):
 def test_no_operation_is_missing():
     missing = []
     for path in sorted((TESTS / "conformance").glob("test_*.py")):
-        named = {line.partition("::")[2].partition("[")[0] for line in LINES if line.startswith(f"tests/conformance/{path.name}")}
+        named = {
+            line.partition("::")[2].partition("[")[0]
+            for line in LINES
+            if line.startswith(f"tests/conformance/{path.name}")
+        }
         operations = {test for test, arguments in functions_in(path).items() if "conform" in arguments}
         missing += [f"{path.name}::{test}" for test in operations - named if "" not in named]
     assert not missing, f"they run an operation, and tests/quick.txt has no line for them: {missing}"

@@ -1,4 +1,5 @@
 """What the core is told of a tensor: in C, the same as in Python."""
+
 import pytest
 import torch
 
@@ -20,36 +21,78 @@ def tensors():
     t = torch.arange(24.0)
     z = torch.arange(24.0).to(torch.complex64)
     yield from {
-        "view": t[3:7], "no dimension": t[5], "empty": t[:0], "empty, of two dimensions": torch.empty(4, 0), "two": t.view(4, 6),
-        "transposed": t.view(4, 6).t(), "every other": t[::2], "columns": t.view(4, 6)[:, :3], "expanded": t[:1].expand(4),
-        "one row": t.view(4, 6)[:1].t()[:, :1], "odd strides of one": t.as_strided((1, 4), (17, 1)),
-        "reshaped": t.as_strided((4, 1, 6), (6, 3, 1)), "channels last": torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last),
-        "negated": torch._neg_view(t), "conjugated": z.conj(), "imaginary part": z.imag, "of a conjugate": z.conj().imag,
-        "real": torch.view_as_real(z), "of a gradient": t.clone().requires_grad_(), "a result": t.clone().requires_grad_() * 2,
-        "a parameter": torch.nn.Parameter(t.clone()), "of a subclass": t.as_subclass(Subclass), "sparse": t.to_sparse(),
-        "in rows": t.view(4, 6).to_sparse_csr(), "nowhere": torch.empty(3, device="meta"),
-        "quantized": torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), "mkldnn": t.to_mkldnn() if torch.backends.mkldnn.is_available() else t,
-        "a lazy copy": torch._lazy_clone(t), "inference": torch.inference_mode()(lambda: t + 1)(),
+        "view": t[3:7],
+        "no dimension": t[5],
+        "empty": t[:0],
+        "empty, of two dimensions": torch.empty(4, 0),
+        "two": t.view(4, 6),
+        "transposed": t.view(4, 6).t(),
+        "every other": t[::2],
+        "columns": t.view(4, 6)[:, :3],
+        "expanded": t[:1].expand(4),
+        "one row": t.view(4, 6)[:1].t()[:, :1],
+        "odd strides of one": t.as_strided((1, 4), (17, 1)),
+        "reshaped": t.as_strided((4, 1, 6), (6, 3, 1)),
+        "channels last": torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "negated": torch._neg_view(t),
+        "conjugated": z.conj(),
+        "imaginary part": z.imag,
+        "of a conjugate": z.conj().imag,
+        "real": torch.view_as_real(z),
+        "of a gradient": t.clone().requires_grad_(),
+        "a result": t.clone().requires_grad_() * 2,
+        "a parameter": torch.nn.Parameter(t.clone()),
+        "of a subclass": t.as_subclass(Subclass),
+        "sparse": t.to_sparse(),
+        "in rows": t.view(4, 6).to_sparse_csr(),
+        "nowhere": torch.empty(3, device="meta"),
+        "quantized": torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+        "mkldnn": t.to_mkldnn() if torch.backends.mkldnn.is_available() else t,
+        "a lazy copy": torch._lazy_clone(t),
+        "inference": torch.inference_mode()(lambda: t + 1)(),
         "shared": t.clone().share_memory_(),
     }.items()
 
 
 EVERY = list(tensors())
-FOUND = {"view", "no dimension", "empty", "two", "of a gradient", "a parameter", "a lazy copy", "shared", "odd strides of one", "reshaped"}
+FOUND = {
+    "view",
+    "no dimension",
+    "empty",
+    "two",
+    "of a gradient",
+    "a parameter",
+    "a lazy copy",
+    "shared",
+    "odd strides of one",
+    "reshaped",
+}
 
 
 @pytest.mark.parametrize("name, t", EVERY, ids=[n for n, _ in EVERY])
 def test_c_finds_what_python_finds(name, t):
     found = raw_tensor.raw_tensor(t)
-    if t.dtype not in (torch.qint8, torch.quint8, torch.qint32) and not str(t.dtype).startswith(("torch.bits", "torch.quint", "torch.float4", "torch.bcomplex32")):
+    if t.dtype not in (torch.qint8, torch.quint8, torch.qint32) and not str(t.dtype).startswith(
+        ("torch.bits", "torch.quint", "torch.float4", "torch.bcomplex32")
+    ):
         assert found == raw_tensor.in_python(t)
     if found:
         assert found == (t.data_ptr(), t.numel(), dtypes.BY_DTYPE[t.dtype].code)
         assert t.is_contiguous() and t.is_cpu
     if name in FOUND:
         assert found
-    if name in ("transposed", "every other", "expanded", "negated", "conjugated", "of a conjugate", "sparse", "nowhere",
-                "of a subclass", "quantized"):
+    if name in (
+        "transposed",
+        "every other",
+        "expanded",
+        "negated",
+        "conjugated",
+        "of a conjugate",
+        "sparse",
+        "nowhere",
+        "of a subclass",
+        "quantized",
+    ):
         assert found is None
 
 
@@ -80,7 +123,7 @@ def test_parts(parts):
     all_of = [torch.ones(5) for _ in range(4)]
     code = dtypes.BY_DTYPE[torch.float32].code
     found = parts(all_of, 4, code, 5)
-    assert [int.from_bytes(found[i:i + 8], "little") for i in range(0, 32, 8)] == [t.data_ptr() for t in all_of]
+    assert [int.from_bytes(found[i : i + 8], "little") for i in range(0, 32, 8)] == [t.data_ptr() for t in all_of]
     assert parts(all_of, 3, code, 5) is None and parts(all_of, 4, code, 4) is None
     assert parts(all_of, 4, dtypes.BY_DTYPE[torch.int32].code, 5) is None
     assert parts([*all_of[:3], torch.ones(5, 2)[:, 0]], 4, code, 5) is None

@@ -1,4 +1,5 @@
 """The sizes that a group's shared memory is made with."""
+
 import pytest
 
 from c10d_custom.config import Config

@@ -1,4 +1,5 @@
 """The turn that the queue of a transport and the short way (backend/hosts/sequencer.h) take from each other."""
+
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ class Jobs:
         assert self.under_way == 1, "two at a time"
         self.begun.append(number)
         if number % 16 == 0:
-            time.sleep(0)   # another thread's turn
+            time.sleep(0)  # another thread's turn
         self.under_way -= 1
 
     def fast_path(self):
@@ -76,7 +77,7 @@ def test_closing_waits_for_who_has_the_turn():
     closed.start()
     closed.join(0.2)
     assert closed.is_alive()
-    assert lib.c10d_sequencer_free(jobs.queue._sequencer)     # somebody waits for it
+    assert lib.c10d_sequencer_free(jobs.queue._sequencer)  # somebody waits for it
     jobs.queue.wake()
     closed.join(30)
     assert not closed.is_alive()

@@ -1,12 +1,13 @@
 """What the ranks of a group tell each other through the store before they have anything else."""
+
 import threading
 import time
 
 import pytest
 from torch.distributed import HashStore
 
-from c10d_custom.errors import TransportError
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.errors import TransportError
 
 
 class SlowToRead:

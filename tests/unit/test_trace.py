@@ -1,4 +1,5 @@
 """The trace: what ranks remember of their calls, when it is written, and what the files say together."""
+
 import os
 import shutil
 import signal
@@ -57,7 +58,9 @@ def own_calls(dump, group="0"):
 
 
 def traces():
-    return sorted(Path(os.environ["C10D_CUSTOM_TRACE_DIR"]).glob(f"*-{os.getpid()}-*"), key=lambda p: p.stat().st_mtime_ns)
+    return sorted(
+        Path(os.environ["C10D_CUSTOM_TRACE_DIR"]).glob(f"*-{os.getpid()}-*"), key=lambda p: p.stat().st_mtime_ns
+    )
 
 
 def write_now():
@@ -67,11 +70,16 @@ def write_now():
 
 # --- the file
 
+
 def example():
-    call = Record("all_reduce", 17, "SUM", "float32", "1024", 4096, 4096, -1, 0, "timed_out", 1.7e9, 1.7e9 + 1e-5, 1.7e9 + 2)
+    call = Record(
+        "all_reduce", 17, "SUM", "float32", "1024", 4096, 4096, -1, 0, "timed_out", 1.7e9, 1.7e9 + 1e-5, 1.7e9 + 2
+    )
     message = Record("recv", 3, "-", "int8", "-", 0, 12, 1, 7, "waiting", 1.7e9 + 1, None, None)
     peers = [Peer(0, 11, "joined", 17, "all_reduce #17 SUM float32[1024]"), Peer(1, 12, "gone", 16, "-")]
-    return Dump(4, 11, "hosta", 1.7e9 + 3, "PeerLostError: gone", [GroupTrace('a "b" c', 0, 2, [4, 6], peers, [call, message])])
+    return Dump(
+        4, 11, "hosta", 1.7e9 + 3, "PeerLostError: gone", [GroupTrace('a "b" c', 0, 2, [4, 6], peers, [call, message])]
+    )
 
 
 def test_a_file_is_read_as_it_was_written():
@@ -80,18 +88,28 @@ def test_a_file_is_read_as_it_was_written():
 
 def test_a_file_that_was_cut_off_says_so_and_keeps_its_whole_lines():
     text = write(example())
-    cut = read(text[:text.index(" waiting")])
+    cut = read(text[: text.index(" waiting")])
     assert not cut.whole and [c.operation for c in cut.groups[0].calls] == ["all_reduce"]
 
 
-@pytest.mark.parametrize("text", ["", "hello\nworld", "c10d-custom trace 1\n", "c10d-custom trace 2\n" + write(example())[20:],
-                                  write(example()).replace("4096", "many"), write(example()).replace("  ranks:", "  rinks:")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello\nworld",
+        "c10d-custom trace 1\n",
+        "c10d-custom trace 2\n" + write(example())[20:],
+        write(example()).replace("4096", "many"),
+        write(example()).replace("  ranks:", "  rinks:"),
+    ],
+)
 def test_what_is_no_trace_is_refused(text):
     with pytest.raises(ValueError):
         read(text)
 
 
 # --- what is remembered
+
 
 def remembered_case():
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -105,8 +123,10 @@ def remembered_case():
     work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
     work.wait()
     if rank < 2:
-        requests = [dist.isend(torch.ones(1 << 18), 1 - rank, group=group, tag=5),
-                    dist.irecv(torch.ones(1 << 18), 1 - rank, group=group, tag=5)]
+        requests = [
+            dist.isend(torch.ones(1 << 18), 1 - rank, group=group, tag=5),
+            dist.irecv(torch.ones(1 << 18), 1 - rank, group=group, tag=5),
+        ]
         for request in requests:
             request.wait()
         never = dist.irecv(torch.ones(3, dtype=torch.int16), 1 - rank, group=group, tag=9)
@@ -117,23 +137,35 @@ def remembered_case():
         dist.send(torch.ones(3, dtype=torch.int16), 1 - rank, group=group, tag=9)
         never.wait()
     wrong = []
-    collectives = [(c.operation, c.number, c.reduce, c.dtype, c.count, c.in_bytes, c.out_bytes, c.peer, c.state)
-                   for c in calls if not c.is_message]
-    expected = [("all_reduce", 1, "MAX", "float64", "10", 80, 80, -1, "done"),
-                ("broadcast", 2, "-", "float32", str(1 << 18), (1 << 20) * (rank == 1), (1 << 20) * (rank != 1), 1, "done"),
-                ("all_gather", 3, "-", "float32", "3", 12, 12 * size, -1, "done"),
-                ("barrier", 4, "-", "uint8", "0", 0, 0, -1, "done"),
-                ("all_reduce", 5, "SUM", "float32", "5", 20, 20, -1, "done")]
+    collectives = [
+        (c.operation, c.number, c.reduce, c.dtype, c.count, c.in_bytes, c.out_bytes, c.peer, c.state)
+        for c in calls
+        if not c.is_message
+    ]
+    expected = [
+        ("all_reduce", 1, "MAX", "float64", "10", 80, 80, -1, "done"),
+        ("broadcast", 2, "-", "float32", str(1 << 18), (1 << 20) * (rank == 1), (1 << 20) * (rank != 1), 1, "done"),
+        ("all_gather", 3, "-", "float32", "3", 12, 12 * size, -1, "done"),
+        ("barrier", 4, "-", "uint8", "0", 0, 0, -1, "done"),
+        ("all_reduce", 5, "SUM", "float32", "5", 20, 20, -1, "done"),
+    ]
     if collectives != expected:
         wrong.append(f"{collectives}")
     for c in calls:
         if not began - 0.1 <= c.issued <= (c.began or c.issued) <= (c.ended or time.time() + 0.1) <= time.time() + 0.1:
             wrong.append(f"times of {c}, began {began}")
-    messages = sorted((c.operation, c.in_bytes, c.out_bytes, c.peer, c.tag, c.state, c.began is None)
-                      for c in calls if c.is_message)
-    expected = [] if rank > 1 else [("recv", 0, 6, 1 - rank, 9, "waiting", True),
-                                    ("recv", 0, 1 << 20, 1 - rank, 5, "done", False),
-                                    ("send", 1 << 20, 0, 1 - rank, 5, "done", False)]
+    messages = sorted(
+        (c.operation, c.in_bytes, c.out_bytes, c.peer, c.tag, c.state, c.began is None) for c in calls if c.is_message
+    )
+    expected = (
+        []
+        if rank > 1
+        else [
+            ("recv", 0, 6, 1 - rank, 9, "waiting", True),
+            ("recv", 0, 1 << 20, 1 - rank, 5, "done", False),
+            ("send", 1 << 20, 0, 1 - rank, 5, "done", False),
+        ]
+    )
     if messages != expected:
         wrong.append(f"{messages}")
     group_trace = next(g for g in dump.groups if g.name == name)
@@ -189,6 +221,7 @@ def test_calls_under_way_are_not_pushed_out_by_queued_ones(traced):
 
 # --- when it is written, and what the files say
 
+
 def late_case():
     rank = dist.get_rank()
     group = dist.new_group(timeout=SECOND)
@@ -213,8 +246,12 @@ def test_a_failure_is_written_once_and_names_the_rank_that_holds_up_the_others(t
     assert "ranks 0, 1 for rank 2: all_reduce #2 of group" in text
     assert "rank 2 waits for nobody here, and holds up ranks 0, 1" in text
     assert "ranks 0, 1: inside #2: all_reduce SUM float32[1000]" in text and "rank 2: past #1: barrier" in text
-    command = subprocess.run([sys.executable, "-m", "c10d_custom", "trace", *map(str, folder.iterdir())],
-                             capture_output=True, text=True, timeout=120)
+    command = subprocess.run(
+        [sys.executable, "-m", "c10d_custom", "trace", *map(str, folder.iterdir())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert command.returncode == 0 and command.stdout == text + "\n", command.stderr
 
 
@@ -224,12 +261,15 @@ def stuck_case():
     pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))
     if rank == 0:
-        dist.barrier(group)   # waits for rank 1, which first has our trace written
+        dist.barrier(group)  # waits for rank 1, which first has our trace written
         return None
     time.sleep(0.3)
     os.kill(int(pids[0]), signal.SIGUSR2)
     folder, until = Path(os.environ["C10D_CUSTOM_TRACE_DIR"]), time.monotonic() + 10
-    while not (found := [p for p in folder.glob("*rank0*") if p.read_text().endswith("\nend\n")]) and time.monotonic() < until:
+    while (
+        not (found := [p for p in folder.glob("*rank0*") if p.read_text().endswith("\nend\n")])
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     dist.barrier(group)
     return read(found[0].read_text()), group.group_name

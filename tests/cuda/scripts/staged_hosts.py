@@ -1,4 +1,5 @@
 """CUDA tensors over several (emulated) hosts, the GPUs simulated. One JSON line per rank."""
+
 import json
 import os
 import sys
@@ -8,6 +9,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (2, 1)]
 
 import torch
 import torch.distributed as dist
+
 from conformance.values import raw
 from fake_driver import FakeDriver
 from fake_world import World
@@ -48,7 +50,7 @@ with standing_in(lambda device: driver):
         outs, wanted = [on_device(torch.zeros(count)) for _ in range(size)], [torch.zeros(count) for _ in range(size)]
         work = dist.all_reduce(device, async_op=True)
         with cpu_tensors():
-            dist.all_reduce(host)       # the same bits as those of CPU tensors
+            dist.all_reduce(host)  # the same bits as those of CPU tensors
             dist.all_gather(wanted, mine)
         work.wait()
         dist.all_gather(outs, on_device(mine))

@@ -3,6 +3,7 @@
 The floor for N ranks that share a GPU whose memory moves B bytes a second is 2 N S / B: each rank reads S bytes and
 writes S. B is measured in the same run, by copies of one rank alone; data that fits the GPU's cache may beat it.
 """
+
 import os
 
 import torch
@@ -26,16 +27,21 @@ def others(kind, size):
 
 
 def head(size, names, rate, said):
-    print(f"\nall_reduce, {size} ranks, float32, microseconds: one call and its end | in a row, per call. "
-          f"B = {rate / 1e9:.0f} GB/s; {said}")
-    print(f"{'bytes':>10} {'custom':>11} {'row':>10} {'p90':>9} {'floor':>9} {'row/floor':>10} {'#wrong':>7}"
-          + "".join(f" {name:>11} {'row':>10} {'/custom':>8}" for name in names))
+    print(
+        f"\nall_reduce, {size} ranks, float32, microseconds: one call and its end | in a row, per call. "
+        f"B = {rate / 1e9:.0f} GB/s; {said}"
+    )
+    print(
+        f"{'bytes':>10} {'custom':>11} {'row':>10} {'p90':>9} {'floor':>9} {'row/floor':>10} {'#wrong':>7}"
+        + "".join(f" {name:>11} {'row':>10} {'/custom':>8}" for name in names)
+    )
 
 
 def row(nbytes, timed, floor, wrong):
     """Asked for when ours was not refused."""
     ours, *rest = timed.values()
-    text = f"{nbytes:>10} {microseconds(ours)} {ours.worst * 1e6:>9.1f} {floor * 1e6:>9.1f} {ours.row / floor:>10.2f} {wrong:>7}"
+    text = f"{nbytes:>10} {microseconds(ours)} {ours.worst * 1e6:>9.1f} {floor * 1e6:>9.1f}"
+    text += f" {ours.row / floor:>10.2f} {wrong:>7}"
     for other in rest:
         ratio = "" if isinstance(other, str) else f"{other.single / ours.single:.2f}"
         text += f" {microseconds(other)} {ratio:>8}"
@@ -53,15 +59,24 @@ def main():
             pool.check("all_reduce", 4)  # the first call chooses how
             rate = pool.run(ranks.copy_rate, session.device, min(COPY, session.largest))[0]
             head(size, names, rate, pool.run(ranks.said)[0])
-            for nbytes in sorted((s for s in SIZES if s <= session.largest), key=lambda s: (s not in (1 << 20, COPY), s)):
+            for nbytes in sorted(
+                (s for s in SIZES if s <= session.largest), key=lambda s: (s not in (1 << 20, COPY), s)
+            ):
                 wrong = pool.check("all_reduce", nbytes)
                 timed = pool.time("all_reduce", nbytes, ("custom", *names))
                 if timed is None:
                     continue
                 floor = 2 * -(-size // gpus) * nbytes / rate
                 for name, found in timed.items():
-                    session.add(operation="all_reduce", ranks=size, bytes=nbytes, backend=name, floor_us=floor * 1e6, copy_rate=rate,
-                                **({"refused": found} if isinstance(found, str) else found.as_json()))
+                    session.add(
+                        operation="all_reduce",
+                        ranks=size,
+                        bytes=nbytes,
+                        backend=name,
+                        floor_us=floor * 1e6,
+                        copy_rate=rate,
+                        **({"refused": found} if isinstance(found, str) else found.as_json()),
+                    )
                 if isinstance(timed["custom"], str):
                     session.fail(f"{size} ranks, {nbytes} bytes: {timed['custom']}")
                 else:

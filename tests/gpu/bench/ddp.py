@@ -1,4 +1,5 @@
 """The step of DistributedDataParallel: "custom" beside gloo and beside the same step without communication."""
+
 import functools
 
 import torch
@@ -30,6 +31,7 @@ def stepper(kind, name, width):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+
     return step
 
 
@@ -61,14 +63,17 @@ def steps(pool, width):
 
 def main():
     session = Session(__doc__)
-    print(f"step of 6 x Linear, batch of 32 each, milliseconds\n{'ranks':>5} {'parameters':>11} {'custom':>9} {'gloo':>9} {'local':>9} "
-          f"{'gloo/custom':>12} {'share of gloo s communication':>30}")
+    print(
+        f"step of 6 x Linear, batch of 32 each, milliseconds\n{'ranks':>5} {'parameters':>11} {'custom':>9} "
+        f"{'gloo':>9} {'local':>9} "
+        f"{'gloo/custom':>12} {'share of gloo s communication':>30}"
+    )
     for size in (4, 2):
         if not session.wants(size):
             continue
         with session.pool(size) as pool:
             for width, parameters in WIDTHS.items():
-                if 24 * width ** 2 > session.largest * 2:
+                if 24 * width**2 > session.largest * 2:
                     continue
                 if session.left() < 4:
                     session.left_out += 1
@@ -79,10 +84,15 @@ def main():
                     session.left_out += 1
                     break
                 ours, gloo, local = (timed[name].single * 1e3 for name in NAMES)
-                print(f"{size:>5} {parameters:>11} {ours:>9.2f} {gloo:>9.2f} {local:>9.2f} {gloo / ours:>12.2f} "
-                      f"{(ours - local) / max(gloo - local, 1e-9):>30.2f}", flush=True)
+                print(
+                    f"{size:>5} {parameters:>11} {ours:>9.2f} {gloo:>9.2f} {local:>9.2f} {gloo / ours:>12.2f} "
+                    f"{(ours - local) / max(gloo - local, 1e-9):>30.2f}",
+                    flush=True,
+                )
                 for name, found in timed.items():
-                    session.add(operation="ddp", ranks=size, parameters=6 * width * (width + 1), backend=name, **found.as_json())
+                    session.add(
+                        operation="ddp", ranks=size, parameters=6 * width * (width + 1), backend=name, **found.as_json()
+                    )
                 pool.run(drop)
     session.finish()
 

@@ -1,4 +1,6 @@
-"""Whether the goals were met, from the figures that the other programs left in a folder: python -m gpu.bench.goals FOLDER"""
+"""Whether the goals were met, from the figures that the other programs left in a folder: python -m gpu.bench.goals
+FOLDER"""
+
 import json
 import sys
 from pathlib import Path
@@ -7,8 +9,12 @@ MB = 1 << 20
 
 
 def figures(folder):
-    return [result for path in sorted(Path(folder).glob("*.json")) for result in json.loads(path.read_text())
-            if "variant" not in result and "refused" not in result]
+    return [
+        result
+        for path in sorted(Path(folder).glob("*.json"))
+        for result in json.loads(path.read_text())
+        if "variant" not in result and "refused" not in result
+    ]
 
 
 def find(results, **wanted):
@@ -35,7 +41,9 @@ def ddp_goal(results):
     for ours in find(results, operation="ddp", backend="custom"):
         for gloo in find(results, operation="ddp", ranks=ours["ranks"], parameters=ours["parameters"], backend="gloo"):
             ratio = gloo["single_us"] / ours["single_us"]
-            answers.append((f"{ours['ranks']} ranks, {ours['parameters'] / 1e6:.1f} M parameters: {ratio:.2f} x", ratio >= 1))
+            answers.append(
+                (f"{ours['ranks']} ranks, {ours['parameters'] / 1e6:.1f} M parameters: {ratio:.2f} x", ratio >= 1)
+            )
     return answers
 
 
@@ -59,7 +67,10 @@ def main(folder):
     if set(told) == {"not measured"}:
         print("NOT RUN: no figure was measured")
         return 3
-    print(f"SUMMARY: {told.count('met')} of {len(told)} goals met" + (", some not measured" if "not measured" in told else ""))
+    print(
+        f"SUMMARY: {told.count('met')} of {len(told)} goals met"
+        + (", some not measured" if "not measured" in told else "")
+    )
     return int(set(told) != {"met"})
 
 

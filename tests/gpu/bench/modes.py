@@ -1,4 +1,5 @@
 """all_reduce by 4 ranks under each setting that changes how it is done, in groups of the same processes."""
+
 import json
 
 from c10d_custom import config
@@ -8,7 +9,9 @@ from .session import Session, microseconds
 
 SIZES = (4, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20, 256 << 20)
 # Each is tried where the package has its variables.
-MODE, ORDER, STAGING, ONE_SHOT = (f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES"))
+MODE, ORDER, STAGING, ONE_SHOT = (
+    f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES")
+)
 VARIANTS = {
     "as it is": {},
     "events": {MODE: "shared", ORDER: "events"},
@@ -27,15 +30,27 @@ def main():
     variants = {name: json.dumps(settings) for name, settings in VARIANTS.items() if set(settings) <= known}
     for name in VARIANTS.keys() - variants.keys():
         print(f"{name}: this package does not know {', '.join(sorted(set(VARIANTS[name]) - known))}")
-    print(f"4 ranks, float32, microseconds: one call and its end | in a row, per call\n{'bytes':>10} {'setting':<20} {'custom':>11} {'row':>10}")
+    print(
+        f"4 ranks, float32, microseconds: one call and its end | in a row, per call\n{'bytes':>10} {'setting':<20} "
+        f"{'custom':>11} {'row':>10}"
+    )
     with session.pool(4) as pool:
         for nbytes in (s for s in SIZES if s <= session.largest):
             timed = pool.time("all_reduce", nbytes, tuple(variants.values()))
             for name, key in variants.items() if timed else ():
                 found = timed[key]
-                print(f"{nbytes:>10} {name:<20} {microseconds(found)} {found if isinstance(found, str) else ''}", flush=True)
-                session.add(operation="all_reduce", ranks=4, bytes=nbytes, backend="custom", variant=name,
-                            **({"refused": found} if isinstance(found, str) else found.as_json()))
+                print(
+                    f"{nbytes:>10} {name:<20} {microseconds(found)} {found if isinstance(found, str) else ''}",
+                    flush=True,
+                )
+                session.add(
+                    operation="all_reduce",
+                    ranks=4,
+                    bytes=nbytes,
+                    backend="custom",
+                    variant=name,
+                    **({"refused": found} if isinstance(found, str) else found.as_json()),
+                )
         print(pool.run(ranks.said)[0])
     session.finish()
 

@@ -1,4 +1,5 @@
 """What runs inside the ranks: groups, buffers and blocks of calls. The parent (session.py) says which and how many."""
+
 import functools
 import json
 import logging
@@ -7,17 +8,18 @@ import os
 import torch
 import torch.distributed as dist
 
-from c10d_custom.c10d import meeting as creation
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.references import Backend
+from c10d_custom.c10d import meeting as creation
 
 from ..device import device_of
 from .timing import take
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def reference(name):
-    """A c10d backend over all ranks; "custom" is the default group. A JSON object: a group of ours under these settings."""
+    """A c10d backend over all ranks; "custom" is the default group. A JSON object: a group of ours under these
+    settings."""
     if name.startswith("{"):
         return Backend(_group_under(json.loads(name)))
     if name == "gloo":

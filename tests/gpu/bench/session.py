@@ -1,4 +1,6 @@
-"""One benchmark program: its command line, its pools of ranks, points timed in alternating blocks, its table and JSON."""
+"""One benchmark program: its command line, its pools of ranks, points timed in alternating blocks, its table and
+JSON."""
+
 import argparse
 import json
 import os
@@ -11,8 +13,8 @@ from . import ranks
 from .timing import calls_for, figure
 
 ROUNDS = 3
-BLOCK = 0.12    # seconds, about
-LONGEST = 60    # for one block, on the slowest path tried
+BLOCK = 0.12  # seconds, about
+LONGEST = 60  # for one block, on the slowest path tried
 
 
 class OutOfTime(Exception):
@@ -120,4 +122,8 @@ class _Pool:
 
 def microseconds(figure):
     """Two columns: single and row."""
-    return f"{'refused':>11} {'':>10}" if isinstance(figure, str) else f"{figure.single * 1e6:>11.1f} {figure.row * 1e6:>10.1f}"
+    return (
+        f"{'refused':>11} {'':>10}"
+        if isinstance(figure, str)
+        else f"{figure.single * 1e6:>11.1f} {figure.row * 1e6:>10.1f}"
+    )

@@ -1,9 +1,9 @@
 """How calls are timed, and what of the times is told.
 
-*single*: one call and the wait for the GPU, by the host's clock: what somebody sees who needs the result.
-*row*: calls one after the other with no wait between, by CUDA events around all of them: what a stream full of work pays.
-A figure is the median of a rank's times, and of these the slowest rank's.
-"""
+*single*: one call and the wait for the GPU, by the host's clock: what somebody sees who needs the result. *row*: calls
+one after the other with no wait between, by CUDA events around all of them: what a stream full of work pays. A figure
+is the median of a rank's times, and of these the slowest rank's."""
+
 import math
 import statistics
 import time
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Times:
     """Seconds of one rank's calls in one block."""
+
     single: list
     row: float
 
@@ -20,13 +21,19 @@ class Times:
 @dataclass(frozen=True)
 class Figure:
     """Seconds: of the slowest rank."""
+
     single: float
     row: float
-    worst: float    # 90th percentile of the single calls
+    worst: float  # 90th percentile of the single calls
     calls: int
 
     def as_json(self):
-        return {"single_us": self.single * 1e6, "row_us": self.row * 1e6, "p90_us": self.worst * 1e6, "calls": self.calls}
+        return {
+            "single_us": self.single * 1e6,
+            "row_us": self.row * 1e6,
+            "p90_us": self.worst * 1e6,
+            "calls": self.calls,
+        }
 
 
 def take(call, device, calls):
@@ -50,8 +57,12 @@ def figure(blocks):
     by_rank = list(zip(*blocks, strict=True))
     singles = [[t for block in blocks_of_rank for t in block.single] for blocks_of_rank in by_rank]
     rows = [statistics.median(block.row for block in blocks_of_rank) for blocks_of_rank in by_rank]
-    return Figure(max(map(statistics.median, singles)), max(rows), max(percentile(s, 0.9) for s in singles),
-                  min(map(len, singles)))
+    return Figure(
+        max(map(statistics.median, singles)),
+        max(rows),
+        max(percentile(s, 0.9) for s in singles),
+        min(map(len, singles)),
+    )
 
 
 def percentile(values, share):

@@ -3,6 +3,7 @@
 Standard library only up to the sections' own commands. Ends with 0 when nothing failed and nothing was left out for
 lack of time, 1 when something was, 2 when there was no CUDA device, or no package, to try.
 """
+
 import argparse
 import hashlib
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .report import Report, summary_line
@@ -20,8 +21,10 @@ from .sections import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_DEVICE = "no CUDA device"
-LOOK = ("import torch, sys; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
-        "print(n, torch.cuda.get_device_name(0) if n else 'none', sep='|')")
+LOOK = (
+    "import torch, sys; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+    "print(n, torch.cuda.get_device_name(0) if n else 'none', sep='|')"
+)
 # Says what of these settings the package does not know, a line for each.
 UNKNOWN = """
 import json, os, sys
@@ -41,14 +44,22 @@ for settings in json.loads(sys.argv[1]):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="scripts/gpu_check", description="Checks this checkout on a machine with a GPU.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu_check", description="Checks this checkout on a machine with a GPU."
+    )
     parser.add_argument("--out", metavar="FILE", help="the report (default: tests/gpu/results/DATE-DEVICE-COMMIT.txt)")
     parser.add_argument("--seconds", type=float, default=500, help="for all sections (default: %(default)s)")
-    parser.add_argument("--sections", metavar="WORD[,WORD...]", help="only those whose names have one of the words; list: show them")
+    parser.add_argument(
+        "--sections", metavar="WORD[,WORD...]", help="only those whose names have one of the words; list: show them"
+    )
     parser.add_argument("--without", metavar="WORD[,WORD...]", help="not those whose names have one of the words")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself where there is no GPU")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself where there is no GPU"
+    )
     parser.add_argument("--commit", help="what the report says was checked (default: git's answer)")
-    parser.add_argument("--failed-set-up", metavar="FILE", help=argparse.SUPPRESS)  # the log of scripts/gpu_check's attempt
+    parser.add_argument(
+        "--failed-set-up", metavar="FILE", help=argparse.SUPPRESS
+    )  # the log of scripts/gpu_check's attempt
     parser.add_argument("--no-device", action="store_true", help=argparse.SUPPRESS)  # scripts/gpu_check saw none
     return parser.parse_args()
 
@@ -61,7 +72,9 @@ def commit(given):
     head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], text=True, capture_output=True)
     if head.returncode:
         return "nogit"
-    changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], text=True, capture_output=True).stdout
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no"], text=True, capture_output=True
+    ).stdout
     return head.stdout.strip() + ("+" if changed.strip() else "")
 
 
@@ -91,7 +104,11 @@ def chosen(args):
     def named(section, words):
         return any(word.strip().lower() in section.name.lower() for word in words.split(","))
 
-    return [s for s in SECTIONS if (not args.sections or named(s, args.sections)) and not (args.without and named(s, args.without))]
+    return [
+        s
+        for s in SECTIONS
+        if (not args.sections or named(s, args.sections)) and not (args.without and named(s, args.without))
+    ]
 
 
 def unknown_settings(sections):
@@ -99,7 +116,9 @@ def unknown_settings(sections):
     asking = [s for s in sections if s.settings]
     if not asking:
         return {}
-    out = subprocess.run([sys.executable, "-c", UNKNOWN, json.dumps([s.settings for s in asking])], text=True, capture_output=True)
+    out = subprocess.run(
+        [sys.executable, "-c", UNKNOWN, json.dumps([s.settings for s in asking])], text=True, capture_output=True
+    )
     if out.returncode:
         return {s.name: out.stderr.strip().splitlines()[-1] for s in asking}
     return {s.name: line for s, line in zip(asking, out.stdout.split("\n"))}
@@ -122,7 +141,7 @@ def check(sections, gpus, kind, context, seconds, report):
     unknown = unknown_settings(sections) if gpus else {}
     for i, section in enumerate(sections):
         left = end - time.monotonic()
-        spare = left - sum(s.least for s in sections[i + 1:]) - LAST_WORDS
+        spare = left - sum(s.least for s in sections[i + 1 :]) - LAST_WORDS
         limit = min(section.limit, max(spare, section.least), left)
         if reason := why_not(section, gpus, kind, unknown):
             outcome = Outcome(section.name, NOT_RUN, reason)
@@ -141,15 +160,27 @@ def main():
         print("\n".join(f"{s.name:<42} at most {s.limit:.0f} s" for s in SECTIONS))
         return 0
     gpus, name = (0, "none") if args.failed_set_up or args.no_device else device_name(args.device)
-    now, what = datetime.now(timezone.utc), commit(args.commit)
+    now, what = datetime.now(UTC), commit(args.commit)
     slug = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
     out = Path(args.out or ROOT / "tests/gpu/results" / f"{now:%Y%m%d-%H%M%S}-{slug}-{what}.txt")
     settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(("C10D_CUSTOM_", "NCCL_", "CUDA_"))}
-    head = [f"date     {now:%Y-%m-%d %H:%M:%S} UTC", f"commit   {what}, sources {digest()}", f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
-            f"options  {' '.join(sys.argv[1:]) or 'none'}", f"settings {settings or 'none'}"]
+    head = [
+        f"date     {now:%Y-%m-%d %H:%M:%S} UTC",
+        f"commit   {what}, sources {digest()}",
+        f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
+        f"options  {' '.join(sys.argv[1:]) or 'none'}",
+        f"settings {settings or 'none'}",
+    ]
     report = Report(out, head)
     if args.failed_set_up:
-        report.add(Outcome("set-up", FAIL, "the package could not be built here", output=Path(args.failed_set_up).read_text(errors="replace")))
+        report.add(
+            Outcome(
+                "set-up",
+                FAIL,
+                "the package could not be built here",
+                output=Path(args.failed_set_up).read_text(errors="replace"),
+            )
+        )
         sections = []
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
         context = {"python": sys.executable, "device": args.device, "work": work, "root": str(ROOT)}
@@ -161,7 +192,9 @@ def main():
     if not gpus:
         print(f"{NO_DEVICE}, so nothing was checked")
         return 2
-    return int(any(o.verdict == FAIL or o.cut for o in report.outcomes) or not any(o.verdict == PASS for o in report.outcomes))
+    return int(
+        any(o.verdict == FAIL or o.cut for o in report.outcomes) or not any(o.verdict == PASS for o in report.outcomes)
+    )
 
 
 if __name__ == "__main__":

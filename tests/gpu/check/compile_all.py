@@ -2,6 +2,7 @@
 
 The machine code stays in the cache on disk that every rank reads.
 """
+
 import os
 import sys
 import time
@@ -11,8 +12,13 @@ from c10d_custom import dtypes
 
 
 def instances(algorithms):
-    return [(algorithm, dtype.code, code) for algorithm in algorithms for dtype in dtypes.BY_DTYPE.values() for code, name in dtypes.REDUCE_OPS.items()
-            if name in dtype.reduces]
+    return [
+        (algorithm, dtype.code, code)
+        for algorithm in algorithms
+        for dtype in dtypes.BY_DTYPE.values()
+        for code, name in dtypes.REDUCE_OPS.items()
+        if name in dtype.reduces
+    ]
 
 
 def compile_one(instance, capability):
@@ -38,8 +44,10 @@ def main():
     every = instances(["Reduce", "OneShot", "TwoShot"] if cupy.cuda.runtime.getDeviceCount() > 1 else ["Reduce"])
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         seconds = list(pool.map(compile_one, every, [capability] * len(every)))
-    print(f"SUMMARY: {len(every)} kernels for sm_{capability} in {time.monotonic() - began:.1f} s; one takes "
-          f"{sorted(seconds)[len(seconds) // 2]:.2f} s, at most {max(seconds):.2f}")
+    print(
+        f"SUMMARY: {len(every)} kernels for sm_{capability} in {time.monotonic() - began:.1f} s; one takes "
+        f"{sorted(seconds)[len(seconds) // 2]:.2f} s, at most {max(seconds):.2f}"
+    )
     return 0
 
 

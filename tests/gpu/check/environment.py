@@ -1,4 +1,5 @@
 """Prints what the check runs on. Ends with 1 where torch sees no CUDA device."""
+
 import argparse
 import importlib
 import os
@@ -31,8 +32,10 @@ def cuda_versions():
         from cuda.bindings import nvrtc
         from cupy.cuda import runtime
 
-        return (f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}, "
-                f"NVRTC {'.'.join(map(str, nvrtc.nvrtcVersion()[1:]))}")
+        return (
+            f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}, "
+            f"NVRTC {'.'.join(map(str, nvrtc.nvrtcVersion()[1:]))}"
+        )
     except Exception as error:  # as above
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
@@ -66,16 +69,27 @@ def main():
         "mpi4py": version("mpi4py"),
         "g++": first_line("g++", "--version"),
         "MPS": shutil.which("nvidia-cuda-mps-control") or "not there",
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "not there",
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version()))
+        if torch.cuda.is_available() and torch.distributed.is_nccl_available()
+        else "not there",
     }
     for name, value in facts.items():
         print(f"{name:<14} {value}")
-    print("\n" + nvidia_smi("--query-gpu=index,name,uuid,driver_version,memory.total,memory.used,compute_mode,mig.mode.current", "--format=csv"))
+    print(
+        "\n"
+        + nvidia_smi(
+            "--query-gpu=index,name,uuid,driver_version,memory.total,memory.used,compute_mode,mig.mode.current",
+            "--format=csv",
+        )
+    )
     if torch.cuda.is_available():
         print("\n" + nvidia_smi("topo", "-m"))
         for i in range(torch.cuda.device_count()):
             print(torch.cuda.get_device_properties(i))
-        print(f"SUMMARY: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy {facts['cupy']}")
+        print(
+            f"SUMMARY: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy "
+            f"{facts['cupy']}"
+        )
     elif kind == "cpu":
         print(f"SUMMARY: tried on the CPU, torch {torch.__version__}")
     else:

@@ -1,8 +1,8 @@
 """A pytest plugin: writes each test's outcome to a file as it comes, so that a run that is cut short has told it.
 
-GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being its
-traceback, and {"begun"} for the test under way.
-"""
+GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being
+its traceback, and {"begun"} for the test under way."""
+
 import json
 import os
 

@@ -1,4 +1,5 @@
 """The report: plain text, written anew after each section, so that what was found is there whatever happens next."""
+
 import os
 from pathlib import Path
 
@@ -24,10 +25,19 @@ class Report:
     def write(self, done=False):
         lines = ["c10d-custom: scripts/gpu_check", "", *self.head, "", "Summary", "-" * WIDTH]
         lines += [summary_line(outcome) for outcome in self.outcomes]
-        lines += ["-" * WIDTH, self.verdict() if done else f"{self.verdict()} so far: the run was not over when this was written", ""]
+        lines += [
+            "-" * WIDTH,
+            self.verdict() if done else f"{self.verdict()} so far: the run was not over when this was written",
+            "",
+        ]
         for outcome in self.outcomes:
-            lines += [f"== {outcome.name} " + "=" * max(3, WIDTH - 4 - len(outcome.name)), summary_line(outcome), "",
-                      outcome.output.rstrip("\n"), ""]
+            lines += [
+                f"== {outcome.name} " + "=" * max(3, WIDTH - 4 - len(outcome.name)),
+                summary_line(outcome),
+                "",
+                outcome.output.rstrip("\n"),
+                "",
+            ]
         temporary = self.path.with_name(f".{self.path.name}.part")
         temporary.write_text("\n".join(lines), errors="replace")
         os.replace(temporary, self.path)

@@ -1,4 +1,5 @@
 """Runs one section: a command with a limit, its output kept, none of its processes left. Standard library only."""
+
 import json
 import os
 import signal
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from harness.marks import MARK, kill_marked
 
-NOT_RUN_CODE = 3     # how a program says that it could not be tried; its last line beginning "NOT RUN:" says why
-NO_TESTS_CODE = 5    # pytest's, where nothing was collected
-LAST_WORDS = 6.0     # seconds from the interrupt at the limit to the kill: pytest then prints what it has
+NOT_RUN_CODE = 3  # how a program says that it could not be tried; its last line beginning "NOT RUN:" says why
+NO_TESTS_CODE = 5  # pytest's, where nothing was collected
+LAST_WORDS = 6.0  # seconds from the interrupt at the limit to the kill: pytest then prints what it has
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 
@@ -26,7 +27,7 @@ class Outcome:
     reason: str
     seconds: float = 0.0
     output: str = ""
-    cut: bool = False    # for lack of time
+    cut: bool = False  # for lack of time
 
 
 def run(section, context, limit):
@@ -35,13 +36,28 @@ def run(section, context, limit):
     mark, began = uuid.uuid4().hex, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         outcomes, output = Path(folder, "outcomes"), Path(folder, "output")
-        environment = {**os.environ, **section.settings, MARK: mark, "GPU_CHECK_OUTCOMES": str(outcomes),
-                       "PYTHONUNBUFFERED": "1", "C10D_TEST_CASE_SECONDS": "25", "PYTHONFAULTHANDLER": "1", "TMPDIR": folder}
+        environment = {
+            **os.environ,
+            **section.settings,
+            MARK: mark,
+            "GPU_CHECK_OUTCOMES": str(outcomes),
+            "PYTHONUNBUFFERED": "1",
+            "C10D_TEST_CASE_SECONDS": "25",
+            "PYTHONFAULTHANDLER": "1",
+            "TMPDIR": folder,
+        }
         code, late = None, False
         try:
             with open(output, "wb") as out:
-                process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                           env=environment, start_new_session=True, cwd=context["root"])
+                process = subprocess.Popen(
+                    command,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                    cwd=context["root"],
+                )
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -60,8 +76,11 @@ def run(section, context, limit):
         text = output.read_text(errors="replace")
         lines = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
     if late:  # pytest tells of failures at its end
-        text += "".join(f"\n--- {line['test']}\n{line['reason']}\n" for line in lines
-                        if line.get("outcome") == "failed" and line["reason"] not in text)
+        text += "".join(
+            f"\n--- {line['test']}\n{line['reason']}\n"
+            for line in lines
+            if line.get("outcome") == "failed" and line["reason"] not in text
+        )
     seconds = time.monotonic() - began
     verdict, reason = _judge(code, text, lines, f"stopped at its limit of {limit:.0f} s" if late else None)
     return Outcome(section.name, verdict, reason, seconds, text, late)
@@ -95,7 +114,9 @@ def _judge_tests(code, lines, stopped):
     if stopped:
         begun = [line["begun"] for line in lines if "begun" in line and line["begun"] not in found]
         under_way = f", in {begun[-1].split('::')[-1]}" if begun else ""
-        return FAIL, f"{stopped}{under_way}; {told or 'no test was over'}" + (f": {', '.join(failed[:5])}" if failed else "")
+        return FAIL, f"{stopped}{under_way}; {told or 'no test was over'}" + (
+            f": {', '.join(failed[:5])}" if failed else ""
+        )
     if failed:
         return FAIL, f"{told}: {', '.join(failed[:5])}" + (" ..." if len(failed) > 5 else "")
     if code:

@@ -3,6 +3,7 @@
 `limit` is the most seconds a section may take, `least` what it is sure to get however long those before it took.
 {python}, {device}, {limit} and {work} are filled in; {work} is a folder that the sections of one run share.
 """
+
 from dataclasses import dataclass, field
 
 
@@ -12,15 +13,33 @@ class Section:
     command: tuple
     limit: float
     least: float
-    cpu: bool = True      # whether --device cpu can try it
+    cpu: bool = True  # whether --device cpu can try it
     settings: dict = field(default_factory=dict)  # more environment, which the package must know: else not run
 
 
 def tests(name, *arguments, limit, least, sizes=None, **options):
     chosen = ("--world-sizes", sizes) if sizes else ()
-    return Section(name, ("{python}", "-m", "pytest", "-q", "--tb=short", "--device", "{device}", "-p", "no:cacheprovider",
-                          "-p", "gpu.check.outcomes", *chosen, *(f"tests/gpu/{a}" if a.startswith("test_") else a for a in arguments)),
-                   limit, least, **options)
+    return Section(
+        name,
+        (
+            "{python}",
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            "--device",
+            "{device}",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "gpu.check.outcomes",
+            *chosen,
+            *(f"tests/gpu/{a}" if a.startswith("test_") else a for a in arguments),
+        ),
+        limit,
+        least,
+        **options,
+    )
 
 
 def program(name, module, *arguments, limit, least, **options):
@@ -32,8 +51,20 @@ def probe(name, module, limit=25):
 
 
 def bench(name, limit, least, *arguments, **options):
-    return program(f"bench: {name.replace('_', ' ')}", f"bench.{name}", *arguments, "--device", "{device}", "--seconds", "{limit}",
-                   "--json", "{work}/" + f"{name}.json", limit=limit, least=least, **options)
+    return program(
+        f"bench: {name.replace('_', ' ')}",
+        f"bench.{name}",
+        *arguments,
+        "--device",
+        "{device}",
+        "--seconds",
+        "{limit}",
+        "--json",
+        "{work}/" + f"{name}.json",
+        limit=limit,
+        least=least,
+        **options,
+    )
 
 
 MODE, ORDER, STAGING = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER", "C10D_CUSTOM_CUDA_STAGING_BYTES"
@@ -58,17 +89,53 @@ SECTIONS = (
     tests("memory", "test_memory.py", sizes="2,4", limit=45, least=10),
     tests("agreement with gloo and NCCL", "test_agreement.py", sizes="1,2,4", limit=50, least=8),
     tests("conformance, 1 rank", "test_conformance.py", "-k", "not large", sizes="1", limit=40, least=8),
-    tests("conformance, 1 MiB of staging", "test_conformance.py", *NARROW, sizes="4", limit=50, least=5,
-          settings={STAGING: str(1 << 20)}),
-    tests("conformance, staged", "test_conformance.py", *NARROW, sizes="2", limit=40, least=5,
-          settings={MODE: "staged"}),
-    tests("conformance, stream memory operations", "test_conformance.py", *NARROW, sizes="2", limit=40, least=5,
-          settings={ORDER: "values"}, cpu=False),
+    tests(
+        "conformance, 1 MiB of staging",
+        "test_conformance.py",
+        *NARROW,
+        sizes="4",
+        limit=50,
+        least=5,
+        settings={STAGING: str(1 << 20)},
+    ),
+    tests(
+        "conformance, staged", "test_conformance.py", *NARROW, sizes="2", limit=40, least=5, settings={MODE: "staged"}
+    ),
+    tests(
+        "conformance, stream memory operations",
+        "test_conformance.py",
+        *NARROW,
+        sizes="2",
+        limit=40,
+        least=5,
+        settings={ORDER: "values"},
+        cpu=False,
+    ),
     tests("p2p", "test_p2p.py", sizes="1,2,4", limit=40, least=5, settings={MODE: "p2p"}, cpu=False),
-    Section("p2p under MPS",
-            ("{python}", "-m", "gpu.probes.mps", "{python}", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p",
-             "gpu.check.outcomes", "--world-sizes", "2,4", "tests/gpu/test_p2p.py"),
-            40, 5, settings={MODE: "p2p"}, cpu=False),
+    Section(
+        "p2p under MPS",
+        (
+            "{python}",
+            "-m",
+            "gpu.probes.mps",
+            "{python}",
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "gpu.check.outcomes",
+            "--world-sizes",
+            "2,4",
+            "tests/gpu/test_p2p.py",
+        ),
+        40,
+        5,
+        settings={MODE: "p2p"},
+        cpu=False,
+    ),
     bench("all_reduce", 120, 50),
     bench("ddp", 60, 20),
     bench("modes", 70, 15),

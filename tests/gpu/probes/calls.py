@@ -1,4 +1,5 @@
 """What the probes ask of CUDA, through cupy's thin calls and cuda.bindings. To be imported in a probe's processes."""
+
 import ctypes
 import time
 

@@ -1,4 +1,5 @@
 """An interprocess event: a stream of another process waits for it, without its host; and what a death does to it."""
+
 from .pair import Pair, probe
 
 BUSY = 0.4
@@ -46,7 +47,10 @@ def waiter(pipe):
 
     gpu = Gpu()
     memory, handle, pid = pipe.recv()
-    address, event = runtime.ipcOpenMemHandle(memory, runtime.cudaIpcMemLazyEnablePeerAccess), runtime.ipcOpenEventHandle(handle)
+    address, event = (
+        runtime.ipcOpenMemHandle(memory, runtime.cudaIpcMemLazyEnablePeerAccess),
+        runtime.ipcOpenEventHandle(handle),
+    )
     pipe.send("open")
     pipe.recv()
     began = time.monotonic()
@@ -77,12 +81,17 @@ def body():
         found = pair.result(1, 24)
     finally:
         pair.end()
-    print(f"the wait was enqueued in {found['enqueued'] * 1e6:.0f} us; the value, {found['value']} (99 expected), came after "
-          f"{found['seconds']:.3f} s (the other process was busy for {BUSY} s)")
+    print(
+        f"the wait was enqueued in {found['enqueued'] * 1e6:.0f} us; the value, {found['value']} (99 expected), came "
+        "after "
+        f"{found['seconds']:.3f} s (the other process was busy for {BUSY} s)"
+    )
     print(f"eventRecord takes the host {found['record_us']:.1f} us, streamWaitEvent {found['wait_us']:.1f} us")
     after = found["after death"]
-    print("a wait for an event of a process that was killed before it came is "
-          + (f"over {after:.3f} s after the death" if after < PATIENCE else f"NOT over {PATIENCE} s after the death"))
+    print(
+        "a wait for an event of a process that was killed before it came is "
+        + (f"over {after:.3f} s after the death" if after < PATIENCE else f"NOT over {PATIENCE} s after the death")
+    )
     wrong = [] if found["value"] == 99 else ["the stream did not wait for the event"]
     return wrong + (["the host waited"] if found["enqueued"] > BUSY / 2 else [])
 

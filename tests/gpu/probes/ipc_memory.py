@@ -1,4 +1,5 @@
 """Memory of cudaMalloc, opened by another process on the same GPU: both see what the other writes."""
+
 from .pair import Pair, probe
 
 
@@ -10,12 +11,12 @@ def exporter(pipe):
     gpu = Gpu()
     address = gpu.allocate()
     pipe.send(bytes(runtime.ipcGetMemHandle(address)))
-    pipe.recv()                              # the importer has written
+    pipe.recv()  # the importer has written
     seen = gpu.read(address)
     gpu.spin(0.0, address + 8, 4242)
     gpu.stream.synchronize()
     pipe.send("written")
-    pipe.recv()                              # the importer has closed
+    pipe.recv()  # the importer has closed
     runtime.free(address)
     return seen, runtime.deviceCanAccessPeer(0, 0) if runtime.getDeviceCount() == 1 else None
 

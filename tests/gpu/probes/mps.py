@@ -1,8 +1,10 @@
-"""Can an MPS daemon of our own, in a folder of its own, serve processes that share a GPU? No setting of the GPU is touched.
+"""Can an MPS daemon of our own, in a folder of its own, serve processes that share a GPU? No setting of the GPU is
+touched.
 
-    python -m gpu.probes.mps                 # the probe
-    python -m gpu.probes.mps COMMAND...      # run a command whose processes are clients of such a daemon
+python -m gpu.probes.mps                 # the probe
+python -m gpu.probes.mps COMMAND...      # run a command whose processes are clients of such a daemon
 """
+
 import contextlib
 import os
 import shutil

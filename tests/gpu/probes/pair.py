@@ -2,6 +2,7 @@
 
 A probe is a program: it prints what it found, and ends with 0 (works), 1 (does not) or 3 (could not be tried).
 """
+
 import multiprocessing
 import os
 import signal

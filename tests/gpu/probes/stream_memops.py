@@ -1,4 +1,5 @@
 """Stream memory operations on memory of another process: a stream waits for a word that the other's stream writes."""
+
 from .pair import Pair, probe
 
 BUSY, ROUNDS = 0.3, 200
@@ -10,10 +11,15 @@ def operations():
     from .calls import driver
 
     def wait(stream, address, value):
-        driver(cuda.cuStreamWaitValue32(stream.ptr, address, value, cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value))
+        driver(
+            cuda.cuStreamWaitValue32(
+                stream.ptr, address, value, cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
+            )
+        )
 
     def write(stream, address, value):
         driver(cuda.cuStreamWriteValue32(stream.ptr, address, value, 0))
+
     return wait, write
 
 
@@ -31,7 +37,7 @@ def owner(pipe):
     write(gpu.stream, address + 64, 1)
     pipe.send("enqueued")
     pipe.recv()
-    for i in range(2, ROUNDS + 2):           # write, then wait: the visitor answers each
+    for i in range(2, ROUNDS + 2):  # write, then wait: the visitor answers each
         write(gpu.stream, address + 64, i)
         wait(gpu.stream, address + 128, i)
     pipe.send("enqueued")
@@ -100,11 +106,16 @@ def body():
         pair.result(0, 5)
     finally:
         pair.end()
-    print(f"the wait was enqueued in {found['enqueued'] * 1e6:.0f} us; the value, {found['value']} (99 expected), came after "
-          f"{found['seconds']:.3f} s (the other process was busy for {BUSY} s)")
+    print(
+        f"the wait was enqueued in {found['enqueued'] * 1e6:.0f} us; the value, {found['value']} (99 expected), came "
+        "after "
+        f"{found['seconds']:.3f} s (the other process was busy for {BUSY} s)"
+    )
     print(f"a round trip between the two streams takes {found['round trip us']:.1f} us ({ROUNDS} in a row)")
-    print(f"while a wait is pending, cudaMalloc {'goes on' if found['malloc goes on'] else 'BLOCKS (1 s waited)'}; "
-          f"a write on another stream of the same process released it after {found['released after'] * 1e3:.1f} ms")
+    print(
+        f"while a wait is pending, cudaMalloc {'goes on' if found['malloc goes on'] else 'BLOCKS (1 s waited)'}; "
+        f"a write on another stream of the same process released it after {found['released after'] * 1e3:.1f} ms"
+    )
     wrong = [] if found["value"] == 99 else ["the stream did not wait for the word"]
     wrong += [] if found["pending"] else ["a wait that nobody answered was over"]
     return wrong + (["the host waited"] if found["enqueued"] > BUSY / 2 else [])

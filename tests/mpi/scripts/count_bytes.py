@@ -1,4 +1,5 @@
 """What leaves each host for one operation, counted by its network interface; the first rank of each says so."""
+
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import torch.distributed as dist
 warnings.simplefilter("ignore", FutureWarning)
 S = 16 << 20
 REPEAT = 4
-SMALL, SMALL_REPEAT = 32 << 10, 200     # the most that goes by the first ranks of these hosts
+SMALL, SMALL_REPEAT = 32 << 10, 200  # the most that goes by the first ranks of these hosts
 
 
 def sent():

@@ -1,4 +1,5 @@
 """An ordinary DDP script for torchrun: nothing in it knows of MPI."""
+
 import hashlib
 import json
 import os

@@ -1,4 +1,5 @@
 """Rank 1 ends early, in the way asked for, while the others wait for it where asked."""
+
 import os
 import sys
 import time

@@ -3,6 +3,7 @@ told, in a file (launchers lose what is printed while they end a job).
 
     fault.py FOLDER KIND...
 """
+
 import faulthandler
 import json
 import os
@@ -22,7 +23,7 @@ from c10d_custom.transport.hosts import algorithm
 from c10d_custom.transport.hosts.link import MpiLink
 
 GROUP_SECONDS = 4.0
-MEDIUM = 4000   # float32: 16 KB, still a small all_reduce
+MEDIUM = 4000  # float32: 16 KB, still a small all_reduce
 HUGE = 1 << 24  # nearly all of the call's time, data move
 
 
@@ -42,6 +43,7 @@ def pausing_after_waits():
     def wait_and_pause(*args):
         wait(*args)
         time.sleep(0.1)
+
     MpiLink.wait = wait_and_pause
     yield
     MpiLink.wait = wait
@@ -49,8 +51,13 @@ def pausing_after_waits():
 
 def in_the_background(commands):
     # In a session of its own: what a launcher sends to this rank's process group would end it.
-    subprocess.Popen(["sh", "-c", commands], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                     stderr=subprocess.DEVNULL)
+    subprocess.Popen(
+        ["sh", "-c", commands],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def trouble(kind, group, rank, last):
@@ -134,7 +141,9 @@ def trouble(kind, group, rank, last):
         all_reduce(group, 4)
     elif kind == "stopped amid":
         if rank == last:
-            in_the_background(f"sleep 0.3; kill -STOP {os.getpid()}; sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}")
+            in_the_background(
+                f"sleep 0.3; kill -STOP {os.getpid()}; sleep {GROUP_SECONDS + 2}; kill -CONT {os.getpid()}"
+            )
         forever(group, HUGE)
     elif kind == "no message":
         if rank:
@@ -162,6 +171,7 @@ def trouble(kind, group, rank, last):
             threading.Timer(0.5, group.abort).start()
         forever(group, HUGE)
     elif kind == "interrupted":
+
         def handler(*_):
             raise InterruptedError("by a signal handler")
 
@@ -172,6 +182,7 @@ def trouble(kind, group, rank, last):
             time.sleep(1)
         all_reduce(group, 4)
     elif kind.startswith("interrupted amid"):
+
         def handler(*_):
             raise InterruptedError("by a signal handler")
 

@@ -5,6 +5,7 @@
 RANKS: the most that take part in flat exchanges; in a group of more, the agreement is a dissemination barrier between
 the hosts.
 """
+
 import json
 import sys
 

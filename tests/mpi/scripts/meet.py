@@ -1,4 +1,5 @@
 """init_process_group, one all_reduce, destroy; as often as asked. One JSON line per rank."""
+
 import argparse
 import json
 import os
@@ -14,7 +15,9 @@ parser.add_argument("--times", type=int, default=1)
 parser.add_argument("--size", type=int, default=-1)
 args = parser.parse_args()
 
-before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
+before = {
+    name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+}
 totals, ports = [], []
 for _ in range(args.times):
     dist.init_process_group(args.backend, init_method=args.init, world_size=args.size)
@@ -30,5 +33,17 @@ if "mpi4py.MPI" in sys.modules:
     from mpi4py import MPI
 
     mpi_rank, mpi_size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-print(json.dumps({"rank": rank, "size": size, "before": before, "totals": totals, "ports": ports,
-                  "addr": os.environ["MASTER_ADDR"], "mpi": [mpi_rank, mpi_size]}), flush=True)
+print(
+    json.dumps(
+        {
+            "rank": rank,
+            "size": size,
+            "before": before,
+            "totals": totals,
+            "ports": ports,
+            "addr": os.environ["MASTER_ADDR"],
+            "mpi": [mpi_rank, mpi_size],
+        }
+    ),
+    flush=True,
+)

@@ -1,4 +1,5 @@
 """What a rank of a group over several hosts remembers of its calls, whichever way they went."""
+
 import json
 
 import torch
@@ -20,8 +21,19 @@ dist.all_reduce(small, group=group, async_op=True).wait()
 dist.all_reduce(small, group=group)
 if rank < 2:
     (dist.send if rank else dist.recv)(small, 1 - rank, group=group)
-before = [(r.operation, r.number, r.reduce, r.dtype, r.count, r.in_bytes, r.state, r.issued <= (r.began or r.issued) <= r.ended)
-          for r in transport.trace()]
+before = [
+    (
+        r.operation,
+        r.number,
+        r.reduce,
+        r.dtype,
+        r.count,
+        r.in_bytes,
+        r.state,
+        r.issued <= (r.began or r.issued) <= r.ended,
+    )
+    for r in transport.trace()
+]
 try:
     dist.all_reduce(torch.ones(5 if rank else 4), group=group)
 except CollectiveMismatchError:

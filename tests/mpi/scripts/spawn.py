@@ -1,4 +1,5 @@
 """mp.spawn with addresses of its own, in a process that an MPI launcher started."""
+
 import json
 import os
 import sys

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
 """An ordinary DDP script: nothing in it knows of mpirun, hosts or ranks but what torch.distributed tells."""
+
 import hashlib
 import json
 import os
@@ -27,7 +28,16 @@ for _ in range(5):
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-sys.stdout.write(json.dumps({
-    "rank": rank, "size": size, "local_rank": int(os.environ["LOCAL_RANK"]), "host": socket.gethostname(),
-    "digest": digest.hexdigest()}) + "\n")
+sys.stdout.write(
+    json.dumps(
+        {
+            "rank": rank,
+            "size": size,
+            "local_rank": int(os.environ["LOCAL_RANK"]),
+            "host": socket.gethostname(),
+            "digest": digest.hexdigest(),
+        }
+    )
+    + "\n"
+)
 dist.destroy_process_group()

@@ -41,7 +41,8 @@ class MessageTicket(PyTicket):
 
 
 def tags_of(tag, limit):
-    """MPI's tags, up to ``limit``, of the heads and the data of messages with that tag; negative ones are torch's own."""
+    """MPI's tags, up to ``limit``, of the heads and the data of messages with that tag; negative ones are torch's
+    own."""
     at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
     return (at, at + 1) if at + 1 <= limit else SHARED_TAGS
 

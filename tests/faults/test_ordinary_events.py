@@ -1,0 +1,91 @@
+"""Ordinary events: a result that is copied back to a Parameter, a look at one's own memory, a fork."""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from c10d_custom.errors import CustomBackendError
+from ecosystem.spawn import run
+from harness import Layout
+
+LARGE = 4_000_000  # floats: no message of this size fits into what a rank may send ahead
+SECONDS = timedelta(seconds=15)
+
+
+def _error(call):
+    try:
+        call()
+    except CustomBackendError as error:
+        return str(error)
+    return None
+
+
+def parameter(rank, size):
+    """A leaf that requires grad and is not contiguous: its result is copied to it by another thread, with its own grad
+    mode."""
+    p = torch.nn.Parameter(torch.zeros(4, 3).t())
+    for _ in range(60):
+        with torch.no_grad():
+            p.fill_(rank + 1.0)
+            dist.all_reduce(p, async_op=True).wait()
+        assert p.unique().tolist() == [float(sum(range(1, size + 1)))] and p.requires_grad
+
+
+def test_a_parameter_that_is_not_contiguous():
+    run(parameter, 2)
+
+
+def own_memory_opened(rank, size):
+    """Any close of a descriptor of a file drops a process's POSIX locks on it: a rank whose memory was looked at is not
+    dead."""
+    group = dist.new_group(timeout=SECONDS)
+    dist.barrier(group)
+    opened = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:c10d_custom" in os.readlink(f"/proc/self/fd/{fd}"):
+                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
+                opened += 1
+        except FileNotFoundError:
+            continue
+    assert opened
+    for _ in range(3):
+        if rank == 0:
+            time.sleep(0.1)  # the others look whether it lives
+        dist.barrier(group)
+        t = torch.ones(LARGE)
+        dist.all_reduce(t, group=group)
+        assert t[0] == size
+    dist.destroy_process_group(group)
+
+
+def test_a_rank_that_lost_its_lock_lives():
+    run(own_memory_opened, 3)
+
+
+def forked(rank, size):
+    pid = os.fork()
+    if pid == 0:
+        said = [
+            _error(call) or ""
+            for call in (
+                lambda: dist.all_reduce(torch.ones(1)),
+                lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+                lambda: dist.send(torch.ones(1), 1 - rank),
+                lambda: dist.recv(torch.ones(1), 1 - rank),
+                lambda: dist.barrier(),
+            )
+        ]
+        os._exit(0 if all("forked child" in text for text in said) else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    dist.barrier()
+    return status
+
+
+@pytest.mark.skipif(Layout.chosen() is not None, reason="an MPI process may not be forked: mpi_job.py says so")
+def test_a_forked_child_is_told_what_it_is():
+    assert run(forked, 2) == [0, 0]
