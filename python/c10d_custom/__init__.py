@@ -4,14 +4,24 @@ Nothing needs to import this package: torch finds it by its entry points, `regis
 first names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older
 torch, import it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ._version import __version__
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
+
 
 __all__ = ["__version__", "autoload", "register", "shrink_group"]
 
 
-def autoload():
-    """While torch is imported: registers the backend, and, under an MPI launcher, fills the environment in. Never
-    raises: that would break ``import torch``."""
+def autoload() -> None:
+    """While torch is imported, or this package: registers the backend, and, under an MPI launcher, fills the
+    environment in. Never raises: that would break ``import torch``."""
     try:
         register()
         from .c10d.registration import look_for_launcher
@@ -23,16 +33,20 @@ def autoload():
         warnings.warn(f"c10d-custom could not register its backend: {error!r}", RuntimeWarning, stacklevel=2)
 
 
-def register():
-    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again does nothing."""
+def register() -> None:
+    """Registers "custom" for CPU and CUDA tensors with torch.distributed; again, or where torch was built without
+    torch.distributed, does nothing. What a group needs is imported when one is made."""
     from .c10d.registration import register
 
     register()
 
 
-def shrink_group(timeout=None):
-    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. See
-    shrink.py."""
+def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
+    """After a loss: makes the ranks of the default group that are alive the new default group, and returns it. Each of
+    them calls it; ``timeout``: how long to wait for the others, the group's own if None. Ranks keep their order.
+
+    Raises CollectiveTimeoutError if a rank neither comes nor ends in that time, UsageError if the default group is not
+    of this backend, or spans several hosts; the old groups are then still there. See c10d/shrink.py."""
     from .c10d.shrink import shrink_group
 
     return shrink_group(timeout)

@@ -1,6 +1,8 @@
 """``python -m c10d_custom bench``, ``model``, ``trace``: see bench/command.py, bench/model_command.py,
 trace/command.py."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 
@@ -8,7 +10,8 @@ from .bench import command, model_command
 from .trace import command as trace_command
 
 
-def main():
+def main() -> int | None:
+    """The exit status of the command that the command line names; argparse exits with 2 where it names none."""
     parser = argparse.ArgumentParser(prog="python -m c10d_custom", description="Tools of c10d-custom.")
     commands = parser.add_subparsers(required=True, metavar="command")
     command.add_to(commands)

@@ -1,25 +1,31 @@
 """Every environment variable of this package, read once per process. docs/configuration.md is made of
 them (scripts/doc_tables.py)."""
 
+from __future__ import annotations
+
 import os
 import signal
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
-def _number(name, default, low, high, doc):
+def _number(name: str, default: int, low: int, high: int, doc: str) -> int:
     return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
 
 
-def _choice(name, default, among, doc):
+def _choice(name: str, default: str, among: tuple[str, ...], doc: str) -> str:
     return field(default=default, metadata={"env": name, "among": among, "doc": doc})
 
 
-def _text(name, doc):
+def _text(name: str, doc: str) -> str:
     return field(default="", metadata={"env": name, "low": None, "high": None, "doc": doc})
 
 
 @dataclass(frozen=True)
 class Config:
+    """What the environment variables say; fields in the order of docs/configuration.md. Defaults, and the least and the
+    largest that `from_env` takes, stand beside each. Sizes are bytes; ``spin_us`` is microseconds."""
+
     block_bytes: int = _number(
         "C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26, "bytes of one block of a rank's ring (a multiple of 4096)"
     )
@@ -102,8 +108,10 @@ class Config:
     )
 
     @classmethod
-    def from_env(cls):
-        values = {}
+    def from_env(cls) -> Config:
+        """What this process's environment says. ValueError, which names the variable, for a value that it cannot
+        have."""
+        values: dict[str, Any] = {}
         for f in fields(cls):
             text = os.environ.get(f.metadata["env"])
             if text is None:
@@ -114,6 +122,7 @@ class Config:
             if isinstance(f.default, str):
                 values[f.name] = text
                 continue
+            value: int | None
             try:
                 value = int(text)
             except ValueError:
@@ -135,14 +144,16 @@ class Config:
         return config
 
 
-def restart_attempt():
-    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks."""
+def restart_attempt() -> int:
+    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks. ValueError where
+    torchrun's variable is no number."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def launcher_wanted():
+def launcher_wanted() -> bool:
     """`Config.launcher`, for `import torch`: there no variable's value may raise."""
     return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
 
 
+# (variable, default or "none", what it says) of each, for docs/configuration.md.
 TABLE = [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]

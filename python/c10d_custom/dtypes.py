@@ -1,13 +1,16 @@
 """The one table of dtypes and reduce ops, shared with backend/shm/reduce.h."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
 from .errors import UsageError
 
-RedOp = ReduceOp.RedOpType
+RedOp: Any = ReduceOp.RedOpType  # torch's types know no members of it
 _ARITHMETIC = ("SUM", "AVG", "PRODUCT")
 _ORDERED = _ARITHMETIC + ("MIN", "MAX")
 _INTEGER = _ORDERED + ("BAND", "BOR", "BXOR")
@@ -16,7 +19,7 @@ _COMPLEX = _ARITHMETIC + ("PREMUL_SUM",)
 _BOOL = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 # The native code of a dtype is its place in this list. Those with no reduce ops only move.
-_TABLE = [
+_TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("uint8", _INTEGER),
     ("int8", _INTEGER),
     ("int16", _INTEGER),
@@ -55,12 +58,13 @@ _TABLE = [
 
 @dataclass(frozen=True)
 class DType:
-    """A torch dtype as the native core knows it."""
+    """A torch dtype as the native core knows it. ``code``: the core's, of backend/shm/reduce.h; ``reduces``: the names
+    of the reduce ops that have a meaning for it."""
 
     name: str
     code: int
     item_bytes: int
-    reduces: tuple
+    reduces: tuple[str, ...]
 
 
 BY_DTYPE = {
@@ -75,7 +79,7 @@ REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if
 
 @dataclass(frozen=True)
 class Kind:
-    """A DType and the code of a reduce op, and both as one number of the native core."""
+    """A DType and the code of a reduce op, and both, with the size of an item, as one number of the native core."""
 
     dtype: DType
     redop: int
@@ -97,7 +101,7 @@ MOVED = {dtype.code: dtype.code | dtype.item_bytes << 16 for dtype in BY_CODE.va
 _CODES = {member: int(member) for member in RedOp.__members__.values()}
 
 
-def lookup(dtype):
+def lookup(dtype: torch.dtype) -> DType:
     """The DType of a torch dtype; UsageError for one that this backend cannot carry."""
     try:
         return BY_DTYPE[dtype]
@@ -107,7 +111,7 @@ def lookup(dtype):
         ) from None
 
 
-def split_op(op):
+def split_op(op: Any) -> tuple[int, float | torch.Tensor | None]:
     """(code, factor) of a ReduceOp, a RedOpType or its C++ twin. The factor is that of PREMUL_SUM,
     a number or a tensor, otherwise None."""
     kind = getattr(op, "op", op)
@@ -117,12 +121,12 @@ def split_op(op):
     return code, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
 
 
-def kind_of(code, op):
+def kind_of(code: int, op: ReduceOp) -> Kind | None:
     """The Kind of a dtype's code and a ReduceOp; None where they have no meaning together, or need a factor."""
     return KINDS[code].get(hash(op))
 
 
-def check_reduce(dtype, code):
+def check_reduce(dtype: DType, code: int) -> None:
     """Raises UsageError where the reduce op has no meaning for the DType."""
     name = REDUCE_OPS.get(code, str(code))
     if name not in dtype.reduces:

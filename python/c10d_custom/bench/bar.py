@@ -4,12 +4,15 @@ A row holds for all its cells (operations, sizes, ranks), so its figure is the w
 it. Medians of calls, in one run by turns with what they are compared with.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import environment, parts
 from .parts import Part
@@ -20,6 +23,10 @@ ROOTED = ("reduce", "gather", "scatter")  # beyond the table: the last row only
 MANY = (4, 8)  # ranks
 
 
+Runs = dict[str, Any]  # by the name of a part: the JSON that it wrote
+Keep = Callable[[str, int], bool]  # (operation, bytes): whether the row has it
+
+
 @dataclass(frozen=True)
 class Cell:
     label: str
@@ -28,32 +35,41 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
+    """``figure``s are in ``unit``; ``needs``: names of the parts that its ``cells`` come from."""
+
     what: str
     against: str
     goal: float
     least: bool  # the figure must be at least the goal; else at most
     unit: str
-    needs: tuple  # names of parts
-    cells: Callable  # {name of part: its JSON} -> [Cell]
+    needs: tuple[str, ...]
+    cells: Callable[[Runs], list[Cell]]
 
-    def worst(self, cells):
+    def worst(self, cells: list[Cell]) -> Cell:
         return (min if self.least else max)(cells, key=lambda c: c.figure)
 
-    def met(self, figure):
+    def met(self, figure: float) -> bool:
         return figure >= self.goal if self.least else figure <= self.goal
 
 
-def readable(nbytes):
+# A row, its cells, and why there are none.
+Judged = tuple[Row, list[Cell], str | None]
+
+
+def readable(nbytes: float) -> str:
+    """4096: "4K"."""
     for unit, name in ((MB, "M"), (KB, "K")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g}{name}"
     return str(nbytes)
 
 
-def _compared(runs, names, other, figure, keep):
+def _compared(
+    runs: Runs, names: Sequence[str], other: str, figure: Callable[[float, float], float], keep: Keep
+) -> list[Cell]:
     cells = []
     for name in names:
-        by_case = {}
+        by_case: dict[tuple[str, int], dict[str, float]] = {}
         for r in runs[name]["results"]:
             by_case.setdefault((r["operation"], r["bytes"]), {})[r["reference"]] = r["median_us"]
         for (operation, nbytes), times in by_case.items():
@@ -63,16 +79,16 @@ def _compared(runs, names, other, figure, keep):
     return cells
 
 
-def _times_as_fast(names, other, keep):
+def _times_as_fast(names: Sequence[str], other: str, keep: Keep) -> Callable[[Runs], list[Cell]]:
     return lambda runs: _compared(runs, names, other, lambda ours, theirs: theirs / ours, keep)
 
 
-def _all_reduce(low, high):
+def _all_reduce(low: int, high: int) -> Keep:
     return lambda operation, nbytes: operation == "all_reduce" and low <= nbytes <= high
 
 
-def _ddp(runs):
-    by_model = {}
+def _ddp(runs: Runs) -> list[Cell]:
+    by_model: dict[str, dict[str, float]] = {}
     for r in runs["ddp"]["ddp"]:
         by_model.setdefault(r["model"], {})[r["reference"]] = r["comm"]
     # Where gloo's is lost in the noise there is nothing to compare with.
@@ -163,7 +179,7 @@ ROWS = (
 )
 
 
-def plan(busy):
+def plan(busy: int) -> list[Part]:
     """The parts that ROWS need, all with so many busy cores."""
     burn = ("--busy", str(busy)) if busy else ()
     quick = ("--rounds", "5", "--seconds", "0.04", *burn)
@@ -180,11 +196,11 @@ def plan(busy):
     ]
 
 
-def _number(figure, unit):
+def _number(figure: float, unit: str) -> str:
     return f"{figure:.3g} {unit}" if unit != "x" else f"{figure:.3g} x"
 
 
-def judge(runs, missing):
+def judge(runs: Runs, missing: dict[str, str]) -> list[Judged]:
     """[(row, cells, why not)] for each row: cells, or why there are none."""
     judged = []
     for row in ROWS:
@@ -194,7 +210,7 @@ def judge(runs, missing):
     return judged
 
 
-def text(judged):
+def text(judged: list[Judged]) -> str:
     lines = [
         f"{'what':<50} {'against':<10} {'goal':>20} {'worst figure':>20} {'median':>8}  {'':<7} where the worst is"
     ]
@@ -212,8 +228,13 @@ def text(judged):
     return "\n".join(lines)
 
 
-def main(busy, json_file, run=parts.run):
-    about, began, runs, missing = environment.about(), time.monotonic(), {}, {}
+def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
+    """``bench --bar``: measures all parts, with ``busy`` more processes burning a core each, prints the judgement, and
+    writes it to ``json_file`` if that names one. 1 if a part failed, else 0. Not under a launcher: the parts are runs
+    of their own, of minutes each."""
+    about, began = environment.about(), time.monotonic()
+    runs: Runs = {}
+    missing: dict[str, str] = {}
     about["load"] = os.getloadavg()[0]
     print(
         f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before; torch {about['torch']}"

@@ -1,8 +1,11 @@
 """Processes that do nothing but burn a core each, for figures on a machine that has other work."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 # They go when their parent does, however it ends.
@@ -15,7 +18,8 @@ while os.getppid() == int(sys.argv[1]):
 
 
 @contextmanager
-def burning(count):
+def burning(count: int) -> Iterator[None]:
+    """Inside, ``count`` such processes run."""
     burners = [subprocess.Popen([sys.executable, "-S", "-c", _BURN, str(os.getpid())]) for _ in range(count)]
     try:
         yield

@@ -1,5 +1,8 @@
 """What one measurement is of: an operation, on how many bytes of what, with what options."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +29,11 @@ class Case:
     size: int  # ranks
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 
 
-def dtype_named(name):
+def dtype_named(name: str) -> torch.dtype:
     """KeyError for a name that is no dtype's."""
     dtype = _ALIASES.get(name, getattr(torch, name, None))
     if not isinstance(dtype, torch.dtype):
@@ -38,18 +41,18 @@ def dtype_named(name):
     return dtype
 
 
-def name_of(dtype):
+def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def there_and_back(rank, send, recv):
+def there_and_back(rank: int, send: Callable[[], object], recv: Callable[[], object]) -> Callable[[], None]:
     """The call of one of the two ranks of a round trip, which rank 0 begins."""
 
-    def first_rank():
+    def first_rank() -> None:
         send()
         recv()
 
-    def last_rank():
+    def last_rank() -> None:
         recv()
         send()
 

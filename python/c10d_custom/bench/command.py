@@ -4,9 +4,13 @@ Times collectives beside other backends, raw MPI and the memory floor: in the sa
 what else the machine does hits all alike. Figures are medians; the load is printed, because a busy machine changes
 them."""
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
 from . import bar, cost_check, ddp, ranks, references, sweep
@@ -15,12 +19,19 @@ from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
 from .values import REDOPS
 
+if TYPE_CHECKING:
+    import argparse
+
+    import torch
+
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MODELS = "256x4,1024x6,2048x6"
 _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
-def size_in_bytes(text):
+def size_in_bytes(text: str) -> int:
+    """ "64K": 65536. ArgumentTypeError below 1 byte, ValueError for what is no number."""
     unit = _UNITS.get(text[-1:].upper(), 1)
     value = int(text[:-1] if unit > 1 else text) * unit
     if value < 1:
@@ -28,7 +39,7 @@ def size_in_bytes(text):
     return value
 
 
-def _names(text):
+def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if "custom" in names or "" in names:
         raise argparse.ArgumentTypeError("names other backends, mpi, noop or floor; custom is always timed")
@@ -37,14 +48,14 @@ def _names(text):
     return names
 
 
-def _operations(text):
+def _operations(text: str) -> tuple[str, ...]:
     names = tuple(OPERATIONS) if text == "all" else tuple(dict.fromkeys(text.split(",")))
     if unknown := sorted(set(names) - set(OPERATIONS)):
         raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(OPERATIONS)}")
     return names
 
 
-def _dtype(text):
+def _dtype(text: str) -> torch.dtype:
     try:
         dtype = dtype_named(text)
     except KeyError:
@@ -54,20 +65,20 @@ def _dtype(text):
     return dtype
 
 
-def _redop(text):
+def _redop(text: str) -> str:
     name = _REDOP_NAMES.get(text.lower(), text.upper())
     if name not in REDOPS:
         raise argparse.ArgumentTypeError(f"no such reduction: {text}; of {', '.join(REDOPS).lower()}")
     return name
 
 
-def _positive(text):
+def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
 
 
-def _models(text):
+def _models(text: str) -> tuple[tuple[int, ...], ...]:
     try:
         models = tuple(tuple(int(n) for n in model.split("x")) for model in text.split(","))
     except ValueError:
@@ -77,11 +88,12 @@ def _models(text):
     return models
 
 
-def _calls(text):
+def _calls(text: str) -> int | None:
     return None if text == "0" else _positive(text)
 
 
-def add_to(commands):
+def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     bench = commands.add_parser(
         "bench",
         help="time collectives beside other backends and raw MPI",
@@ -187,7 +199,7 @@ def add_to(commands):
     bench.set_defaults(run=lambda args: main(args, bench))
 
 
-def _why_not(args):
+def _why_not(args: Any) -> str | None:
     """Why these options cannot be, together or here; None if they can."""
     if args.ranks is not None and ranks.launched():
         return "-r starts ranks, and here the launcher has started them"
@@ -216,14 +228,16 @@ def _why_not(args):
     return None
 
 
-def _sizes(args):
+def _sizes(args: Any) -> Iterator[int]:
     size = args.begin
     while size <= args.end:
         yield size
         size *= args.factor
 
 
-def main(args, parser):
+def main(args: Any, parser: argparse.ArgumentParser) -> int:
+    """The command's exit status: 0, or 1 where ranks failed or a check found wrong elements. Starts the ranks, or is
+    one of them under a launcher. ``parser``: refuses what makes no sense, and exits with 2."""
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)

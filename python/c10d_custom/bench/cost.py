@@ -5,6 +5,8 @@ Bytes count once where they are read and once where they are written. Private: a
 they come from memory. Ring: shared slots and blocks, which stay in the caches, and input read again while it is there.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from ..config import Config
@@ -29,7 +31,7 @@ class Cost:
     blocks: int  # that pass through a ring (all_to_all: pieces, through a lane) one after the other; 0: the small slots
     syncs: int  # a rank's waits for all others, for each block
 
-    def total(self, size):
+    def total(self, size: int) -> Moved:
         return Moved(
             *(
                 self.others * getattr(self.other, k) + (size - self.others) * getattr(self.busiest, k)
@@ -38,23 +40,25 @@ class Cost:
         )
 
 
-def _alike(private, ring, blocks=0, syncs=1):
+def _alike(private: float, ring: float, blocks: int = 0, syncs: int = 1) -> Cost:
     return Cost(Moved(private, ring), Moved(0, 0), 0, blocks, syncs)
 
 
-def _rooted(size, root, other, blocks=0, syncs=1):
+def _rooted(size: int, root: tuple[float, float], other: tuple[float, float], blocks: int = 0, syncs: int = 1) -> Cost:
     return Cost(Moved(*root), Moved(*other), size - 1, blocks, syncs)
 
 
-def _blocks(nbytes, block):
+def _blocks(nbytes: float, block: int) -> int:
     return int(-(-nbytes // block))
 
 
-def cost(operation, nbytes, n, config=_CONFIG):
+def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
     """Of ``operation`` with ``nbytes`` in its largest buffer, on ``n`` >= 2 ranks of a host."""
     S, s, small, block = nbytes, nbytes / n, config.small_bytes, config.block_bytes
     lane = block // (n - 1) // 64 * 64  # of a block that carries other bytes for each rank
     rest = S - s
+    half: tuple[float, float]
+    all_of_it: tuple[float, float]
     if operation in ("all_reduce", "reduce"):
         if S <= small:
             all_of_it, half = (2 * S, S + n * S), (S, S)
@@ -66,7 +70,7 @@ def cost(operation, nbytes, n, config=_CONFIG):
             all_of_it, half = (2 * S, 3 * S - s), (S, 2 * rest + s)
             blocks, syncs = _blocks(S, block), 2
         return (
-            _alike(*all_of_it, blocks, syncs)
+            _alike(all_of_it[0], all_of_it[1], blocks, syncs)
             if operation == "all_reduce"
             else _rooted(n, all_of_it, half, blocks, syncs)
         )

@@ -9,16 +9,24 @@ memory as the operation's, that of a ring's where it is least. Ranks that outnum
 what all ranks' bytes take on the cores there are, or the busiest rank's on one, whichever is more. Fitted: r, and p,
 the part of a block's synchronisation that work does not hide."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import math
 import os
 import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from . import environment, parts
 from .cost import cost
 from .parts import Part
+
+if TYPE_CHECKING:
+    from .cost import Moved
+
 
 RANKS = (2, 4, 8, 16)
 SIZES = (16, 512, 16 << 10, 512 << 10, 16 << 20)
@@ -42,10 +50,11 @@ class Point:
     private: float  # seconds of one byte, on each of all ranks at once
     ring: float
 
-    def predicted(self, ring, per_block):
+    def predicted(self, ring: float, per_block: float) -> float:
+        """Seconds, with the fitted r and p."""
         c, n = cost(self.operation, self.nbytes, self.ranks), self.ranks
 
-        def bytes_of(moved):
+        def bytes_of(moved: Moved) -> float:
             return moved.private * self.private + ring * moved.ring * self.ring
 
         together = bytes_of(c.total(n)) / n
@@ -54,7 +63,7 @@ class Point:
         return self.start + self.sync * per_block * blocks + max(together, alone)
 
 
-def between(curve, x):
+def between(curve: Iterable[tuple[float, float]], x: float) -> float:
     """y at ``x`` of [(x, y), ...], on straight lines between logarithms; beyond the ends, the ends'."""
     curve = sorted(curve)
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
@@ -64,10 +73,11 @@ def between(curve, x):
     return curve[-1][1]
 
 
-def points(run):
+def points(run: dict[str, Any]) -> list[Point]:
     """Of one part's JSON: all but the smallest size of each operation, which is its start."""
     cores, n = run["hosts"][0]["cores"], run["ranks"]
-    times, floors = {}, {}
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    floors: dict[int, list[float]] = {}
     for r in run["results"]:
         seconds = r["median_us"] / 1e6
         times.setdefault(r["operation"], {}).setdefault(r["bytes"], {})[r["reference"]] = seconds
@@ -98,16 +108,17 @@ def points(run):
     ]
 
 
-def fit(known):
+def fit(known: Sequence[Point]) -> tuple[float, float]:
     """(ring, per_block) with the least squares of log(predicted / measured)."""
 
-    def miss(parameters):
+    def miss(parameters: tuple[float, float]) -> float:
         return sum(math.log(p.predicted(*parameters) / p.seconds) ** 2 for p in known)
 
     return min(((r, b) for r in _RING for b in _PER_BLOCK), key=miss)
 
 
-def plan(busy):
+def plan(busy: int) -> list[Part]:
+    """A run for each of RANKS."""
     burn = ("--busy", str(busy)) if busy else ()
     sizes = ("-b", str(SIZES[0]), "-e", str(SIZES[-1]), "-f", "32")
     return [
@@ -119,7 +130,7 @@ def plan(busy):
     ]
 
 
-def large_host(measured):
+def large_host(measured: Sequence[Point]) -> list[Point]:
     """[Point] of as many ranks as cores, nothing measured: what the model says of it."""
     alone = [p for p in measured if p.ranks <= p.cores]
     core = statistics.median(p.ring for p in alone)
@@ -133,11 +144,12 @@ def large_host(measured):
     ]
 
 
-def errors(measured, parameters):
+def errors(measured: Sequence[Point], parameters: tuple[float, float]) -> list[float]:
+    """|predicted / measured - 1| of each, sorted."""
     return sorted(abs(p.predicted(*parameters) / p.seconds - 1) for p in measured)
 
 
-def text(measured, parameters):
+def text(measured: Sequence[Point], parameters: tuple[float, float]) -> str:
     head = f"{'operation':>15} {'ranks':>5} {'size':>10} {'blocks':>6} {'measured us':>12} {'predicted us':>12}"
     lines = [f"{head} {'error':>7}"]
     for p in measured:
@@ -158,7 +170,7 @@ def text(measured, parameters):
     return "\n".join(lines)
 
 
-def text_of_large_host(measured, parameters):
+def text_of_large_host(measured: Sequence[Point], parameters: tuple[float, float]) -> str:
     expected = {(p.operation, p.nbytes): p.predicted(*parameters) * 1e6 for p in large_host(measured)}
     what = f"predicted us, {LARGE} ranks on {LARGE} cores that together move {LARGE_MEMORY / 1e9:.0f} GB/s"
     lines = [
@@ -170,7 +182,9 @@ def text_of_large_host(measured, parameters):
     return "\n".join(lines)
 
 
-def main(busy, json_file, run=parts.run):
+def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
+    """``bench --cost``: measures at each of RANKS, with ``busy`` more processes burning a core each, fits, prints the
+    errors, and writes r, p and the figures to ``json_file`` if that names one. 1 if a run failed, else 0."""
     about = {**environment.about(), "load": os.getloadavg()[0]}
     print(f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before\n", flush=True)
     runs = {}

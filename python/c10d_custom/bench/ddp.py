@@ -4,8 +4,13 @@ and a few sizes of model.
 A model WxL is L times Linear(W, W) with ReLU between; each rank has a batch of its own.
 """
 
+from __future__ import annotations
+
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,27 +22,31 @@ from .busy import burning
 from .case import Unavailable
 from .step_time import measure
 
+if TYPE_CHECKING:
+    from .step_time import StepTime
+
+
 _ROUNDS = 5  # at least: fewer say nothing
 
 
 @dataclass(frozen=True)
 class Ddp:
-    models: tuple  # (width, layers), ...
+    models: tuple[tuple[int, ...], ...]  # (width, layers), ...
     batch: int
-    against: tuple
+    against: tuple[str, ...]
     busy: int
     seconds: float  # of each model
     json: str | None
 
 
-def _stepper(width, layers, batch, group):
+def _stepper(width: int, layers: int, batch: int, group: Any) -> tuple[DistributedDataParallel, Callable[[], None]]:
     torch.manual_seed(0)
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())][:-1]
     model = DistributedDataParallel(nn.Sequential(*parts), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(batch, width, generator=torch.Generator().manual_seed(dist.get_rank()))
 
-    def step():
+    def step() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
@@ -45,7 +54,7 @@ def _stepper(width, layers, batch, group):
     return model, step
 
 
-def _head(first):
+def _head(first: str) -> str:
     return (
         f"{'model':>8} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} "
         f"{'quartiles':>15} "
@@ -53,7 +62,7 @@ def _head(first):
     )
 
 
-def _row(model, parameters, name, t, base):
+def _row(model: str, parameters: int, name: str, t: StepTime, base: StepTime) -> str:
     quartiles = f"{t.spread[0]:.2f} to {t.spread[1]:.2f}"
     over = "-" if not base.comm else format(t.comm / base.comm, ".2f")
     return (
@@ -62,8 +71,8 @@ def _row(model, parameters, name, t, base):
     )
 
 
-def run(ddp):
-    """One rank's whole run."""
+def run(ddp: Ddp) -> bool:
+    """One rank's whole run; collective over the default group. False: nothing can be wrong with it."""
     hosts, rank = ranks.hosts(), dist.get_rank()
     try:
         timed = references.make(ddp.against, len(hosts))
@@ -83,7 +92,7 @@ def run(ddp):
         for width, layers in ddp.models:
             times = measure(
                 groups,
-                lambda group, w=width, n=layers: _stepper(w, n, ddp.batch, group),
+                functools.partial(_stepper, width, layers, ddp.batch),
                 ddp.seconds,
                 lambda elapsed: None,
                 _ROUNDS,

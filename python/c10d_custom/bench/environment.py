@@ -1,10 +1,13 @@
 """What figures depend on beside the code: recorded with them."""
 
+from __future__ import annotations
+
 import os
 import platform
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,34 +17,34 @@ from .._version import __version__
 _SETTINGS = ("C10D_CUSTOM_", "OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_", "OMP_NUM_THREADS")
 
 
-def _read(path):
+def _read(path: str | Path) -> str | None:
     try:
         return Path(path).read_text().strip()
     except OSError:
         return None
 
 
-def _cpu():
+def _cpu() -> str:
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
 
 
-def _caches():
+def _caches() -> dict[str, str | None]:
     """{"L1d": "48K", ...} of the first core."""
     caches = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        kind = {"Data": "d", "Instruction": "i"}.get(_read(index / "type"), "")
+        kind = {"Data": "d", "Instruction": "i"}.get(_read(index / "type") or "", "")
         caches[f"L{_read(index / 'level')}{kind}"] = _read(index / "size")
     return caches
 
 
-def _memory_bytes():
+def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def about():
+def about() -> dict[str, Any]:
     """Of this process and this host."""
     return {
         "torch": torch.__version__,

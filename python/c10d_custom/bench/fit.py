@@ -7,12 +7,20 @@ Levenberg-Marquardt. A weak pull keeps parameters that the measurements do not d
 start.
 """
 
+from __future__ import annotations
+
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from .model import Job, Machine, flat, hierarchical
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PREDICT = {"custom": hierarchical, "mpi": flat}  # reference in a bench file: algorithm that predicts it
 PULL = 0.02  # a parameter e times its start costs what one point with an error of 2 % costs
@@ -29,7 +37,7 @@ class Point:
     seconds: float
 
 
-def read(paths, figure="median_us"):
+def read(paths: Iterable[str], figure: str = "median_us") -> list[Point]:
     """The all_reduce times of bench files, of the references that have a model; ``figure`` "min_us" leaves out what
     other work on a busy machine added."""
     points = []
@@ -45,24 +53,27 @@ def read(paths, figure="median_us"):
     return points
 
 
-def errors(points, machine):
+def errors(points: Sequence[Point], machine: Machine) -> Any:
     """(predicted - measured) / measured of each point."""
     return numpy.array([PREDICT[p.reference](p.job, machine, p.bytes) / p.seconds - 1 for p in points])
 
 
-def fit(points, start=None, names=FITTED, iterations=60):
+def fit(
+    points: Sequence[Point], start: Machine | None = None, names: Sequence[str] = FITTED, iterations: int = 60
+) -> Machine:
     """The Machine that predicts ``points`` best, changing only the parameters ``names`` of ``start``."""
     start = start or Machine()
 
-    def machine(x):
-        return replace(start, **{n: float(v) for n, v in zip(names, numpy.exp(x), strict=True)})
+    def machine(x: Any) -> Machine:
+        found: dict[str, Any] = {n: float(v) for n, v in zip(names, numpy.exp(x), strict=True)}
+        return replace(start, **found)
 
     middle = numpy.log([getattr(start, n) for n in names])
 
-    def misses(x):
+    def misses(x: Any) -> Any:
         return numpy.concatenate([numpy.log1p(errors(points, machine(x))), PULL * (x - middle)])
 
-    def try_from(x):
+    def try_from(x: Any) -> tuple[Any, Any]:
         damping, e = 1e-2, misses(x)
         for _ in range(iterations):
             step = 1e-4

@@ -15,8 +15,12 @@ host, exchange between the hosts, all_gather inside the host. A host's cores and
 time, so that the stages of several chunks overlap; that is simulated as events.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 AGREEMENT_BYTES = 64
 
@@ -39,18 +43,18 @@ class Machine:
 class Job:
     """Ranks on each host, in rank order."""
 
-    ranks: tuple
+    ranks: tuple[int, ...]
 
     @classmethod
-    def even(cls, hosts, ranks_per_host):
+    def even(cls, hosts: int, ranks_per_host: int) -> Job:
         return cls((ranks_per_host,) * hosts)
 
     @property
-    def hosts(self):
+    def hosts(self) -> int:
         return len(self.ranks)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return sum(self.ranks)
 
 
@@ -77,14 +81,14 @@ class Stage:
 # ------------------------------------------------------------------------------------------- hierarchical
 
 
-def stages(job, machine, size):
+def stages(job: Job, machine: Machine, size: float) -> list[Stage]:
     """The stages of a chunk of ``size`` bytes, on the host with most ranks."""
     hosts, most, cores = job.hosts, max(job.ranks), job.hosts if machine.shared else 1
 
-    def work(moved):  # copies and reductions in memory
+    def work(moved: float) -> float:  # copies and reductions in memory
         return moved / machine.memory * cores
 
-    def exchange(sent, combined):
+    def exchange(sent: float, combined: float) -> list[Stage]:
         # The carriers' ranks each send to the same carrier's rank on every other host, at once; the chunk streams, so
         # what arrives leaves the wire alpha after it was sent.
         messages = (hosts - 1) * machine.message_cpu
@@ -105,11 +109,12 @@ def stages(job, machine, size):
     return result + [Stage("cores", inside + work(copied))]
 
 
-def pipeline(chunks, window):
+def pipeline(chunks: Iterable[list[Stage]], window: int) -> float:
     """When the last of ``chunks``, lists of Stages, has passed all its stages. At most ``window`` are under way; a
     resource takes the chunk that can start first, and of those the eldest."""
     free = dict.fromkeys((s.resource for c in chunks for s in c), 0.0)
-    waiting, ready, end = iter(chunks), [], 0.0
+    waiting, end = iter(chunks), 0.0
+    ready: list[Any] = []  # [when it may start, its stages after this one, this one]
     for chunk in waiting:
         ready.append([0.0, iter(chunk[1:]), chunk[0]])
         if len(ready) == window:
@@ -123,13 +128,13 @@ def pipeline(chunks, window):
         if mine[2] is None:
             end = max(end, mine[0])
             ready.remove(mine)
-            chunk = next(waiting, None)
-            if chunk is not None:
-                ready.append([mine[0], iter(chunk[1:]), chunk[0]])
+            following = next(waiting, None)
+            if following is not None:
+                ready.append([mine[0], iter(following[1:]), following[0]])
     return end
 
 
-def _dissemination(job, machine, nbytes, grows):
+def _dissemination(job: Job, machine: Machine, nbytes: float, grows: bool) -> float:
     """ceil(log2 hosts) rounds of one message each, of ``nbytes``; where ``grows``, of all that was received so far."""
     seconds, held = 0.0, 1
     while held < job.hosts:
@@ -140,13 +145,13 @@ def _dissemination(job, machine, nbytes, grows):
     return seconds
 
 
-def _chunks(job, machine, size, settings):
+def _chunks(job: Job, machine: Machine, size: float, settings: Settings) -> list[list[Stage]]:
     whole, rest = divmod(size, settings.chunk)
     return [stages(job, machine, settings.chunk)] * int(whole) + ([stages(job, machine, rest)] if rest else [])
 
 
 @lru_cache(1 << 14)
-def hierarchical(job, machine, size, settings=Settings()):
+def hierarchical(job: Job, machine: Machine, size: float, settings: Settings = Settings()) -> float:
     """Seconds of our all_reduce of ``size`` bytes."""
     inside = machine.sync if max(job.ranks) > 1 else 0
     if size <= settings.small:
@@ -161,7 +166,7 @@ def hierarchical(job, machine, size, settings=Settings()):
     )
 
 
-def bytes_leaving(job, size, settings=Settings()):
+def bytes_leaving(job: Job, size: float, settings: Settings = Settings()) -> float:
     """Payload that leaves each host in our all_reduce of a large message."""
     return sum(stage.leaving for chunk in _chunks(job, Machine(), size, settings) for stage in chunk)
 
@@ -179,7 +184,7 @@ class Round:
     times: int = 1
 
 
-def _exchange_rounds(job, send, combine):
+def _exchange_rounds(job: Job, send: Callable[[int], float], combine: Callable[[int], float]) -> Iterator[Round]:
     """Rounds in which rank r exchanges ``send(k)`` bytes with rank r XOR 2^k and reduces ``combine(k)``, for all k.
     Ranks above the largest power of two hand their data to a neighbour first, and get the result back at the end,
     as in MPICH; the caller adds that. Hosts are taken as blocks of most ranks."""
@@ -193,7 +198,7 @@ def _exchange_rounds(job, send, combine):
         yield Round(crossing * send(k), (active - crossing) * send(k), active * combine(k))
 
 
-def _folding(job, size):
+def _folding(job: Job, size: float) -> list[Round]:
     """The two rounds of ranks beyond a power of two: give everything, get the result."""
     beyond = job.size - (1 << (job.size.bit_length() - 1))
     if not beyond:
@@ -206,7 +211,7 @@ def _folding(job, size):
     ]
 
 
-def ring_rounds(job, size):
+def ring_rounds(job: Job, size: float) -> list[Round]:
     """2 (P - 1) rounds of S / P to the next rank: one rank of each host sends to the next host."""
     part, most = size / job.size, max(job.ranks)
     outside = 1 if job.hosts > 1 else 0
@@ -216,13 +221,13 @@ def ring_rounds(job, size):
     ]
 
 
-def rabenseifner_rounds(job, size):
+def rabenseifner_rounds(job: Job, size: float) -> list[Round]:
     """reduce_scatter by recursive halving, all_gather by recursive doubling."""
     halving = list(_exchange_rounds(job, lambda k: size / 2 ** (k + 1), lambda k: size / 2 ** (k + 1)))
     return halving + [replace(r, combined=0) for r in reversed(halving)] + _folding(job, size)
 
 
-def doubling_rounds(job, size):
+def doubling_rounds(job: Job, size: float) -> list[Round]:
     """Recursive doubling: all of it in every round."""
     return list(_exchange_rounds(job, lambda k: size, lambda k: size)) + _folding(job, size)
 
@@ -230,7 +235,7 @@ def doubling_rounds(job, size):
 FLAT = {"ring": ring_rounds, "rabenseifner": rabenseifner_rounds, "doubling": doubling_rounds}
 
 
-def _round_seconds(r, job, machine):
+def _round_seconds(r: Round, job: Job, machine: Machine) -> float:
     cores = job.hosts if machine.shared else 1
     # In a message inside a host, bytes are copied in and out. MPI streams a message: wire and copies overlap.
     seconds = (2 * r.inside + r.combined) / machine.memory * cores
@@ -241,7 +246,7 @@ def _round_seconds(r, job, machine):
 
 
 @lru_cache(1 << 14)
-def flat(job, machine, size, algorithm=None):
+def flat(job: Job, machine: Machine, size: float, algorithm: str | None = None) -> float:
     """Seconds of MPI's all_reduce by ``algorithm``; by default the best of them, as a well-tuned library would."""
     if algorithm is None:
         return min(flat(job, machine, size, name) for name in FLAT)
@@ -264,9 +269,10 @@ class Training:
     overlap: float = 1.0  # how much of the communication runs beside the backward pass: 1 all, 0 none
 
 
-def step(all_reduce, training):
+def step(all_reduce: Callable[[int], float], training: Training) -> float:
     """Seconds of a step, given ``all_reduce(size)``; forward + backward where there is nothing to reduce."""
-    sizes, left = [], training.parameters
+    sizes: list[int] = []
+    left = training.parameters
     while left:
         sizes.append(min(left, training.bucket if sizes else training.first_bucket))
         left -= sizes[-1]
@@ -280,6 +286,6 @@ def step(all_reduce, training):
     return training.forward + training.backward + training.overlap * exposed + (1 - training.overlap) * total
 
 
-def efficiency(all_reduce, training):
+def efficiency(all_reduce: Callable[[int], float], training: Training) -> float:
     """What of the step is computing: the throughput against that of as many ranks that need not talk."""
     return (training.forward + training.backward) / step(all_reduce, training)

@@ -4,26 +4,35 @@ Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 host
 given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
 """
 
+from __future__ import annotations
+
 import argparse
+import functools
+from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step
 from .picture import draw, readable
+
+if TYPE_CHECKING:
+    from .fit import Point
+
 
 HOSTS = tuple(1 << k for k in range(1, 13))
 NAMES = {"custom": "hierarchical", "mpi": "flat"}  # reference in a bench file: algorithm
 
 
-def _size(text):
+def _size(text: str) -> int:
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
     return int(text[:-1] if unit > 1 else text) * unit
 
 
-def _list(kind):
+def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def _setting(text):
+def _setting(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in {f.name for f in fields(Machine)} - {"shared"}:
         raise argparse.ArgumentTypeError(
@@ -32,7 +41,8 @@ def _setting(text):
     return name, float(value)
 
 
-def add_to(commands):
+def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     model = commands.add_parser(
         "model", help="predict all_reduce and DDP steps over many hosts", description=__doc__.split("\n\n")[1]
     )
@@ -110,12 +120,13 @@ def add_to(commands):
     model.set_defaults(run=main)
 
 
-def _predicted(point, machines):
+def _predicted(point: Point, machines: dict[str, Machine]) -> float:
     name = NAMES[point.reference]
-    return {"hierarchical": hierarchical, "flat": flat}[name](point.job, machines[name], point.bytes)
+    predict: dict[str, Callable[..., float]] = {"hierarchical": hierarchical, "flat": flat}
+    return predict[name](point.job, machines[name], point.bytes)
 
 
-def _print_fit(points, machines):
+def _print_fit(points: list[Point], machines: dict[str, Machine]) -> None:
     print(f"{'algorithm':>12} " + " ".join(f"{f.name:>11}" for f in fields(Machine) if f.name != "shared"))
     for name, machine in machines.items():
         print(
@@ -143,7 +154,7 @@ def _print_fit(points, machines):
             print(f"{name}: median error {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}, of {len(mine)} times")
 
 
-def _fitted(args):
+def _fitted(args: Any) -> tuple[list[Point], dict[str, Machine]]:
     """(points, {algorithm: Machine})"""
     start = Machine(**dict(args.set), shared=args.one_machine)
     machines = dict.fromkeys(NAMES.values(), start)
@@ -166,21 +177,26 @@ def _fitted(args):
     return points, machines
 
 
-def main(args):
+def main(args: Any) -> int:
+    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step. The exit status,
+    0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
     points, machines = _fitted(args)
     _print_fit(points, machines)
-    points = [(p, _predicted(p, machines)) for p in points]
+    compared = [(p, _predicted(p, machines)) for p in points]
     # What is predicted are real hosts, each with its own cores.
     machines = {name: replace(m, shared=False, **dict(args.then)) for name, m in machines.items()}
     settings = Settings(args.chunk, args.small)
-    predict = {"hierarchical": lambda *what: hierarchical(*what, settings), "flat": flat}
+    predict: dict[str, Callable[..., float]] = {
+        "hierarchical": lambda *what: hierarchical(*what, settings),
+        "flat": flat,
+    }
     training = Training(
         args.parameters, args.bucket, forward=args.forward, backward=args.backward, overlap=args.overlap
     )
     jobs = [Job.even(n, args.ranks_per_host) for n in args.hosts]
     curves = {name: {s: [predict[name](job, m, s) for job in jobs] for s in args.sizes} for name, m in machines.items()}
     scaling = {
-        name: [efficiency(lambda s, j=job, n=name, m=m: predict[n](j, m, s), training) for job in jobs]
+        name: [efficiency(functools.partial(predict[name], job, m), training) for job in jobs]
         for name, m in machines.items()
     }
     print(
@@ -207,13 +223,15 @@ def main(args):
         f"hierarchical / flat\n{'hosts':>6} {'step s':>19} {'computing':>15}"
     )
     for i, (n, job) in enumerate(zip(args.hosts, jobs, strict=True)):
-        steps = [step(lambda s, j=job, k=name, m=m: predict[k](j, m, s), training) for name, m in machines.items()]
+        steps = [step(functools.partial(predict[name], job, m), training) for name, m in machines.items()]
         print(
             f"{n:>6} {steps[0]:>9.3f} /{steps[1]:>8.3f} {scaling['hierarchical'][i]:>7.0%} /{scaling['flat'][i]:>6.0%}"
         )
     if args.plot:
         measured = {
-            name: [(p.job.hosts, p.bytes, p.seconds, expected) for p, expected in points if NAMES[p.reference] == name]
+            name: [
+                (p.job.hosts, p.bytes, p.seconds, expected) for p, expected in compared if NAMES[p.reference] == name
+            ]
             for name in machines
         }
         draw(

@@ -1,42 +1,46 @@
 """A ProcessGroup that does nothing, at once: what a call through c10d costs before any backend gets to work."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch.distributed as dist
 
 NAME = "noop"
 
 
 class _Nothing(dist.Work):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: object = None) -> bool:
         return True
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return True
 
 
 class NoopProcessGroup(dist.ProcessGroup):
-    def __init__(self, rank, size, name):
+    def __init__(self, rank: int, size: int, name: str) -> None:
         super().__init__(rank, size)
         self._name, self._nothing = name, _Nothing()
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return NAME
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name):
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self):
+    def getGroupDesc(self) -> str:
         return ""
 
-    def setGroupDesc(self, desc):
+    def setGroupDesc(self, desc: str) -> None:
         pass
 
-    def _done(self, *args, **options):
+    def _done(self, *args: Any, **options: Any) -> dist.Work:
         return self._nothing
 
     # torch's names, those before 2.13 among them.
@@ -46,10 +50,11 @@ class NoopProcessGroup(dist.ProcessGroup):
     send = recv = _done
 
 
-def register():
+def register() -> None:
+    """Makes it a backend of torch.distributed's, "noop"; again does nothing."""
     if not dist.is_backend_available(NAME):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options, _backend_options):
+def _create(options: Any, _backend_options: Any) -> NoopProcessGroup:
     return NoopProcessGroup(options.group_rank, options.group_size, options.group_id)

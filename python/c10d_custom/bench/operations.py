@@ -4,12 +4,18 @@ How one is called is the matter of what is timed (references.py). busbw is nccl-
 algbw times the factor that makes the figure comparable with the speed of the hardware whatever the number of ranks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from .values import Values, differing, overwrite, zeros
+
+if TYPE_CHECKING:
+    from .case import Case
 
 
 @dataclass(frozen=True)
@@ -19,25 +25,25 @@ class Buffers:
 
     source: torch.Tensor | None
     target: torch.Tensor | None
-    given: Callable  # () -> what source holds before a checked call
-    expected: Callable  # () -> what target must hold after it; None where that is not defined
+    given: Callable[[], torch.Tensor]  # what source holds before a checked call
+    expected: Callable[[], torch.Tensor | None]  # what target must hold after it; None where that is not defined
 
-    def clear(self):
+    def clear(self) -> None:
         """Timed calls move zeros: repeated in-place sums would overflow."""
         for t in (self.source, self.target):
             if t is not None:
                 t.view(torch.uint8).zero_()
 
-    def fill(self):
+    def fill(self) -> None:
         if self.target is not None:
             overwrite(self.target)
         if self.source is not None:
             self.source.copy_(self.given())
 
-    def wrong(self):
+    def wrong(self) -> int:
         """How many elements of target are not what they must be."""
         expected = None if self.target is None else self.expected()
-        return 0 if expected is None else differing(self.target, expected)
+        return 0 if self.target is None or expected is None else differing(self.target, expected)
 
 
 @dataclass(frozen=True)
@@ -45,35 +51,35 @@ class Operation:
     """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
     ranks)`` is false for a rank that does nothing. The size column is the bytes of the largest buffer."""
 
-    make: Callable
-    bus_factor: Callable
-    takes_part: Callable = lambda rank, ranks: True
+    make: Callable[[Case], Buffers]
+    bus_factor: Callable[[int], float]
+    takes_part: Callable[[int, int], bool] = lambda rank, ranks: True
 
-    def split(self, count, ranks):
+    def split(self, count: int, ranks: int) -> int:
         """``count`` rounded to what can be cut into equal parts, at least one element each."""
         return max(1, count // ranks) * ranks if self.make in _CUT else count
 
 
-def _values(c):
+def _values(c: Case) -> Values:
     return Values(c.dtype, c.redop, c.size)
 
 
-def _all_reduce(c):
+def _all_reduce(c: Case) -> Buffers:
     t, v = zeros(c.count, c.dtype), _values(c)
     return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count))
 
 
-def _reduce(c):
+def _reduce(c: Case) -> Buffers:
     t, v = zeros(c.count, c.dtype), _values(c)
     return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count) if c.rank == c.root else None)
 
 
-def _broadcast(c):
+def _broadcast(c: Case) -> Buffers:
     t, v = zeros(c.count, c.dtype), _values(c)
     return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(c.root, c.count))
 
 
-def _all_gather(c):
+def _all_gather(c: Case) -> Buffers:
     each, v = c.count // c.size, _values(c)
     return Buffers(
         zeros(each, c.dtype),
@@ -83,7 +89,7 @@ def _all_gather(c):
     )
 
 
-def _reduce_scatter(c):
+def _reduce_scatter(c: Case) -> Buffers:
     each, v = c.count // c.size, _values(c)
     return Buffers(
         zeros(c.count, c.dtype),
@@ -93,7 +99,7 @@ def _reduce_scatter(c):
     )
 
 
-def _all_to_all(c):
+def _all_to_all(c: Case) -> Buffers:
     each, v = c.count // c.size, _values(c)
     return Buffers(
         zeros(c.count, c.dtype),
@@ -103,7 +109,7 @@ def _all_to_all(c):
     )
 
 
-def _gather(c):
+def _gather(c: Case) -> Buffers:
     each, v = c.count // c.size, _values(c)
     return Buffers(
         zeros(each, c.dtype),
@@ -113,7 +119,7 @@ def _gather(c):
     )
 
 
-def _scatter(c):
+def _scatter(c: Case) -> Buffers:
     each, v = c.count // c.size, _values(c)
     return Buffers(
         zeros(c.count, c.dtype) if c.rank == c.root else None,
@@ -123,7 +129,7 @@ def _scatter(c):
     )
 
 
-def _send_recv(c):
+def _send_recv(c: Case) -> Buffers:
     t, v = zeros(c.count, c.dtype), _values(c)
     whose = 0 if c.rank == c.size - 1 else c.rank
     return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(whose, c.count))
@@ -132,7 +138,7 @@ def _send_recv(c):
 _CUT = {_all_gather, _reduce_scatter, _all_to_all, _gather, _scatter}
 
 
-def _parts(n):
+def _parts(n: int) -> float:
     return (n - 1) / n
 
 

@@ -1,6 +1,8 @@
 """Runs of the benchmark that a larger measurement is made of: each a command of its own, that can be repeated by
 hand."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import shutil
@@ -9,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TIMEOUT = 600  # s, of one part
 
@@ -19,14 +22,14 @@ class Part:
     options: tuple  # of bench
     mpi_ranks: int = 0  # 0: bench starts its ranks itself
 
-    def launcher(self):
+    def launcher(self) -> list[str] | None:
         """None where there is no mpiexec to launch with: that of this Python, else of PATH."""
         if not self.mpi_ranks:
             return []
         found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-        return found and [found, "-n", str(self.mpi_ranks)]
+        return [found, "-n", str(self.mpi_ranks)] if found else None
 
-    def text(self):
+    def text(self) -> str:
         return shlex.join(
             [
                 *(["mpiexec", "-n", str(self.mpi_ranks)] if self.mpi_ranks else []),
@@ -39,7 +42,7 @@ class Part:
         )
 
 
-def run(part):
+def run(part: Part) -> tuple[Any, str | None]:
     """(what it wrote as JSON, None), or (None, why there is nothing)."""
     if (launcher := part.launcher()) is None:
         return None, "there is no mpiexec: pip install mpi4py mpich"

@@ -1,17 +1,22 @@
 """Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP
 scales."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
 
 
-def readable(nbytes):
+def readable(nbytes: float) -> str:
     for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"
     return f"{nbytes:g} B"
 
 
-def pyplot():
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
@@ -22,7 +27,15 @@ def pyplot():
     return matplotlib.pyplot
 
 
-def draw(path, title, hosts, sizes, curves, points, scaling):
+def draw(
+    path: str,
+    title: str,
+    hosts: Sequence[int],
+    sizes: Sequence[int],
+    curves: dict[str, dict[int, list[float]]],
+    points: dict[str, list[tuple[int, int, float, float]]],
+    scaling: dict[str, list[float]],
+) -> None:
     """``curves``: {"hierarchical": {size: [seconds for each of hosts]}, "flat": ...}; ``points``: {"hierarchical":
     [(hosts, size, measured seconds, seconds predicted for the very job and machine measured)], ...}; ``scaling``:
     {"hierarchical": [efficiency for each of hosts], ...}"""

@@ -1,5 +1,7 @@
 """How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import socket
@@ -8,7 +10,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,29 +21,33 @@ import torch.multiprocessing as mp
 from ..creation.topology import Location
 from ..launch.launcher import detect
 
+if TYPE_CHECKING:
+    from ..launch.launcher import Launcher
 
-def under_mpi():
+
+def under_mpi() -> bool:
+    """Whether an MPI launcher started this process."""
     return detect() is not None
 
 
-def launched():
+def launched() -> bool:
     """Whether this process already is one rank of a job, and must start none."""
     return "RANK" in os.environ or under_mpi()
 
 
-def is_first():
+def is_first() -> bool:
     """Whether a launched process is rank 0. RANK, where set, wins over MPI's, as in init_process_group."""
-    return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else detect().rank == 0
+    return int(os.environ["RANK"]) == 0 if "RANK" in os.environ else cast("Launcher", detect()).rank == 0
 
 
-def count(ranks):
+def count(ranks: int) -> int:
     """How many ranks the job has, or would have: ``ranks``, if this process is to start them."""
     if not launched():
         return ranks
-    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else detect().size
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else cast("Launcher", detect()).size
 
 
-def run(function, ranks, *args):
+def run(function: Callable[..., object], ranks: int, *args: Any) -> int:
     """``function(*args)`` on every rank, within an initialised default group "custom". Launched: on this one, and
     ``ranks`` says nothing; else on so many new processes. 1 if it gave something true on one of them, else 0."""
     if not launched():
@@ -63,12 +71,12 @@ def run(function, ranks, *args):
         raise
 
 
-def _spawned(rank, ranks, port, function, args):
+def _spawned(rank: int, ranks: int, port: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     if _run(function, args, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks):
         sys.exit(1)
 
 
-def _run(function, args, **init):
+def _run(function: Callable[..., object], args: tuple[Any, ...], **init: Any) -> bool:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("custom", timeout=timedelta(seconds=120), **init)
@@ -80,7 +88,7 @@ def _run(function, args, **init):
 _sums = itertools.count()
 
 
-def sum_through_store(number):
+def sum_through_store(number: int) -> int:
     """The sum over all ranks, by nothing that the benchmark times."""
     # c10d gives the default group's store by this name alone.
     store, key = dist.PrefixStore("bench", dist.distributed_c10d._get_default_store()), f"sum {next(_sums)}"
@@ -91,10 +99,10 @@ def sum_through_store(number):
     return store.add(key, 0)
 
 
-def hosts():
+def hosts() -> list[dict[str, Any]]:
     """[{"name", "ranks", "cores", "load"}] of every host of the job, in the order of their first ranks."""
     mine = (Location.here().host, socket.gethostname(), len(os.sched_getaffinity(0)), os.getloadavg()[0])
-    every = [None] * dist.get_world_size()
+    every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     ranks = Counter(host for host, *_ in every)
     first = {host: rest for host, *rest in reversed(every)}

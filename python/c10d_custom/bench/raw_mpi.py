@@ -1,17 +1,26 @@
 """MPI's own collectives on the tensors' memory, by mpi4py: one flat communicator of all ranks, in rank order."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .case import REDUCING, Unavailable, name_of, there_and_back
 
+if TYPE_CHECKING:
+    from .case import Case
+    from .operations import Buffers
+
+
 _REDOPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
 
 
-def version():
+def version() -> str | None:
     """ "MPICH 5.0.2", of the MPI library in this process, whoever loaded it; None without one."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None:
@@ -23,7 +32,7 @@ def version():
 class RawMpi:
     checked = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MPI library
@@ -37,18 +46,18 @@ class RawMpi:
             )
         self.MPI, self.comm = MPI, MPI.COMM_WORLD.Split(0, dist.get_rank())
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.comm.Barrier()
 
-    def repeats(self, case):
+    def repeats(self, case: Case) -> int:
         return 1
 
-    def bind(self, case, buffers):
+    def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.operation in REDUCING and case.redop not in _REDOPS:
             raise Unavailable(f"MPI has no reduction {case.redop}")
         return getattr(self, case.operation)(case, *(self._array(case, t) for t in (buffers.source, buffers.target)))
 
-    def _array(self, case, tensor):
+    def _array(self, case: Case, tensor: torch.Tensor | None) -> Any:
         if tensor is None:
             return None
         if case.operation not in REDUCING:
@@ -58,41 +67,41 @@ class RawMpi:
         except TypeError:
             raise Unavailable(f"MPI cannot reduce {name_of(case.dtype)}") from None
 
-    def _call(self, case, name, *args, **options):
+    def _call(self, case: Case, name: str, *args: Any, **options: Any) -> Callable[[], object]:
         if not case.asynchronous:
             return partial(getattr(self.comm, name), *args, **options)
         start = partial(getattr(self.comm, "I" + name.lower()), *args, **options)
         return lambda: start().Wait()
 
-    def _op(self, case):
-        return getattr(self.MPI, _REDOPS[case.redop])
+    def _op(self, case: Case) -> Any:
+        return getattr(self.MPI, _REDOPS[case.redop or ""])
 
-    def all_reduce(self, case, source, target):
+    def all_reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Allreduce", self.MPI.IN_PLACE, target, op=self._op(case))
 
-    def broadcast(self, case, source, target):
+    def broadcast(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Bcast", target, root=case.root)
 
-    def reduce(self, case, source, target):
+    def reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         buffers = (self.MPI.IN_PLACE, target) if case.rank == case.root else (target, None)
         return self._call(case, "Reduce", *buffers, op=self._op(case), root=case.root)
 
-    def all_gather(self, case, source, target):
+    def all_gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Allgather", source, target)
 
-    def reduce_scatter(self, case, source, target):
+    def reduce_scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Reduce_scatter_block", source, target, op=self._op(case))
 
-    def all_to_all(self, case, source, target):
+    def all_to_all(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Alltoall", source, target)
 
-    def gather(self, case, source, target):
+    def gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Gather", source, target, root=case.root)
 
-    def scatter(self, case, source, target):
+    def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Scatter", source, target, root=case.root)
 
-    def send_recv(self, case, source, target):
+    def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):
             return lambda: None
         peer = case.size - 1 - case.rank

@@ -1,11 +1,11 @@
-"""What is timed side by side: c10d backends (a group that does nothing among them), raw MPI, the memory floor.
+"""What is timed side by side: c10d backends (a group that does nothing among them), raw MPI, the memory floor."""
 
-A reference has ``bind(case, buffers)``, which gives the function to be timed (it takes nothing, and does the operation
-``repeats(case)`` times), a ``barrier``, and ``checked``: whether it computes what the operation asks for.
-"""
+from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch.distributed as dist
 
@@ -14,76 +14,97 @@ from .case import Unavailable, there_and_back
 from .floor import Floor
 from .raw_mpi import RawMpi
 
+if TYPE_CHECKING:
+    from .case import Case
+    from .operations import Buffers
+
+
+class Reference(Protocol):
+    checked: bool  # whether it computes what the operation asks for
+
+    @property
+    def barrier(self) -> Callable[[], object]: ...
+
+    def repeats(self, case: Case) -> int:
+        """How often the function of `bind` does the operation."""
+
+    def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """The function to be timed, on these buffers. Raises Unavailable."""
+
 
 class Backend:
     """A c10d backend, over all ranks."""
 
-    def __init__(self, group, checked=True, barrier=None):
+    def __init__(self, group: Any, checked: bool = True, barrier: Callable[[], object] | None = None) -> None:
         self.group, self.checked = group, checked
         self.barrier = barrier or partial(dist.barrier, group)
 
-    def repeats(self, case):
+    def repeats(self, case: Case) -> int:
         return 1
 
-    def bind(self, case, buffers):
+    def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         return getattr(self, case.operation)(case, buffers.source, buffers.target)
 
-    def _call(self, case, function, *args, **options):
+    def _call(self, case: Case, function: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
         if not case.asynchronous:
             return partial(function, *args, **options, group=self.group)
         start = partial(function, *args, **options, group=self.group, async_op=True)
         return lambda: start().wait()
 
-    def all_reduce(self, case, source, target):
-        return self._call(case, dist.all_reduce, target, op=getattr(dist.ReduceOp, case.redop))
+    def all_reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        return self._call(case, dist.all_reduce, target, op=getattr(dist.ReduceOp, str(case.redop)))
 
-    def broadcast(self, case, source, target):
+    def broadcast(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, dist.broadcast, target, group_src=case.root)
 
-    def reduce(self, case, source, target):
-        return self._call(case, dist.reduce, target, group_dst=case.root, op=getattr(dist.ReduceOp, case.redop))
+    def reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        return self._call(case, dist.reduce, target, group_dst=case.root, op=getattr(dist.ReduceOp, str(case.redop)))
 
-    def all_gather(self, case, source, target):
+    def all_gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, dist.all_gather_into_tensor, target, source)
 
-    def reduce_scatter(self, case, source, target):
-        return self._call(case, dist.reduce_scatter_tensor, target, source, op=getattr(dist.ReduceOp, case.redop))
+    def reduce_scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        return self._call(case, dist.reduce_scatter_tensor, target, source, op=getattr(dist.ReduceOp, str(case.redop)))
 
-    def all_to_all(self, case, source, target):
+    def all_to_all(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, dist.all_to_all_single, target, source)
 
-    def gather(self, case, source, target):
+    def gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         parts = None if target is None else list(target.chunk(case.size))
         return self._call(case, dist.gather, source, parts, group_dst=case.root)
 
-    def scatter(self, case, source, target):
+    def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         parts = None if source is None else list(source.chunk(case.size))
         return self._call(case, dist.scatter, target, parts, group_src=case.root)
 
-    def send_recv(self, case, source, target):
+    def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):
             return lambda: None
         peer = case.size - 1 - case.rank
+        send: Callable[[], object]
+        recv: Callable[[], object]
         if case.asynchronous:
 
-            def send():
-                dist.isend(target, group=self.group, group_dst=peer).wait()
+            def send() -> None:
+                cast(dist.Work, dist.isend(target, group=self.group, group_dst=peer)).wait()
 
-            def recv():
-                dist.irecv(target, group=self.group, group_src=peer).wait()
+            def recv() -> None:
+                cast(dist.Work, dist.irecv(target, group=self.group, group_src=peer)).wait()
         else:
             send = partial(dist.send, target, group=self.group, group_dst=peer)
             recv = partial(dist.recv, target, group=self.group, group_src=peer)
         return there_and_back(case.rank, send, recv)
 
 
-def known(name):
+def known(name: str) -> bool:
+    """Whether `make` knows it; whether it can be timed here is another matter."""
     return name in ("mpi", "floor", noop.NAME) or dist.is_backend_available(name)
 
 
-def make(names, hosts):
-    """{name: reference} of custom, the default group, and ``names``, on ranks over so many hosts."""
-    references = {"custom": Backend(dist.group.WORLD)}
+def make(names: Iterable[str], hosts: int) -> dict[str, Reference]:
+    """{name: reference} of custom, the default group, and ``names``, on ranks over so many hosts. Collective over the
+    default group. Raises Unavailable for one that cannot be had here."""
+    references: dict[str, Reference] = {"custom": Backend(dist.group.WORLD)}
     for name in names:
         if name == "mpi":
             references[name] = RawMpi()
@@ -97,7 +118,7 @@ def make(names, hosts):
     return references
 
 
-def _group(name, hosts):
+def _group(name: str, hosts: int) -> Any:
     if name == "gloo" and hosts == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

@@ -1,7 +1,11 @@
 """What communication costs a DDP step: the step beside the same step without communication, for several groups."""
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +32,7 @@ class StepTime:
         return self.comm / self.step
 
 
-def timed_block(run_step) -> list[float]:
+def timed_block(run_step: Callable[[], object]) -> list[float]:
     dist.barrier()
     run_step()  # ranks leave a barrier unevenly, and the first step after a switch pays for cold caches
     times = []
@@ -39,7 +43,13 @@ def timed_block(run_step) -> list[float]:
     return times
 
 
-def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1) -> dict[str, StepTime]:
+def measure(
+    groups: dict,
+    make_stepper: Callable[[Any], tuple[Any, Callable[[], object]]],
+    seconds: float,
+    progress: Callable[[float], object],
+    least: int = 1,
+) -> dict[str, StepTime]:
     """Times for each named group. make_stepper(group) returns a DDP model and a function that runs one step on it.
 
     Everything runs in turns within one run, so that a machine that slows down slows all alike: ``least`` rounds at
@@ -49,7 +59,7 @@ def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1
     for group in groups.values():
         model, run_step = make_stepper(group)
 
-        def local_step(model=model, run_step=run_step):
+        def local_step(model: Any = model, run_step: Callable[[], object] = run_step) -> None:
             with model.no_sync():
                 run_step()
 
@@ -57,7 +67,7 @@ def measure(groups: dict, make_stepper, seconds: float, progress, least: int = 1
     for run_step in turns:
         timed_block(run_step)  # warm up; DDP rebuilds its buckets after its first step
 
-    rounds = []
+    rounds: list[list[list[float]]] = []
     start = time.perf_counter()
     more = torch.ones(1)
     while more.item():

@@ -1,8 +1,12 @@
 """One run over operations and sizes, on every rank: what each reference makes of each, checked where asked."""
 
+from __future__ import annotations
+
 import json
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,16 +17,20 @@ from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import OPERATIONS
 from .timing import Plan, Timed, times
 
+if TYPE_CHECKING:
+    from .operations import Buffers
+    from .references import Reference
+
 
 @dataclass(frozen=True)
 class Sweep:
-    operations: tuple
-    sizes: tuple  # bytes
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes
     dtype: torch.dtype
     redop: str
     root: int
     asynchronous: bool
-    against: tuple
+    against: tuple[str, ...]
     ratio_to: str
     check: bool
     busy: int
@@ -30,7 +38,8 @@ class Sweep:
     json: str | None
     plot: str | None
 
-    def case(self, operation, nbytes):
+    def case(self, operation: str, nbytes: int) -> Case:
+        """Of about ``nbytes`` in the operation's largest buffer, on this rank of the default group."""
         size = dist.get_world_size()
         count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
         return Case(
@@ -45,7 +54,7 @@ class Sweep:
         )
 
 
-def _refusal(reference, case):
+def _refusal(reference: Reference, case: Case) -> str | None:
     """Why a reference cannot do this case, alike on all ranks; None if it can. It is tried."""
     why = None
     try:
@@ -57,12 +66,12 @@ def _refusal(reference, case):
             call()
         except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
             why = str(error).splitlines()[0]
-    said = [None] * case.size
+    said: list[Any] = [None] * case.size
     dist.all_gather_object(said, why)
     return next((w for w in said if w is not None), None)
 
 
-def _wrong(call, buffers, reference):
+def _wrong(call: Callable[[], object], buffers: Buffers, reference: Reference) -> int | None:
     """Wrong elements over all ranks after one call. The sum goes through the Store: none of those that are being
     checked."""
     if not reference.checked:
@@ -74,11 +83,11 @@ def _wrong(call, buffers, reference):
     return ranks.sum_through_store(mine)
 
 
-def _result(case, reference, seconds, wrong, ranks_):
+def _result(case: Case, reference: str, seconds: Sequence[float], wrong: int | None, ranks_: int) -> dict[str, Any]:
     ordered, p50 = sorted(seconds), statistics.median(seconds)
     # A group that does nothing moves nothing, and a copy uses no bus.
     algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
-    busbw = None if reference in (noop.NAME, "floor") else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
+    busbw = None if algbw is None or reference == "floor" else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
     return {
         "operation": case.operation,
         "bytes": case.nbytes,
@@ -100,7 +109,7 @@ def _result(case, reference, seconds, wrong, ranks_):
     }
 
 
-def _of_size(sweep, case, usable):
+def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference]) -> list[dict[str, Any]]:
     """The results of all references on one case."""
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
@@ -110,7 +119,9 @@ def _of_size(sweep, case, usable):
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
-def _of_operation(sweep, operation, timed, say):
+def _of_operation(
+    sweep: Sweep, operation: str, timed: dict[str, Reference], say: Callable[..., None]
+) -> list[dict[str, Any]]:
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
     usable = {name: r for name, r in timed.items() if refusals[name] is None}
@@ -135,8 +146,9 @@ def _of_operation(sweep, operation, timed, say):
     return results
 
 
-def run(sweep):
-    """One rank's whole run; true where a check found wrong elements."""
+def run(sweep: Sweep) -> bool:
+    """One rank's whole run; collective over the default group. True where a check found wrong elements. SystemExit
+    where one of the references cannot be had here."""
     hosts, rank = ranks.hosts(), dist.get_rank()
     try:
         timed = references.make(sweep.against, len(hosts))

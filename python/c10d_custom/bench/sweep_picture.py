@@ -1,11 +1,15 @@
 """The sweep's picture: for each operation, time over size with its spread, and bus bandwidth."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from .picture import pyplot, readable
 
 _COLORS = {"custom": "#1f6fb4", "gloo": "#e0872b", "mpi": "#5a9e4b", "noop": "#9aa1ab", "floor": "#2b2f36"}
 
 
-def draw(path, title, results):
+def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:
     plt = pyplot()
     from matplotlib.ticker import FuncFormatter, NullLocator
 

@@ -1,5 +1,9 @@
 """The printed table, in the columns of nccl-tests."""
 
+from __future__ import annotations
+
+from typing import Any
+
 HOW = {
     "rank0": "times are rank 0's",
     "mean": "a call's time is the mean over the ranks",
@@ -8,7 +12,8 @@ HOW = {
 }
 
 
-def place(hosts, busy=0):
+def place(hosts: list[dict[str, Any]], busy: int = 0) -> str:
+    """In words, what the ranks run on. ``hosts``: as ranks.hosts has them."""
     cores = sorted({h["cores"] for h in hosts})
     text = f"{'/'.join(map(str, cores))} cores, load {'/'.join(format(h['load'], '.1f') for h in hosts)} before"
     if busy:
@@ -18,7 +23,7 @@ def place(hosts, busy=0):
     return text
 
 
-def head(ratio_to):
+def head(ratio_to: str) -> str:
     """Times in microseconds, bandwidths in GB/s (10^9 bytes). The ratio: how many times as fast as ``ratio_to``."""
     return (
         f"{'size':>10} {'count':>10} {'type':>8} {'redop':>7} {'root':>4} {'backend':>8} {'min us':>10} "
@@ -27,19 +32,19 @@ def head(ratio_to):
     )
 
 
-def ratio(results, result, to):
+def ratio(results: list[dict[str, Any]], result: dict[str, Any], to: str) -> float | None:
     """Time of the reference ``to`` over ``result``'s; None where it was not timed."""
     base = next((r["median_us"] for r in results if r["reference"] == to), None)
     return None if base is None else base / result["median_us"]
 
 
-def rows(results, ratio_to):
+def rows(results: list[dict[str, Any]], ratio_to: str) -> str:
     """One size's results, a row for each."""
 
-    def cell(value, form=""):
+    def cell(value: Any, form: str = "") -> str:
         return "-" if value is None else format(value, form)
 
-    def row(r):
+    def row(r: dict[str, Any]) -> str:
         return (
             f"{r['bytes']:>10} {r['count']:>10} {r['type']:>8} {(r['redop'] or 'none').lower():>7} {r['root']:>4} "
             f"{r['reference']:>8} {r['min_us']:>10.1f} {r['median_us']:>10.1f} {r['p99_us']:>10.1f} "

@@ -5,7 +5,10 @@ In a block calls follow one another, as in a training step; before every call of
 barrier, and the caches hold what the other references left.
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +19,8 @@ AVERAGES = ("rank0", "mean", "min", "max")
 
 @dataclass(frozen=True)
 class Plan:
+    """How much is timed, and in what turns. ``average``: one of AVERAGES, what the ranks' times of a call become."""
+
     by_call: bool = False
     rounds: int = 5
     seconds: float = 0.15  # of one block, about
@@ -26,15 +31,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Timed:
-    """One reference bound to its buffers. ``part``: whether this rank takes part, else its times say nothing."""
+    """One reference bound to its buffers: ``call`` does the operation ``repeats`` times. ``part``: whether this rank
+    takes part, else its times say nothing."""
 
-    call: object
-    barrier: object
+    call: Callable[[], object]
+    barrier: Callable[[], object]
     repeats: int
     part: bool
 
 
-def _calls_in_a_block(timed, plan):
+def _calls_in_a_block(timed: Timed, plan: Plan) -> int:
     """Rank 0 decides for all."""
     if plan.calls is not None:
         return -(-plan.calls // plan.rounds)
@@ -50,7 +56,7 @@ def _calls_in_a_block(timed, plan):
     return int(count)
 
 
-def _block(timed, count, warmup, times):
+def _block(timed: Timed, count: int, warmup: int, times: list[float]) -> None:
     call, clock = timed.call, time.perf_counter
     for _ in range(warmup):
         call()
@@ -62,16 +68,16 @@ def _block(timed, count, warmup, times):
     timed.barrier()
 
 
-def _in_blocks(all_timed, counts, plan):
-    times = {name: [] for name in all_timed}
+def _in_blocks(all_timed: dict[str, Timed], counts: dict[str, int], plan: Plan) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in all_timed}
     for _ in range(plan.rounds):
         for name, timed in all_timed.items():
             _block(timed, counts[name], plan.warmup, times[name])
     return times
 
 
-def _call_by_call(all_timed, counts, plan):
-    times = {name: [] for name in all_timed}
+def _call_by_call(all_timed: dict[str, Timed], counts: dict[str, int], plan: Plan) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in all_timed}
     for timed in all_timed.values():
         for _ in range(plan.warmup):
             timed.call()
@@ -86,7 +92,7 @@ def _call_by_call(all_timed, counts, plan):
     return times
 
 
-def _made_one(times, timed, how):
+def _made_one(times: list[float], timed: Timed, how: str) -> list[float]:
     """Seconds of each call, from all ranks' seconds; on every rank. A call is one on all of those that take part."""
     mine = torch.tensor(times, dtype=torch.float64) / timed.repeats
     if how == "rank0":
@@ -102,7 +108,7 @@ def _made_one(times, timed, how):
     return values.tolist()
 
 
-def times(all_timed, plan):
+def times(all_timed: dict[str, Timed], plan: Plan) -> dict[str, list[float]]:
     """{reference: [seconds of a call, ...]} for {reference: Timed}."""
     counts = {name: _calls_in_a_block(timed, plan) for name, timed in all_timed.items()}
     mine = (_call_by_call if plan.by_call else _in_blocks)(all_timed, counts, plan)

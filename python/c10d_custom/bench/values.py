@@ -4,6 +4,8 @@ All values are small integers, so that no partial result needs rounding; they di
 neighbours, and repeat after a prime number of elements, so that a misplaced block does not go unnoticed.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 
@@ -12,7 +14,7 @@ import torch
 _LENGTH = 997
 
 
-def _exact(dtype):
+def _exact(dtype: torch.dtype) -> int:
     """Integers from 0 to this one are exact."""
     if dtype is torch.bool:
         return 1
@@ -24,7 +26,7 @@ def _exact(dtype):
     return torch.iinfo(dtype).max
 
 
-def _table(dtype, redop, size):
+def _table(dtype: torch.dtype, redop: str | None, size: int) -> torch.Tensor:
     """int64 [size, _LENGTH]: each rank's values."""
     i, r, most = torch.arange(_LENGTH)[None], torch.arange(size)[:, None], _exact(dtype)
     if dtype is torch.bool:  # from no rank to every rank
@@ -58,9 +60,10 @@ REDOPS = tuple(_REDUCE)
 
 
 class Values:
-    """What every rank puts in, and what the reduction of all must give."""
+    """What every rank puts in, and what the reduction of all ``size`` ranks by ``redop`` (None: there is none) must
+    give. Tensors are of one dimension, ``count`` elements of ``dtype``."""
 
-    def __init__(self, dtype, redop, size):
+    def __init__(self, dtype: torch.dtype, redop: str | None, size: int) -> None:
         self._dtype, self._of = dtype, _table(dtype, redop, size)
         if redop is not None:
             name = _OF_BOOL.get(redop, redop) if dtype is torch.bool else redop
@@ -68,14 +71,14 @@ class Values:
             if redop == "AVG":
                 self._reduced = self._reduced // size
 
-    def of(self, rank, count, first=0):
+    def of(self, rank: int, count: int, first: int = 0) -> torch.Tensor:
         """Elements ``first`` to ``first + count`` of a rank's values."""
         return self._stretched(self._of[rank], count, first)
 
-    def reduced(self, count, first=0):
+    def reduced(self, count: int, first: int = 0) -> torch.Tensor:
         return self._stretched(self._reduced, count, first)
 
-    def _stretched(self, values, count, first):
+    def _stretched(self, values: torch.Tensor, count: int, first: int) -> torch.Tensor:
         values = (values.float() if self._dtype.is_floating_point else values).to(self._dtype)
         # As bytes: torch repeats some dtypes only so.
         item, first = self._dtype.itemsize, first % _LENGTH
@@ -83,16 +86,17 @@ class Values:
         return copies[first * item : (first + count) * item].clone().view(self._dtype)
 
 
-def zeros(count, dtype):
+def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """[count], of any dtype."""
     return torch.zeros(count * dtype.itemsize, dtype=torch.uint8).view(dtype)
 
 
-def overwrite(tensor):
+def overwrite(tensor: torch.Tensor) -> None:
     """With bytes that no result has."""
     tensor.view(torch.uint8).fill_(0xA5)
 
 
-def differing(a, b):
+def differing(a: torch.Tensor, b: torch.Tensor) -> int:
     """How many elements of two tensors are not the same, bit for bit."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.dtype.itemsize, torch.int64)
     different = a.view(kind) != b.view(kind)

@@ -4,17 +4,20 @@ A signal handler that raises between their two steps, after the message was post
 would leave it under way with nobody to withdraw it. So for these the group waits before it returns the Work. torch
 passes no word of it on; the caller's frame shows it."""
 
+from __future__ import annotations
+
 import inspect
 import sys
+from typing import Any
 
 import torch.distributed as dist
 
 _ISEND, _IRECV, _SEND, _RECV = (inspect.unwrap(f).__code__ for f in (dist.isend, dist.irecv, dist.send, dist.recv))
 
 
-def posted_to_be_awaited():
+def posted_to_be_awaited() -> bool:
     """To be asked two calls below a group's ``send``, ``recv`` or ``recv_anysource``."""
-    frame = sys._getframe(4)
+    frame: Any = sys._getframe(4)
     if frame.f_code is _ISEND or frame.f_code is _IRECV:  # which they call
         frame = frame.f_back
     return frame.f_code is _SEND or frame.f_code is _RECV

@@ -1,9 +1,15 @@
 """torch.compile and the group's methods."""
 
+from __future__ import annotations
+
+from typing import TypeVar
+
 from .optional import optional
 
+_T = TypeVar("_T")
 
-def opaque_to_dynamo(cls):
+
+def opaque_to_dynamo(cls: type[_T]) -> type[_T]:
     """Keeps Dynamo out of a class's methods: when it traces a caller (the attribute is what
     torch.compiler.disable sets; importing that costs a second) and when C++, DDP's reducer say, calls
     one while compiled code runs."""

@@ -1,7 +1,11 @@
 """How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group
 ends."""
 
+from __future__ import annotations
+
 import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +21,20 @@ from .own_steps import on_top_of_own_step
 from .profiling import profiler_enabled, recorded
 from .work import DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
 
-_live = weakref.WeakSet()
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import Store
+
+    from ..call import Call, Message
+    from ..transport.base import Ticket, Transport
+    from ..transport.by_device import ByDevice
 
 
-def live():
+_live: weakref.WeakSet[Issuing] = weakref.WeakSet()
+
+
+def live() -> list[Issuing]:
     """The groups of this process that are still there."""
     return list(_live)
 
@@ -30,7 +44,7 @@ class _Extension:
 
     __slots__ = ("seconds", "taken")
 
-    def __init__(self, seconds):
+    def __init__(self, seconds: float) -> None:
         self.seconds, self.taken = seconds, False
 
 
@@ -40,7 +54,7 @@ class Issuing:
 
     _registers_works = False  # torch's own group, or dispatcher, does
 
-    def _set_up(self, transport, store, rank, size, timeout, name):
+    def _set_up(self, transport: ByDevice, store: Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
         self._transport = transport
         self._store = store
         self._group_rank, self._group_size = rank, size
@@ -49,8 +63,8 @@ class Issuing:
         self._lower = Lowering(rank, size)
         self._fast_path = FastPath(transport, self._lower)
         self._completer = Completer(transport, name)
-        self._coalescing = None
-        self._extensions = []
+        self._coalescing: list[Work] | None = None
+        self._extensions: list[_Extension] = []
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers = 0
         self._splits = 0
@@ -60,48 +74,48 @@ class Issuing:
     # --- settings
 
     @property
-    def timeout(self):
+    def timeout(self) -> timedelta:
         return self._timeout
 
     @property
-    def cpu_transport(self):
+    def cpu_transport(self) -> Transport:
         """The transport of its CPU tensors."""
         return self._transport.cpu
 
-    def set_timeout(self, timeout):
+    def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._seconds = timeout.total_seconds()
         self._nanoseconds = int(self._seconds * 1e9)
 
     _set_default_timeout = set_timeout
 
-    def _add_ephemeral_timeout(self, timeout):
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         self._extensions.append(_Extension(timeout.total_seconds()))
         self._detour = True
 
-    def _get_sequence_number_for_group(self):
+    def _get_sequence_number_for_group(self) -> int:
         return self._transport.next_sequence() - 1
 
-    def _wait_for_pending_works(self):
+    def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
 
     # --- coalescing: operations go out as they come; the end gives one Work for all
 
-    def _start_coalescing(self, device=None):
+    def _start_coalescing(self, device: object = None) -> None:
         self._coalescing = []
         self._detour = True
 
-    def _end_coalescing(self, device=None):
+    def _end_coalescing(self, device: object = None) -> Work:
         works, self._coalescing = self._coalescing or [], None
         self._detour = bool(self._extensions)
         return self._together(works)
 
     # --- the end
 
-    def abort(self):
+    def abort(self) -> None:
         self._transport.abort()
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         if self._closed:
             return
         if self._transport.interrupted_here() or on_top_of_own_step():
@@ -118,44 +132,44 @@ class Issuing:
 
     # --- issuing
 
-    def _may_be_fast(self, asynchronous=False):
+    def _may_be_fast(self, asynchronous: bool = False) -> bool:
         """Whether a collective, or a message, may go the fast path (fast_path.py)."""
         return not (asynchronous or self._detour or profiler_enabled())
 
-    def _limit(self, opts):
+    def _limit(self, opts: Any) -> int:
         """The time-out in ns of a call with these options."""
         given = opts.timeout
         return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
 
-    def _fast_path_ns(self, opts, kind):
+    def _fast_path_ns(self, opts: Any, kind: type[Any]) -> int:
         """`_limit` of a collective other than all_reduce that may go the fast path, else 0; ``kind``: the type of
         options that c10d gives."""
         if type(opts) is kind and self._transport.fast_collective is not None and self._may_be_fast(opts.asyncOp):
             return self._limit(opts)
         return 0
 
-    def _options(self, opts, timeout):
+    def _options(self, opts: Any, timeout: timedelta | None) -> tuple[bool, float]:
         """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
         given = opts.timeout if opts is not None else timeout
         seconds = self._seconds if given is None else given.total_seconds()
         return opts is None or opts.asyncOp, (seconds if seconds > 0 else self._seconds) + self._extra()
 
-    def _extra(self):
+    def _extra(self) -> float:
         return sum(e.seconds for e in self._extensions) if self._extensions else 0.0
 
-    def _take_extensions(self):
+    def _take_extensions(self) -> list[_Extension]:
         """Those of which the operation now issued is the first; it gives them to `_drop` when it is over."""
         taken = [e for e in self._extensions if not e.taken]
         for e in taken:
             e.taken = True
         return taken
 
-    def _drop(self, extensions):
+    def _drop(self, extensions: Sequence[_Extension] | None) -> None:
         if extensions:
             self._extensions = [e for e in self._extensions if e not in extensions]
             self._detour = self._coalescing is not None or bool(self._extensions)
 
-    def _lowered(self, lower, *arguments):
+    def _lowered(self, lower: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return lower(*arguments)
         except UsageError:
@@ -163,7 +177,16 @@ class Issuing:
             self._transport.run(self._lower.rejected(self._seconds))
             raise
 
-    def _collective(self, name, opts, timeout, tensors, lower, *arguments, inputs=None):
+    def _collective(
+        self,
+        name: str,
+        opts: Any,
+        timeout: timedelta | None,
+        tensors: Sequence[torch.Tensor],
+        lower: Callable[..., Any],
+        *arguments: Any,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> Work | DoneWork:
         """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both."""
         asynchronous, seconds = self._options(opts, timeout)
         with recorded(name, tensors if inputs is None else inputs) as record:
@@ -175,7 +198,15 @@ class Issuing:
                 return DoneWork(tensors, call.stream_op)
             return self._submit([call], tensors, record)
 
-    def _coalesced(self, name, opts, tensors, lower, argument_lists, inputs=None):
+    def _coalesced(
+        self,
+        name: str,
+        opts: Any,
+        tensors: Sequence[torch.Tensor],
+        lower: Callable[..., Any],
+        argument_lists: Sequence[Sequence[Any]],
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> Work | DoneWork:
         asynchronous, seconds = self._options(opts, None)
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
@@ -188,7 +219,13 @@ class Issuing:
                 return DoneWork(tensors, calls[-1].stream_op if calls else None)
             return self._submit(calls, tensors, record)
 
-    def _submit(self, calls, tensors, record, then=None):
+    def _submit(
+        self,
+        calls: Sequence[Call],
+        tensors: Sequence[torch.Tensor],
+        record: Any,
+        then: Callable[[], None] | None = None,
+    ) -> Work:
         tickets = []
         try:
             for call in calls:
@@ -199,7 +236,7 @@ class Issuing:
                 ticket.withdraw()
             raise
 
-    def _run(self, calls):
+    def _run(self, calls: Sequence[Call]) -> None:
         extensions = self._take_extensions() if self._extensions else None
         try:
             for call in calls:
@@ -208,7 +245,9 @@ class Issuing:
         finally:
             self._drop(extensions)
 
-    def _sparse_all_reduce(self, tensor, op, opts, timeout):
+    def _sparse_all_reduce(
+        self, tensor: torch.Tensor, op: Any, opts: Any, timeout: timedelta | None
+    ) -> Work | DoneWork:
         asynchronous, seconds = self._options(opts, timeout)
         with recorded("all_reduce", []) as record:
             sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)
@@ -226,7 +265,9 @@ class Issuing:
             work.wait()
         return work
 
-    def _message(self, name, tensors, peer, tag, seconds, is_recv):
+    def _message(
+        self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
+    ) -> Work | DoneMessage:
         ticket = None
         try:
             if self._transport.fast_message is not None and len(tensors) == 1 and self._may_be_fast():
@@ -250,18 +291,25 @@ class Issuing:
             raise
 
     @staticmethod
-    def _awaited(work):
+    def _awaited(work: Work) -> Work:
         if posted_to_be_awaited():
             work.end()
         return work
 
-    def _adopt(self, tickets, tensors, calls, record=None, then=None):
+    def _adopt(
+        self,
+        tickets: list[Ticket],
+        tensors: Sequence[torch.Tensor],
+        calls: Sequence[Call | Message],
+        record: Any = None,
+        then: Callable[[], None] | None = None,
+    ) -> Work:
         """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
         stream_ops = [c.stream_op for c in calls if c.stream_op is not None]
         copies = [c for c in calls if c.copy_back and c.device is None]
         extensions = self._take_extensions() if self._extensions else None
 
-        def finish():
+        def finish() -> None:
             for call in copies:
                 _copy_back(call)
             if then is not None:
@@ -273,11 +321,12 @@ class Issuing:
         ends = bool(copies) or record is not None or then is not None or bool(extensions)
         if record is not None:
             record.goes_on()
-        finish = finish if ends else None
+        at_the_end = finish if ends else None
+        work: Work
         if stream_ops:
-            work = DeviceWork(self._completer, tickets, tensors, finish, calls, stream_ops)
+            work = DeviceWork(self._completer, tickets, tensors, at_the_end, calls, stream_ops)
         else:
-            work = Work(self._completer, tickets, tensors, finish, calls)
+            work = Work(self._completer, tickets, tensors, at_the_end, calls)
         self._completer.adopt(work, eager=ends)
         if works_are_graph_inputs():
             work.become_graph_inputs(self._registers_works)
@@ -285,15 +334,16 @@ class Issuing:
             self._coalescing.append(work)
         return work
 
-    def _together(self, works):
+    def _together(self, works: Sequence[Work]) -> Work:
         tickets = [t for w in works for t in w._tickets]
         tensors = [t for w in works for t in w._tensors]
 
-        def finish():
+        def finish() -> None:
             for w in works:
                 w.settle()
 
         stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
+        work: Work
         if stream_ops:
             work = DeviceWork(self._completer, tickets, tensors, finish, works, stream_ops)
         else:
@@ -302,7 +352,7 @@ class Issuing:
         return work
 
 
-def _copy_back(call):
+def _copy_back(call: Call | Message) -> None:
     if call.device is not None:
         return  # done on the stream of the call
     # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.

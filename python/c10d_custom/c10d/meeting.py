@@ -1,7 +1,10 @@
 """How the ranks of a group meet: they tell each other through a store who and where they are, and get a transport."""
 
+from __future__ import annotations
+
 import functools
 import time
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,13 +23,29 @@ from ..transport.shm.transport import ShmTransport
 from . import trace_dump as trace
 from .issuing import Issuing
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup, Store
+
+    from ..creation.liveness import Processes
+
 
 @functools.cache
-def configuration():
+def configuration() -> Config:
     return Config.from_env()
 
 
-def meet(store, rank, size, timeout, name, members=None, processes=None, devices=None):
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    name: str,
+    members: list[int] | None = None,
+    processes: Processes | None = None,
+    devices: list[str] | None = None,
+) -> tuple[ByDevice, Store]:
     """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
     group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks;
     ``processes``: a liveness.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
@@ -41,10 +60,10 @@ def meet(store, rank, size, timeout, name, members=None, processes=None, devices
         f"creation of group {name or '(unnamed)'}, rank {rank}",
     )
     with bounded, Membership(bounded, rank, members, name) as membership:
-        store = bounded.under(membership.digest)
-        life = store.add(f"lives/{rank}", 1)
+        own = bounded.under(membership.digest)
+        life = own.add(f"lives/{rank}", 1)
         exchange = Exchange(
-            store.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look
+            own.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look
         )
         trace.install_signal(configuration())
         try:
@@ -55,10 +74,10 @@ def meet(store, rank, size, timeout, name, members=None, processes=None, devices
         finally:
             exchange.processes.close()
     trace.follow(transport, configuration())
-    return transport, store.plain
+    return transport, own.plain
 
 
-def operations_of(group):
+def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
     """What carries out the operations of CPU tensors of one of torch's groups, if that is this package: an Issuing,
     else None."""
     if group is None or isinstance(group, Issuing):
@@ -69,14 +88,14 @@ def operations_of(group):
         return None
 
 
-def _members_of_world(members):
+def _members_of_world(members: list[int]) -> Members | None:
     """liveness.Members for ``members``, global ranks, if the default group has a segment in which to look."""
     world = operations_of(dist.group.WORLD)
     board = world.cpu_transport if members and world is not None else None
     return Members(board, members, roll=True) if isinstance(board, ShmTransport) else None
 
 
-def _transport(exchange, name, members, devices):
+def _transport(exchange: Exchange, name: str, members: list[int], devices: list[str] | None) -> ByDevice:
     everywhere = locations(exchange)
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:

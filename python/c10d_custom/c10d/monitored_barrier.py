@@ -4,19 +4,25 @@ Messages, not a collective: rank 0 hears from each rank, then lets all go. Numbe
 check-in that came too late out of the next barrier.
 """
 
+from __future__ import annotations
+
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import CollectiveTimeoutError, CustomBackendError
 
+if TYPE_CHECKING:
+    from .issuing import Issuing
 
-def _tag(number):
+
+def _tag(number: int) -> int:
     return -1 - number  # c10d's callers use tags from 0 up
 
 
-def monitored_barrier(group, number, seconds, wait_all_ranks):
+def monitored_barrier(group: Issuing, number: int, seconds: float, wait_all_ranks: bool) -> None:
     """Collective over ``group``. Raises CollectiveTimeoutError naming the ranks that did not arrive
     within ``seconds``: on rank 0 the first of them, or all with ``wait_all_ranks``."""
     rank, size = group._group_rank, group._group_size
@@ -24,9 +30,9 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
     deadline = time.monotonic() + seconds
     milliseconds = int(seconds * 1000)
 
-    def exchange(method, peer):
+    def exchange(method: str, peer: int) -> None:
         left = max(deadline - time.monotonic(), 0.001)
-        group._message(method, token, peer, _tag(number), left, method == "recv").wait(timedelta(seconds=left))
+        group._message(method, [token], peer, _tag(number), left, method == "recv").wait(timedelta(seconds=left))
 
     if rank:
         try:
@@ -39,7 +45,7 @@ def monitored_barrier(group, number, seconds, wait_all_ranks):
                 f"rank. ({error})"
             ) from error
         return
-    missing = {}
+    missing: dict[int, CustomBackendError] = {}
     for peer in range(1, size):
         if time.monotonic() >= deadline and not missing:
             raise CollectiveTimeoutError(

@@ -5,7 +5,11 @@ Each method takes the forms that c10d's callers use, for a Python override shado
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
 positional arguments stand one place before ours."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import (
@@ -27,12 +31,21 @@ from .dynamo import opaque_to_dynamo
 from .issuing import Issuing
 from .monitored_barrier import monitored_barrier
 
+if TYPE_CHECKING:
+    import torch
+
+    from .work import DoneMessage, DoneWork, Work
+
+    Issued = Work | DoneWork | None
+
 
 @opaque_to_dynamo
 class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
-    def broadcast(self, tensors, opts=None, root=None, timeout=None):
+    def broadcast(
+        self, tensors: Sequence[torch.Tensor], opts: Any = None, root: Any = None, timeout: timedelta | None = None
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, BroadcastOptions))
             and len(tensors) == 1
@@ -45,7 +58,9 @@ class Operations(Issuing):
         root = opts.rootRank if opts is not None else root or 0
         return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
 
-    def allreduce(self, tensors, opts=None, op=None, timeout=None):
+    def allreduce(
+        self, tensors: Sequence[torch.Tensor], opts: Any = None, op: Any = None, timeout: timedelta | None = None
+    ) -> Issued:
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
             if (
@@ -54,7 +69,7 @@ class Operations(Issuing):
                 and (found := raw_tensor(tensors[0]))
                 and (kind := dtypes.kind_of(found[2], op))
             ):
-                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit, opts)
+                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit(opts))
                 return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -65,11 +80,18 @@ class Operations(Issuing):
             return self._sparse_all_reduce(tensor, op, opts, timeout)
         return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op)
 
-    def allreduce_coalesced(self, tensors, opts=None):
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
 
-    def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
+    def reduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        opts: Any = None,
+        root: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, ReduceOptions))
             and len(tensors) == 1
@@ -85,7 +107,13 @@ class Operations(Issuing):
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
 
-    def allgather(self, output_lists, inputs, opts=None, timeout=None):
+    def allgather(
+        self,
+        output_lists: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, AllgatherOptions))
             and len(inputs) == 1
@@ -100,7 +128,9 @@ class Operations(Issuing):
             "all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor, inputs=[tensor]
         )
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
+    def allgather_coalesced(
+        self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Issued:
         # c10d passes, for each rank, one output for each input.
         per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
         return self._coalesced(
@@ -112,14 +142,18 @@ class Operations(Issuing):
             inputs=inputs,
         )
 
-    def all_gather_single(self, output, input, opts=None, timeout=None):
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Issued:
         if (ns := self._fast_path_ns(opts, AllgatherOptions)) and self._fast_path.all_gather_single(output, input, ns):
             return None
         return self._collective(
             "_all_gather_base", opts, timeout, [output], self._lower.all_gather_single, output, input, inputs=[input]
         )
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Issued:
         return self._coalesced(
             "all_gather_into_tensor_coalesced",
             opts,
@@ -129,7 +163,14 @@ class Operations(Issuing):
             inputs=inputs,
         )
 
-    def reduce_scatter(self, outputs, input_lists, opts=None, op=None, timeout=None):
+    def reduce_scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input_lists: Sequence[Any],
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, ReduceScatterOptions))
             and len(outputs) == 1
@@ -145,7 +186,9 @@ class Operations(Issuing):
             "reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter, output, inputs, op, inputs=inputs
         )
 
-    def reduce_scatter_single(self, output, input, opts=None, timeout=None):
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Issued:
         if (ns := self._fast_path_ns(opts, ReduceScatterOptions)) and (
             self._fast_path.reduce_scatter_single(output, input, opts.reduceOp, ns)
         ):
@@ -163,7 +206,9 @@ class Operations(Issuing):
             inputs=[input],
         )
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Issued:
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced(
             "reduce_scatter_tensor_coalesced",
@@ -174,14 +219,28 @@ class Operations(Issuing):
             inputs=inputs,
         )
 
-    def alltoall(self, outputs, inputs, opts=None, timeout=None):
+    def alltoall(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (ns := self._fast_path_ns(opts, AllToAllOptions)) and self._fast_path.all_to_all(outputs, inputs, ns):
             return None
         return self._collective(
             "all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs, inputs=inputs
         )
 
-    def all_to_all_single(self, output, input, output_splits=(), input_splits=(), opts=None, timeout=None):
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, AllToAllOptions))
             and not output_splits
@@ -204,7 +263,14 @@ class Operations(Issuing):
             inputs=[input],
         )
 
-    def gather(self, output_lists, inputs, opts=None, root=None, timeout=None):
+    def gather(
+        self,
+        output_lists: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        root: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, GatherOptions))
             and len(inputs) == 1
@@ -220,13 +286,27 @@ class Operations(Issuing):
             "gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root, inputs=[tensor]
         )
 
-    def gather_single(self, output, input, opts=None, root=None, timeout=None):
+    def gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
+        root: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         root = opts.rootRank if opts is not None else root or 0
         return self._collective(
             "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
         )
 
-    def scatter(self, outputs, input_lists, opts=None, root=None, timeout=None):
+    def scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input_lists: Sequence[Any],
+        opts: Any = None,
+        root: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
         if (
             (ns := self._fast_path_ns(opts, ScatterOptions))
             and len(outputs) == 1
@@ -242,7 +322,7 @@ class Operations(Issuing):
             "scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root, inputs=inputs
         )
 
-    def barrier(self, opts=None, timeout=None):
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
         if (ns := self._fast_path_ns(opts, BarrierOptions)) and self._fast_path.barrier(ns):
             return None
         if isinstance(opts, timedelta):
@@ -251,7 +331,7 @@ class Operations(Issuing):
         devices = self._transport.devices()
         return self._collective("barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self._monitored_barriers += 1
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)
@@ -267,11 +347,11 @@ class Operations(Issuing):
 
     # --- point to point
 
-    def send(self, tensors, dst, tag=0):
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work | DoneMessage:
         return self._message("send", tensors, dst, tag, self._seconds, is_recv=False)
 
-    def recv(self, tensors, src, tag=0):
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work | DoneMessage:
         return self._message("recv", tensors, src, tag, self._seconds, is_recv=True)
 
-    def recv_anysource(self, tensors, tag=0):
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work | DoneMessage:
         return self._message("recv", tensors, -1, tag, self._seconds, is_recv=True)

@@ -1,14 +1,17 @@
 """What a group can do without. Some features rest on private names of torch, which move: then the feature is off, a
 warning says so once, and all else goes on."""
 
+from __future__ import annotations
+
 import contextlib
 import warnings
+from collections.abc import Iterator
 
-_told = set()
+_told: set[str] = set()
 
 
 @contextlib.contextmanager
-def optional(feature):
+def optional(feature: str) -> Iterator[None]:
     """Inside, any Exception turns ``feature`` (a few words, for the warning) off for what is being made."""
     try:
         yield

@@ -1,9 +1,13 @@
 """The group as Python sees it: what `torch.distributed`, DDP, FSDP and DTensor call."""
 
+from __future__ import annotations
+
 import atexit
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup
@@ -18,8 +22,25 @@ from .operations import Operations
 from .optional import optional
 from .served import served_devices
 
+if TYPE_CHECKING:
+    from datetime import timedelta
 
-def build(store, rank, size, timeout, name, members=None, processes=None, devices=None):
+    from torch.distributed import Store
+
+    from ..creation.liveness import Processes
+    from ..transport.by_device import ByDevice
+
+
+def build(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    name: str,
+    members: list[int] | None = None,
+    processes: Processes | None = None,
+    devices: list[str] | None = None,
+) -> CustomProcessGroup:
     """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see
     creation.meet."""
     transport, store = meet(store, rank, size, timeout, name, members, processes, devices)
@@ -30,19 +51,19 @@ def build(store, rank, size, timeout, name, members=None, processes=None, device
 
 
 @opaque_to_dynamo
-class CustomProcessGroup(Operations, ProcessGroup):
+class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # torch's have other arguments
     _registers_works = True
 
-    def __init__(self, transport, store, rank, size, timeout, name):
+    def __init__(self, transport: ByDevice, store: Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
         ProcessGroup.__init__(self, rank, size)
         self._set_up(transport, store, rank, size, timeout, name)
-        self._backend = DescribedBackend(self)
+        self._backend: Any = DescribedBackend(self)
         self._registered = False
         if REGISTERED:
             with optional("what torch's C++ calls by itself (torch.ops.c10d, the Flight Recorder, other hooks)"):
                 self._register()
 
-    def _register(self):
+    def _register(self) -> None:
         """Makes this group's backend known to torch's C++."""
         from .backend import CustomBackend  # where there is one
 
@@ -55,43 +76,43 @@ class CustomProcessGroup(Operations, ProcessGroup):
 
     # --- identity and settings
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return NAME
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name):
+    def setGroupName(self, name: str) -> None:
         self._name = self._transport.name = name
         if self._registered:
             self._backend._set_group_uid(name)
 
-    def getGroupDesc(self):
+    def getGroupDesc(self) -> str:
         return self._desc
 
-    def setGroupDesc(self, desc):
+    def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
 
-    def getRank(self):
+    def getRank(self) -> int:
         return self._group_rank
 
-    def getSize(self):
+    def getSize(self) -> int:
         return self._group_size
 
-    def get_group_store(self):
+    def get_group_store(self) -> Store:
         return self._store
 
-    def _devices(self):
+    def _devices(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self._transport.device_types or served_devices()]
 
     @property
-    def _device_types(self):
+    def _device_types(self) -> list[torch.device]:
         # A recorder that torch is about to attach would look for a backend in C++, and stop the group.
         if REGISTERED and not self._registered and _is_being_made(self):
             return []
         return self._devices()
 
-    def _get_backend(self, device):
+    def _get_backend(self, device: Any) -> Any:
         if torch.device(device).type not in {d.type for d in self._devices()}:
             raise RuntimeError(
                 f"No backend type associated with device type {torch.device(device).type}: group {self._name} was "
@@ -101,33 +122,41 @@ class CustomProcessGroup(Operations, ProcessGroup):
 
     get_backend = _get_backend
 
-    def _get_backend_name(self):
+    def _get_backend_name(self) -> str:
         return IMPLEMENTATION
 
-    def _has_hooks(self):
+    def _has_hooks(self) -> bool:
         return False
 
-    def _set_sequence_number_for_group(self):
+    def _set_sequence_number_for_group(self) -> None:
         """They begin at 0 on every rank."""
 
     # --- hooks
 
-    def dispatch(self):
+    def dispatch(self) -> None:
         """From now on, calls of this group go through torch's dispatcher, where hooks are called before and after them,
         and which takes some 20 to 50 us longer."""
         self.__class__ = DispatchedProcessGroup
 
-    def register_pre_hook(self, hook_id, hook):
+    def register_pre_hook(self, hook_id: int, hook: Callable[..., Any]) -> None:
         ProcessGroup.register_pre_hook(self, hook_id, hook)
         self.dispatch()
 
-    def register_post_hook(self, hook_id, hook):
+    def register_post_hook(self, hook_id: int, hook: Callable[..., Any]) -> None:
         ProcessGroup.register_post_hook(self, hook_id, hook)
         self.dispatch()
 
     # --- life
 
-    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[Any] | None = None,
+    ) -> CustomProcessGroup | None:
         """A group of ``ranks`` (of this group, in that order); None on the other ranks. Every rank of
         this group calls it, with disjoint lists. ``device_types``: those of its devices that the new group is for."""
         self._splits += 1
@@ -146,8 +175,8 @@ class CustomProcessGroup(Operations, ProcessGroup):
     splitGroup = split_group
 
 
-def _refusal(name):
-    def refuse(self, *_arguments, **_options):
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_arguments: Any, **_options: Any) -> None:
         raise UsageError(f"backend {NAME} does not support {name}")
 
     return refuse
@@ -156,7 +185,7 @@ def _refusal(name):
 # torch's own answers before 2.14: a group without a backend, or nothing at all.
 for _name in ("merge_remote_group", "_enable_collectives_timing", "_register_on_completion_hook"):
     setattr(CustomProcessGroup, _name, _refusal(_name))
-CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group
+CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # type: ignore[attr-defined]
 
 
 class DispatchedProcessGroup(CustomProcessGroup):
@@ -170,7 +199,7 @@ for _name in (*FORWARDED, "allgather_into_tensor_coalesced", "reduce_scatter_ten
         setattr(DispatchedProcessGroup, _name, vars(ProcessGroup)[_name])
 
 
-def _is_being_made(group):
+def _is_being_made(group: ProcessGroup) -> bool:
     """Whether torch has not entered ``group`` among its groups yet."""
     from torch.distributed import distributed_c10d
 
@@ -178,7 +207,7 @@ def _is_being_made(group):
 
 
 @atexit.register
-def _close_all():
+def _close_all() -> None:
     impatient = False
     try:
         if threading.current_thread() is threading.main_thread():

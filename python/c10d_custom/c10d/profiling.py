@@ -1,6 +1,11 @@
 """Events of the torch profiler, named as c10d's own backends name theirs ("custom:all_reduce")."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Self
 
 import torch
 
@@ -11,29 +16,29 @@ _NO_RECORD = contextlib.nullcontext()
 
 
 class _Record:
-    def __init__(self, name, tensors):
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         self._handle = torch.autograd._record_function_with_args_enter(name, *tensors)
         self._open = True
         self._later = False
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if not self._later:
             self.end()
 
-    def goes_on(self):
+    def goes_on(self) -> None:
         """The operation outlives the call that issues it: `end` comes later, from any thread."""
         self._later = True
 
-    def end(self):
+    def end(self) -> None:
         if self._open:
             self._open = False
             torch.autograd._record_function_with_args_exit(self._handle)
 
 
-def _never():
+def _never() -> bool:
     return False
 
 
@@ -41,7 +46,7 @@ def _never():
 profiler_enabled = getattr(torch.autograd, "_profiler_enabled", _never)
 
 
-def recorded(operation, tensors):
+def recorded(operation: str, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[_Record | None]:
     """A context that records one operation while a profiler runs; otherwise one that gives None."""
     if not profiler_enabled():
         return _NO_RECORD

@@ -2,23 +2,31 @@
 
 What is done at `import torch` is here and costs next to nothing; what a group needs is imported when one is made."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from .names import NAME
 from .optional import optional
 from .served import Served
+
+if TYPE_CHECKING:
+    from .process_group import CustomProcessGroup
+
 
 _FIRST_TO_MIX = "2.14"  # the first torch in which a Backend made in Python serves some of a group's devices
 
 # What an MPI launcher leaves in the environment of the processes that it starts; launcher.py knows the details.
 _SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"
 
-_ready = None  # see ready_made
+_ready: CustomProcessGroup | None = None  # see ready_made
 
 
-def register():
+def register() -> None:
     """Registers "custom" with torch.distributed; again does nothing."""
     import torch.distributed as dist
 
@@ -26,12 +34,12 @@ def register():
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
     with optional("groups for CUDA tensors where no device is named"):
-        dist.Backend.backend_capability[NAME] = Served()
+        dist.Backend.backend_capability[NAME] = Served()  # type: ignore[assignment]
     if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
         _warn_of_torchcomms()
 
 
-def _warn_of_torchcomms():
+def _warn_of_torchcomms() -> None:
     """torch before 2.14 then asks torchcomms for every group, whatever its backend, and torchcomms does not know
     ours."""
     import warnings
@@ -47,7 +55,7 @@ def _warn_of_torchcomms():
         )
 
 
-def look_for_launcher():
+def look_for_launcher() -> None:
     """Under an MPI launcher scripts find RANK and the like in their environment, and ``env://`` finds the ranks;
     ``mpi://`` always does."""
     import importlib
@@ -62,18 +70,18 @@ def look_for_launcher():
             handlers["mpi"], handlers["env"] = _mpi, _env(handlers["env"])
 
 
-def _may_be_launched():
+def _may_be_launched() -> bool:
     return any(sign in os.environ for sign in _SIGNS_OF_A_LAUNCHER)
 
 
-def _mpi(url, *args, **kwargs):
+def _mpi(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
     from ..launch.rendezvous import mpi_rendezvous
 
     return mpi_rendezvous(url, *args, **kwargs)
 
 
-def _env(original):
-    def handler(url, *args, **kwargs):
+def _env(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if not _may_be_launched():
             return original(url, *args, **kwargs)
         from ..launch.rendezvous import env_rendezvous
@@ -84,7 +92,7 @@ def _env(original):
 
 
 @contextlib.contextmanager
-def ready_made(group):
+def ready_made(group: CustomProcessGroup) -> Iterator[None]:
     """Inside, the next `create` takes this group, which has been made already."""
     global _ready
     _ready = group
@@ -94,7 +102,7 @@ def ready_made(group):
         _ready = None
 
 
-def create(options, _backend_options):
+def create(options: Any, _backend_options: Any) -> Any:
     """Builds the group, or its part, for torch's _DistributedBackendOptions. Collective over the group's ranks;
     TransportError on all of them if any cannot take part. UsageError where torch would drop another backend."""
     global _ready
@@ -102,7 +110,7 @@ def create(options, _backend_options):
 
     asked = _device_map(options)
     others = {device: name for device, name in asked.items() if name != NAME}
-    ours = [device for device, name in asked.items() if name == NAME] or None  # None: all
+    ours = [device for device, name in asked.items() if name == NAME]  # none: all
     if others:
         return _for_some_devices(options, ours, others)
     if _ready is not None:
@@ -116,7 +124,7 @@ def create(options, _backend_options):
             options.timeout,
             options.group_id,
             list(options.global_ranks_in_group),
-            devices=ours,
+            devices=ours or None,
         )
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
@@ -124,7 +132,7 @@ def create(options, _backend_options):
     return group
 
 
-def _for_some_devices(options, ours, others):
+def _for_some_devices(options: Any, ours: list[str], others: dict[str, str]) -> Any:
     """A Backend, that torch puts beside those of the other devices."""
     import torch
     from torch.distributed import Backend, ProcessGroup
@@ -166,14 +174,14 @@ def _for_some_devices(options, ours, others):
     )
 
 
-def _device_map(options):
+def _device_map(options: Any) -> dict[str, str]:
     """{type of device: name of backend} of the group that torch is making; {} where no device was named, or where that
     cannot be told and nothing speaks for a second backend. torch does not say it to the maker of a backend: the
     caller's variables do."""
     from ..errors import UsageError
 
     with optional("telling apart which devices of a group are for this backend"):
-        frame = sys._getframe(1)
+        frame: Any = sys._getframe(1)
         while frame.f_code.co_name != "_new_process_group_helper":
             frame = frame.f_back
         named = ":" in str(frame.f_locals["backend"])

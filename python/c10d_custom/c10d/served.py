@@ -1,9 +1,12 @@
 """The types of device whose tensors this backend takes."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import Any
 
 
-def served_devices():
+def served_devices() -> list[str]:
     import torch
 
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -13,8 +16,8 @@ class Served(Sequence):
     """The same, found out whenever it is read: whether there is a GPU is nothing to ask a driver at `import torch`, and
     CUDA_VISIBLE_DEVICES may be set later."""
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return served_devices()[index]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(served_devices())

@@ -14,9 +14,13 @@ in a
 The old groups are destroyed when the new one is there: a rank for which this raises still has them, and may try again.
 """
 
+from __future__ import annotations
+
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed import (
     DistError,
@@ -33,6 +37,10 @@ from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from ..transport.shm.transport import ShmTransport
 from . import issuing, process_group, registration
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
 _FIRST, _MOST = 0.2e-3, 5e-3  # s: between two looks at the roll
 _CONNECT = timedelta(seconds=2)
 
@@ -41,7 +49,7 @@ class _Over(Exception):
     """The rank that serves the round's store has given the round up."""
 
 
-def shrink_group(timeout=None):
+def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     """Makes the ranks of the default group whose processes are alive the new default group, which it returns: ranks are
     renumbered in their old order. Every one of them calls it, after an error or not; what is under way on any group of
     this process fails, and all its groups are destroyed. ``timeout``: a timedelta, how long to wait for the other
@@ -69,21 +77,23 @@ def shrink_group(timeout=None):
             each.shutdown()
     with registration.ready_made(new):
         init_process_group(backend, store=store, rank=new.rank(), world_size=new.size(), timeout=own)
-    return group.WORLD
+    return cast("ProcessGroup", group.WORLD)
 
 
 class _Survivors:
     """One rank's part in it."""
 
-    def __init__(self, old, timeout):
-        self.board, self.rank, self.name = old.cpu_transport, old.rank(), old.getGroupName()
+    def __init__(self, old: process_group.CustomProcessGroup, timeout: timedelta) -> None:
+        self.board = cast(ShmTransport, old.cpu_transport)
+        self.rank, self.name = old.rank(), old.getGroupName()
         self.timeout, self.began = timeout, time.monotonic()
         self.deadline = self.began + timeout.total_seconds()
 
-    def agree(self):
+    def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
         """(the new store, the new group)"""
         round = self._first_round()
-        failed, members = None, None
+        failed: Exception | None = None
+        members: list[int] | None = None
         while True:
             before, members = members, self._call_the_roll(round)
             if failed is not None and members == before:
@@ -96,19 +106,20 @@ class _Survivors:
                 failed = error
             round += 1
 
-    def _first_round(self):
+    def _first_round(self) -> int:
         """Of those this rank has not been in, the one that the others have reached."""
         round = 1
         while self.rank in self.board.roll(round)[0] or self.board.roll(round + 1)[0]:
             round += 1
         return round
 
-    def _call_the_roll(self, round):
+    def _call_the_roll(self, round: int) -> list[int]:
         """The ranks that are left, in order."""
         self.board.enlist(round)
-        present, awaited = {}, []
+        present: dict[int, int] = {}
+        awaited: list[int] = []
 
-        def complete():
+        def complete() -> bool:
             nonlocal present, awaited
             present, awaited = self.board.roll(round)
             return not awaited
@@ -123,10 +134,10 @@ class _Survivors:
             )
         return sorted(present)
 
-    def _more(self, ranks):
+    def _more(self, ranks: list[int]) -> str:
         return f" (nor did {', '.join(map(self.board.who, ranks))})" if ranks else ""
 
-    def _meet(self, round, members):
+    def _meet(self, round: int, members: list[int]) -> tuple[TCPStore, process_group.CustomProcessGroup]:
         left = timedelta(seconds=max(self.deadline - time.monotonic(), 0.001))
         if self.rank == members[0]:
             store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
@@ -143,16 +154,16 @@ class _Survivors:
             processes=Members(self.board, members),
         )
         try:
-            new.barrier().wait()
+            cast(Any, new.barrier()).wait()
         except BaseException:
             new.shutdown()
             raise
         return store, new
 
-    def _connect(self, round, server):
-        store = None
+    def _connect(self, round: int, server: int) -> TCPStore:
+        store: Any = None
 
-        def connected():
+        def connected() -> bool:
             nonlocal store
             if server not in self.board.roll(round + 1)[1]:
                 raise _Over  # it has gone on to the next round, or ended
@@ -172,7 +183,7 @@ class _Survivors:
             )
         return store
 
-    def _until(self, there):
+    def _until(self, there: Callable[[], bool]) -> bool:
         pause = _FIRST
         while not there():
             if time.monotonic() >= self.deadline:

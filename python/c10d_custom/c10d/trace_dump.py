@@ -5,6 +5,8 @@ A source is a transport: it has name, rank, size, members, trace() and peers(). 
 and no two have the same name: rank, host and pid, and a number counted up until the name is free.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import signal
@@ -12,29 +14,39 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..transport.trace_file import Dump, GroupTrace, write
 
-_sources = {}  # id -> weak reference; iterated over in copies that take no lock, as a signal may come at any time
-_said = set()  # ids of sources whose failure has been written
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..transport.base import Transport
 
 
-def follow(source, config):
+# By id; iterated over in copies that take no lock, as a signal may come at any time.
+_sources: dict[int, weakref.ref[Transport]] = {}
+_said: set[int] = set()  # ids of sources whose failure has been written
+
+
+def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
     _sources[key] = weakref.ref(source, lambda _: forget(source, key))
     if config.trace_dir:
-        source.failed = lambda error, of=weakref.ref(source): _failed(of(), key, error, config.trace_dir)
+        of = weakref.ref(source)
+        source.failed = lambda error: _failed(of(), key, error, config.trace_dir)  # type: ignore[method-assign]
 
 
-def forget(source, key=None):
+def forget(source: Transport | None, key: int | None = None) -> None:
     key = id(source) if key is None else key
     _sources.pop(key, None)
     _said.discard(key)
 
 
-def _failed(source, key, error, folder):
+def _failed(source: Transport | None, key: int, error: BaseException, folder: str) -> None:
     if source is None or key in _said:
         return
     _said.add(key)
@@ -46,7 +58,7 @@ def _failed(source, key, error, folder):
         error.add_note(f"This rank's last calls: {path} (all ranks together: python -m c10d_custom trace {folder}/*)")
 
 
-def dump(folder, reason):
+def dump(folder: str, reason: str) -> str:
     """Writes the calls of all groups of this process. Returns the file's path."""
     sources = [s for s in (ref() for ref in list(_sources.values())) if s is not None]
     groups = [GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace()) for s in sources]
@@ -63,9 +75,10 @@ def dump(folder, reason):
         with os.fdopen(fd, "wb") as file:
             file.write(text)
         return path
+    raise AssertionError  # numbers have no end
 
 
-def install_signal(config):
+def install_signal(config: Config) -> None:
     """Has C10D_CUSTOM_TRACE_SIGNAL write the files. Whoever else handles that signal is called, too. Our waits let
     Python's handlers run ten times a second."""
     if not config.trace_signal or _installed.get(config.trace_signal) is not None:
@@ -78,7 +91,7 @@ def install_signal(config):
     number = config.trace_signal
     before = signal.getsignal(number)
 
-    def handler(signum, frame):
+    def handler(signum: int, frame: FrameType | None) -> None:
         try:
             dump(config.trace_dir, f"signal {signum}")
         except OSError:
@@ -90,4 +103,4 @@ def install_signal(config):
     _installed[number] = handler
 
 
-_installed = {}
+_installed: dict[int, Callable[[int, FrameType | None], None]] = {}

@@ -4,53 +4,60 @@ A TCPStore whose server is stopped, or behind a network that is cut, does not an
 its calls. So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread
 that got none stays behind until the server answers or its connection ends."""
 
+from __future__ import annotations
+
 import queue
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 from torch.distributed import PrefixStore
 
 from ..errors import TransportError
 from ..threads import start
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 
 class BoundedStore:
     """Of ``store``. Its calls raise TransportError at ``deadline`` (time.monotonic), and at once after one that did.
     ``close`` ends its thread; after that there is ``plain``, the Store itself."""
 
-    def __init__(self, store, deadline, what):
+    def __init__(self, store: Store, deadline: float, what: str) -> None:
         self.plain, self.deadline = store, deadline
         self._what = what  # is being done, for errors
         self._asker = _Asker()
 
-    def under(self, prefix):
+    def under(self, prefix: str) -> Self:
         """The part of it whose keys begin so."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__, plain=PrefixStore(prefix, self.plain))
         return part
 
-    def set(self, key, value):
-        return self._ask(self.plain.set, key, value)
+    def set(self, key: str, value: str) -> None:
+        self._ask(self.plain.set, key, value)
 
-    def get(self, key):
+    def get(self, key: str) -> bytes:
         return self._ask(self.plain.get, key)
 
-    def add(self, key, amount):
+    def add(self, key: str, amount: int) -> int:
         return self._ask(self.plain.add, key, amount)
 
-    def check(self, keys):
+    def check(self, keys: list[str]) -> bool:
         return self._ask(self.plain.check, keys)
 
-    def close(self):
+    def close(self) -> None:
         self._asker.end()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, call, *arguments):
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if not self._asker.ask(answer := _Answer(call, arguments), self.deadline):
             raise TransportError(
                 f"{self._what}: the store has not answered for {self._asker.silent:.1f} s. It is "
@@ -64,21 +71,22 @@ class BoundedStore:
 
 
 class _Answer:
-    def __init__(self, call, arguments):
+    def __init__(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
         self.there = threading.Event()
-        self.value = self.error = None
+        self.value: Any = None
+        self.error: Exception | None = None
 
 
 class _Asker:
     """The thread, and what it is asked."""
 
-    def __init__(self):
-        self._asked = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         self.silent = 0.0  # s: that a call was waited for in vain
         start(self._run, "c10d_custom:store")
 
-    def ask(self, answer, deadline):
+    def ask(self, answer: _Answer, deadline: float) -> bool:
         """False: there was none in time."""
         if not self.silent:
             began = time.monotonic()
@@ -88,10 +96,10 @@ class _Asker:
             self.silent = time.monotonic() - began
         return False
 
-    def end(self):
+    def end(self) -> None:
         self._asked.put(None)
 
-    def _run(self):
+    def _run(self) -> None:
         while (answer := self._asked.get()) is not None:
             try:
                 answer.value = answer.call(*answer.arguments)
@@ -100,7 +108,7 @@ class _Asker:
             answer.there.set()
 
 
-def _whereabouts(store):
+def _whereabouts(store: Any) -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host, port = getattr(store, "host", None), getattr(store, "port", None)

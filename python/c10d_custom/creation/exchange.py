@@ -1,8 +1,12 @@
 """What the ranks of a group tell each other through its Store while they make it."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
 from .liveness import Processes
@@ -25,7 +29,15 @@ class Exchange:
     else. ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and
     may raise."""
 
-    def __init__(self, store, rank, size, seconds, processes=None, look=None):
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        seconds: float,
+        processes: Processes | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.started = time.monotonic()
         self.deadline = self.started + seconds
@@ -33,16 +45,16 @@ class Exchange:
         self._look, self._next_look = look, self.started + _LOOK
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
-    def left(self):
+    def left(self) -> float:
         return max(0.001, self.deadline - time.monotonic())
 
-    def say(self, key, value):
+    def say(self, key: str, value: Any) -> None:
         try:
             self.store.set(key, json.dumps(value))
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
-    def hear(self, key, who, until=None):
+    def hear(self, key: str, who: str, until: float | None = None) -> Any:
         """What was said under ``key``; ``who``: by whom, for the error."""
         try:
             if not self._until(lambda: self.store.check([key]), until or self.deadline):
@@ -57,23 +69,25 @@ class Exchange:
                 raise
             raise self._store_lost(error) from error
 
-    def said(self, key):
+    def said(self, key: str) -> Any:
         """What has been said under ``key``, or None."""
         try:
             return json.loads(self.store.get(key)) if self.store.check([key]) else None
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
-    def require_all_alive(self):
+    def require_all_alive(self) -> None:
         if obituary := self.processes.obituary():
             raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
 
-    def require_all_coming(self):
+    def require_all_coming(self) -> None:
         self.require_all_alive()
         if why := self.processes.left_for():
             raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
 
-    def gather_and_decide(self, topic, value, decide, meet=None):
+    def gather_and_decide(
+        self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
+    ) -> Any:
         """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
         exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
@@ -102,7 +116,7 @@ class Exchange:
             raise TransportError(verdict["error"])
         return verdict["ok"]
 
-    def _hear_verdict(self, topic, meet):
+    def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
         try:
             if meet is not None:
                 meet(0, self.hear(f"{topic}/0", "rank 0"))
@@ -111,7 +125,7 @@ class Exchange:
             cause = error
         raise TransportError(f"{cause}{self._silent(topic)}") from cause
 
-    def _silent(self, topic):
+    def _silent(self, topic: str) -> str:
         """Who has not come, for an error's end."""
         try:
             silent = [str(r) for r in range(self.size) if not self.store.check([f"{topic}/{r}"])]
@@ -119,7 +133,7 @@ class Exchange:
             return ""
         return f" Not there yet: rank{'s' * (len(silent) > 1)} {', '.join(silent)}." if silent else ""
 
-    def _until(self, there, until):
+    def _until(self, there: Callable[[], object], until: float) -> bool:
         """False: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
         pause, most = _FIRST, max(_MOST, _MOST_PER_RANK * self.size)
         while not there():
@@ -138,7 +152,7 @@ class Exchange:
             pause = min(1.5 * pause, most)
         return True
 
-    def give_up(self, error):
+    def give_up(self, error: BaseException) -> None:
         """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"gave up/{self.rank}", "")
@@ -146,11 +160,11 @@ class Exchange:
                 "gave up", json.dumps({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
             )
 
-    def _given_up(self, why):
+    def _given_up(self, why: dict[str, Any]) -> CustomBackendError:
         kind = _KINDS.get(why["kind"], TransportError)
         return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error'] or why['kind']}")
 
-    def _all_heard(self, topic):
+    def _all_heard(self, topic: str) -> None:
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
         until = time.monotonic() + min(_HEARD_SECONDS, self.left())
         pause, waiting = _FIRST, set(range(1, self.size))
@@ -165,7 +179,7 @@ class Exchange:
         except RuntimeError:
             pass
 
-    def _store_lost(self, error):
+    def _store_lost(self, error: BaseException) -> CustomBackendError:
         if isinstance(error, TransportError):
             return error  # BoundedStore's says it all
         if obituary := self.processes.obituary():

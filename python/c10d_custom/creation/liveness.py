@@ -1,11 +1,15 @@
 """Which ranks of this host have ended, while their group is being made. Once it is, the native core watches."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 
-def started(pid):
+def started(pid: int) -> int | None:
     """When a process started, in the kernel's ticks: with its PID, what no other process ever has. None: there is
     none."""
     try:
@@ -19,14 +23,14 @@ class Processes:
     """``who``: how error messages call a rank. Those that cannot be seen from here, on other hosts or in other PID
     namespaces, count as alive."""
 
-    def __init__(self, who="rank {}".format):
+    def __init__(self, who: Callable[[int], str] = "rank {}".format) -> None:
         self._who = who
         self._poll = select.poll()
-        self._ranks = {}  # pidfd -> rank
-        self._pids = {}
-        self._ended = set()
+        self._ranks: dict[int, int] = {}  # pidfd -> rank
+        self._pids: dict[int, int] = {}
+        self._ended: set[int] = set()
 
-    def add(self, rank, pid, start):
+    def add(self, rank: int, pid: int, start: int | None) -> None:
         if rank in self._pids or pid == os.getpid():
             return
         self._pids[rank] = pid
@@ -39,23 +43,33 @@ class Processes:
             else:
                 os.close(fd)
 
-    def ended(self):
+    def ended(self) -> set[int]:
         """The ranks that have."""
         if self._ranks:
             self._ended.update(self._ranks[fd] for fd, _ in self._poll.poll(0))
         return self._ended
 
-    def obituary(self):
+    def obituary(self) -> str:
         return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died" for rank in sorted(self.ended()))
 
-    def left_for(self):
+    def left_for(self) -> str | None:
         """Why ranks that are alive will not come either, or None."""
         return None
 
-    def close(self):
+    def close(self) -> None:
         for fd in self._ranks:
             os.close(fd)
         self._ranks = {}
+
+
+class Board(Protocol):
+    """What Members asks of a group's transport: see LocalTransport of transport/base.py."""
+
+    who: Callable[[int], str]
+
+    def states(self, sequence: int) -> list[Any] | None: ...
+
+    def roll(self, round: int) -> tuple[dict[int, int], list[int]]: ...
 
 
 class Members(Processes):
@@ -63,25 +77,25 @@ class Members(Processes):
     ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all
     this."""
 
-    def __init__(self, parent, ranks, roll=False):
+    def __init__(self, parent: Board, ranks: Sequence[int], roll: bool = False) -> None:
         super().__init__()
         self._parent, self._in_parent, self._roll = parent, ranks, roll
         self._pids = {rank: state.pid for rank, state in enumerate(self._states())}
 
-    def _states(self):
+    def _states(self) -> list[Any]:
         states = self._parent.states(0) or []  # none: closed
         return [states[r] for r in self._in_parent] if states else []
 
-    def ended(self):
+    def ended(self) -> set[int]:
         return {rank for rank, state in enumerate(self._states()) if not state.alive}
 
-    def obituary(self):
+    def obituary(self) -> str:
         return "; ".join(
             f"{self._who(rank)} (pid {self._pids[rank]}) has died, or left the group that this one is made from"
             for rank in sorted(self.ended())
         )
 
-    def left_for(self):
+    def left_for(self) -> str | None:
         if self._roll and (present := self._parent.roll(1)[0]):
             return f"{', '.join(map(self._parent.who, present))} called shrink_group"
         return None

@@ -4,11 +4,18 @@ Ranks that were given different members wait for each other in vain. So each say
 was given, and looks at what the others say while it waits.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import time
+from typing import TYPE_CHECKING, Self
 
 from ..errors import CollectiveMismatchError
+
+if TYPE_CHECKING:
+    from .bounded_store import BoundedStore
+
 
 _AT_ONCE = 16  # ranks looked at in one look: a store serves all of them
 _TOLD_SECONDS = 0.5
@@ -17,7 +24,7 @@ _TOLD_SECONDS = 0.5
 class Membership:
     """``members``: the global ranks in the group's order; ``rank``: this one's place among them."""
 
-    def __init__(self, store, rank, members, name):
+    def __init__(self, store: BoundedStore, rank: int, members: list[int], name: str) -> None:
         self.store, self.me, self.members, self.name = store, members[rank], members, name
         self._next = 0
         self._said = (
@@ -26,11 +33,11 @@ class Membership:
         # Of the store's keys, those of ranks that mean this group.
         self.digest = hashlib.sha256(self._said.encode()).hexdigest()[:16]
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self.store.set(self._key(self.me), json.dumps(self._said))
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or not issubclass(kind, CollectiveMismatchError):
             try:
                 # Not deleted: who has just seen that it is there would wait for it.
@@ -38,13 +45,13 @@ class Membership:
             except RuntimeError:
                 pass  # the store is gone
 
-    def look(self):
+    def look(self) -> None:
         """Raises CollectiveMismatchError if one of these members was given others."""
         others = [m for m in self.members if m != self.me]
         some = [others[(self._next + i) % len(others)] for i in range(min(_AT_ONCE, len(others)))]
         self._next += len(some)
-        said = {m: self.store.get(self._key(m)) for m in some if self.store.check([self._key(m)])}
-        said = {m: json.loads(text) for m, text in said.items() if text}
+        texts = {m: self.store.get(self._key(m)) for m in some if self.store.check([self._key(m)])}
+        said: dict[int, str] = {m: json.loads(text) for m, text in texts.items() if text}
         differing = [m for m, text in said.items() if text != self._said]
         if not differing:
             return
@@ -56,7 +63,7 @@ class Membership:
             f"{table}\nGive the same ranks, in the same order, on every rank."
         )
 
-    def _tell(self, others):
+    def _tell(self, others: list[int]) -> None:
         # The process that serves the store may end with this error: let the others hear first.
         self.store.set(f"{self._key(self.me)}/told", "1")
         until = time.monotonic() + _TOLD_SECONDS
@@ -64,5 +71,5 @@ class Membership:
             time.sleep(5e-3)
 
     @staticmethod
-    def _key(member):
+    def _key(member: int) -> str:
         return f"members/{member}"

@@ -1,12 +1,19 @@
 """Which ranks share a host."""
 
+from __future__ import annotations
+
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..launch.launcher import detect
 from .liveness import started
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 
 @dataclass(frozen=True)
@@ -19,15 +26,15 @@ class Location:
     hostname: str
     pid: int
     uid: int
-    started: int  # see liveness.py
+    started: int | None  # see liveness.py
     network: int  # the network namespace; of one boot id, equal numbers are the same
 
     @property
-    def host(self):
+    def host(self) -> str:
         return f"{self.boot_id}/{self.network}"
 
     @classmethod
-    def here(cls):
+    def here(cls) -> Location:
         try:
             with open("/proc/sys/kernel/random/boot_id") as f:
                 boot_id = f.read().strip()
@@ -36,18 +43,18 @@ class Location:
         return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), _network())
 
 
-def _network():
+def _network() -> int:
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
         return 0  # a kernel without network namespaces
 
 
-def locations(exchange):
+def locations(exchange: Exchange) -> list[Location]:
     """The Location of every rank of the group, in rank order, on every rank."""
     here = Location.here()
 
-    def meet(rank, value):
+    def meet(rank: int, value: dict[str, Any]) -> None:
         place = Location(**value)
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
@@ -58,15 +65,15 @@ def locations(exchange):
     return [Location(**p) for p in table]
 
 
-def by_host(all_places):
+def by_host(all_places: Sequence[Location]) -> dict[str, list[int]]:
     """{Location.host: its ranks}"""
-    hosts = {}
+    hosts: dict[str, list[int]] = {}
     for rank, place in enumerate(all_places):
         hosts.setdefault(place.host, []).append(rank)
     return hosts
 
 
-def require_one_user(all_places):
+def require_one_user(all_places: Sequence[Location]) -> None:
     """Raises TransportError, on every rank alike, if the ranks of a host run as different users."""
     for ranks in by_host(all_places).values():
         users = {all_places[r].uid for r in ranks}
@@ -77,10 +84,10 @@ def require_one_user(all_places):
             )
 
 
-def require_mpi(exchange, all_places):
+def require_mpi(exchange: Exchange, all_places: Sequence[Location]) -> None:
     """Raises TransportError, on every rank alike, unless an MPI launcher has started every rank."""
 
-    def decide(found):
+    def decide(found: list[bool]) -> None:
         if not all(found):
             where = "; ".join(
                 f"{all_places[ranks[0]].hostname}: ranks {', '.join(map(str, ranks))}"
@@ -96,9 +103,9 @@ def require_mpi(exchange, all_places):
     exchange.gather_and_decide("launcher", detect() is not None, decide)
 
 
-def _one_machine(all_places):
+def _one_machine(all_places: Sequence[Location]) -> str:
     """Why ranks of one machine count as on several hosts, for an error's end."""
-    machines = {}
+    machines: dict[str, list[int]] = {}
     for ranks in by_host(all_places).values():
         machines.setdefault(all_places[ranks[0]].boot_id, []).append(ranks[0])
     apart = next((ranks for ranks in machines.values() if len(ranks) > 1), None)

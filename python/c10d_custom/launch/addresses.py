@@ -1,5 +1,7 @@
 """Where other hosts may reach this one, without third-party packages."""
 
+from __future__ import annotations
+
 import fcntl
 import socket
 import struct
@@ -7,7 +9,7 @@ import struct
 _SIOCGIFADDR = 0x8915
 
 
-def addresses():
+def addresses() -> list[str]:
     """This host's addresses that others may reach: the interfaces' own, IPv4 first, no loopback."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

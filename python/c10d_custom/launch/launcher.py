@@ -3,6 +3,8 @@
 A launcher gives every rank its place in variables of its own. Those are inherited by whatever the rank
 starts, so each kind is believed only as far as its variables can be told from inherited ones."""
 
+from __future__ import annotations
+
 import os
 import re
 import stat
@@ -22,7 +24,7 @@ class Launcher:
     local_rank: int | None
     local_size: int | None
 
-    def variables(self):
+    def variables(self) -> dict[str, str]:
         """The same in torchrun's names, which scripts read."""
         values = {
             "RANK": self.rank,
@@ -33,12 +35,12 @@ class Launcher:
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def detect():
+def detect() -> Launcher | None:
     """The Launcher of this process, or None. Slurm comes last: under it the others may start ranks too."""
     return _open_mpi() or _pmi() or _slurm()
 
 
-def _number(*names):
+def _number(*names: str) -> int | None:
     for name in names:
         text = os.environ.get(name, "")
         if text.isdecimal():
@@ -46,7 +48,9 @@ def _number(*names):
     return None
 
 
-def _launcher(name, rank, size, local_rank, local_size):
+def _launcher(
+    name: str, rank: int | None, size: int | None, local_rank: int | None, local_size: int | None
+) -> Launcher | None:
     if rank is None or size is None or rank >= size:
         return None
     if size == 1:
@@ -56,7 +60,7 @@ def _launcher(name, rank, size, local_rank, local_size):
     return Launcher(name, rank, size, local_rank, local_size)
 
 
-def _open_mpi():
+def _open_mpi() -> Launcher | None:
     return _launcher(
         "Open MPI",
         _number("OMPI_COMM_WORLD_RANK"),
@@ -66,7 +70,7 @@ def _open_mpi():
     )
 
 
-def _pmi():
+def _pmi() -> Launcher | None:
     """Hydra (MPICH, Intel MPI, MVAPICH), Cray's launchers, and srun --mpi=pmi2. Where the launcher gave
     a connection as a file descriptor, subprocesses inherit its number but not the descriptor. Where it
     gave none (Cray) nothing tells them apart, and the variables are believed."""
@@ -78,18 +82,18 @@ def _pmi():
         _number("PMI_RANK"),
         _number("PMI_SIZE"),
         _number("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
-        _number("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE") or (slurm and slurm.local_size),
+        _number("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE") or (slurm.local_size if slurm else None),
     )
 
 
-def _is_open_socket(fd):
+def _is_open_socket(fd: int | None) -> bool:
     try:
         return fd is not None and stat.S_ISSOCK(os.fstat(fd).st_mode)
     except OSError:
         return False
 
 
-def _slurm():
+def _slurm() -> Launcher | None:
     """srun. A batch script also has SLURM_PROCID=0, but it is no step."""
     if "SLURM_STEP_ID" not in os.environ:
         return None
@@ -102,7 +106,7 @@ def _slurm():
     )
 
 
-def _slurm_tasks_here():
+def _slurm_tasks_here() -> int | None:
     """This node's entry of a list such as "4(x2),3": two nodes with 4 tasks, then one with 3."""
     node, counts = _number("SLURM_NODEID"), []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
@@ -110,10 +114,10 @@ def _slurm_tasks_here():
     return counts[node] if node is not None and node < len(counts) else None
 
 
-_filled = (0, {})  # the process that filled its environment in, and with what
+_filled: tuple[int, dict[str, str]] = (0, {})  # the process that filled its environment in, and with what
 
 
-def fill_environment():
+def fill_environment() -> None:
     """Gives scripts torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, which they read before
     init_process_group. Only where RANK is unset, and a value that is set stays. Not without mpi4py: the
     ranks could not find each other, so nothing may look as if they could."""
@@ -128,7 +132,7 @@ def fill_environment():
     _filled = (os.getpid(), values)
 
 
-def filled():
+def filled() -> bool:
     """Whether RANK is the one that `fill_environment` gave to this very process: children inherit the
     variables, and scripts overwrite them."""
     pid, values = _filled

@@ -2,6 +2,8 @@
 
 Every wait here polls, with a deadline: blocking calls of MPI have none, and burn a core."""
 
+from __future__ import annotations
+
 import _sitebuiltins
 import atexit
 import contextlib
@@ -13,10 +15,16 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import TransportError
 from . import launcher
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 SPIN_SECONDS = 200e-6
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
@@ -28,8 +36,8 @@ PIECE = 256 << 10
 _HEADER = 4 << 10  # more than Open MPI's own
 
 _lock = threading.Lock()
-_job = None
-_init = None  # the thread in which MPI starts
+_job: Job | None = None
+_init: threading.Thread | None = None  # the thread in which MPI starts
 _ours_to_end = False
 _abandoned = False
 _exit_status = 0  # what this process is about to exit with, if it is to abort the job
@@ -39,13 +47,13 @@ _exit_status = 0  # what this process is about to exit with, if it is to abort t
 class Job:
     """All ranks that the launcher started. ``world`` is COMM_WORLD itself, whose errors are exceptions."""
 
-    MPI: object
-    world: object
+    MPI: Any
+    world: Any
     rank: int
     size: int
     pid: int
 
-    def wait_all(self, requests, deadline, check=None):
+    def wait_all(self, requests: Sequence[Any], deadline: float, check: Callable[[], None] | None = None) -> bool:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
         then still under way. ``check`` is called now and then, and may raise."""
         begun = checked = time.monotonic()
@@ -64,14 +72,14 @@ class Job:
                 pause = min(2 * pause, LONGEST_SLEEP)
         return True
 
-    def _complete(self, requests):
+    def _complete(self, requests: Sequence[Any]) -> bool:
         try:
             return self.MPI.Request.Testall(requests)
         except self.MPI.Exception as error:
             raise TransportError(f"MPI: {error}") from error
 
 
-def job(seconds=None):
+def job(seconds: float | None = None) -> Job:
     """The process's Job; the first call initialises MPI unless the program has, which takes until all
     ranks do: TransportError after ``seconds``. Any thread may call."""
     global _job
@@ -87,7 +95,7 @@ def job(seconds=None):
     return _job
 
 
-def _begin(seconds):
+def _begin(seconds: float | None) -> Job:
     MPI = _import()
     if MPI.Is_finalized():
         raise TransportError("MPI has been finalized in this process; it cannot start again")
@@ -121,7 +129,7 @@ def _begin(seconds):
     return begun
 
 
-def _initialise(MPI, seconds):
+def _initialise(MPI: Any, seconds: float | None) -> None:
     """In a thread, because MPI's own wait for the other ranks has no end and hears no signal; by ctypes,
     because mpi4py's Init_thread holds the interpreter's lock meanwhile."""
     global _init
@@ -146,7 +154,7 @@ def _initialise(MPI, seconds):
         raise TransportError("MPI failed to start; the reason is above")
 
 
-def _import():
+def _import() -> Any:
     """mpi4py.MPI. Where nobody has imported it before, it is left to `_begin` to initialise, and to
     `_finalize` to end it; else mpi4py finalises at exit, unless the program told it otherwise."""
     try:
@@ -168,27 +176,27 @@ def _import():
     return MPI
 
 
-def abandon():
+def abandon() -> None:
     """A rank is lost: MPI's Finalize would wait for it, and is left out when this process ends."""
     global _abandoned
     _abandoned = True
 
 
 @atexit.register  # at import: exit handlers of the modules that use this one run before
-def _finalize():
+def _finalize() -> None:
     if _ours_to_end and not _abandoned and not _exit_status and (MPI := sys.modules["mpi4py"].MPI).Is_initialized():
         if not MPI.Is_finalized():
             MPI.Finalize()
 
 
-def _library(MPI):
+def _library(MPI: Any) -> str:
     return MPI.Get_library_version().splitlines()[0].strip(" \0")
 
 
 # --- the end of a rank is the end of the job
 
 
-def _end_job_with_rank(job):
+def _end_job_with_rank(job: Job) -> None:
     """MPI's Finalize waits for all ranks, so a rank that fails would wait, at its exit, for those that
     wait for it. Hence an uncaught exception aborts the job at once, and sys.exit(code) other than 0
     aborts it, instead of finalising, when the interpreter has run its exit handlers."""
@@ -196,22 +204,23 @@ def _end_job_with_rank(job):
     _watch_exit(job)
 
 
-def _alive(job):
+def _alive(job: Job) -> bool:
     return job.pid == os.getpid() and not job.MPI.Is_finalized()
 
 
-def _abort(job, kind, error, trace):
+def _abort(job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     # To sys.__stderr__: init_process_group wraps this hook with sys.stderr captured. The hook that was
     # there before is not called: it might wait, and the job with it.
     if not _alive(job):
         return sys.__excepthook__(kind, error, trace)
     with contextlib.suppress(Exception):
         text = "".join(traceback.format_exception(kind, error, trace))
-        sys.__stderr__.write(
+        sys.__stderr__.write(  # type: ignore[union-attr]
             f"{text}rank {job.rank} of {job.size} ({socket.gethostname()}, pid {job.pid}) "
             "ends the MPI job: uncaught exception above\n"
         )
-    for stream in (sys.stdout, sys.__stdout__, sys.__stderr__):
+    streams: tuple[Any, ...] = (sys.stdout, sys.__stdout__, sys.__stderr__)
+    for stream in streams:
         with contextlib.suppress(Exception):
             stream.flush()
     time.sleep(_FORWARD_SECONDS)
@@ -220,15 +229,17 @@ def _abort(job, kind, error, trace):
     os._exit(code)  # where Abort returns, while the launcher is still about to kill
 
 
-def _watch_exit(job):
+def _watch_exit(job: Job) -> None:
     """Python tells no exit handler the code it exits with. But the interpreter reads the attribute
     ``code`` of a SystemExit that nobody caught, and does so when no Python frame is left. (A program
     that raises SystemExit itself escapes this: its rank waits in Finalize.)"""
 
+    plain: Any = SystemExit.code  # what holds it
+
     class Exit(SystemExit):
         @property
-        def code(self):
-            code = SystemExit.code.__get__(self)
+        def code(self) -> Any:
+            code = plain.__get__(self)
             try:
                 sys._getframe(1)
             except ValueError:
@@ -240,14 +251,14 @@ def _watch_exit(job):
             return code
 
         @code.setter
-        def code(self, value):
-            SystemExit.code.__set__(self, value)
+        def code(self, value: Any) -> Any:
+            plain.__set__(self, value)
 
     Exit.__name__, Exit.__qualname__, Exit.__module__ = "SystemExit", "SystemExit", "builtins"
 
-    def exit(status=None, /):
+    def exit(status: Any = None, /) -> NoReturn:
         raise Exit(status)
 
     exit.__doc__ = sys.exit.__doc__
     sys.exit = exit
-    _sitebuiltins.SystemExit = Exit  # what the builtins exit() and quit() raise
+    _sitebuiltins.SystemExit = Exit  # type: ignore[attr-defined]  # what the builtins exit() and quit() raise

@@ -12,6 +12,8 @@ that all can reach. Host names play no part: a host's own name may resolve to 12
 MASTER_PORT are then set for scripts that read them; as long as they stay as set here they count as unset,
 so that init_process_group after destroy_process_group makes another store."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -19,8 +21,10 @@ import socket
 import struct
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
 from ..config import launcher_wanted
@@ -29,12 +33,22 @@ from . import launcher
 from .addresses import addresses
 from .mpi_job import INSTALL, job
 
+if TYPE_CHECKING:
+    from torch.distributed import Store, TCPStore
+
+    from .mpi_job import Job
+
+    Rendezvous = tuple[Store, int, int]  # the store, this rank, how many ranks
+
+
 CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
 
-_master = {}  # MASTER_ADDR and MASTER_PORT as we set them
+_master: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT as we set them
 
 
-def env_rendezvous(original, url, *args, **kwargs):
+def env_rendezvous(
+    original: Callable[..., Iterator[Rendezvous]], url: str, *args: Any, **kwargs: Any
+) -> Iterator[Rendezvous]:
     """The handler of ``env://``; ``original``: torch's own."""
     if not _applies():
         return original(url, *args, **kwargs)
@@ -43,7 +57,7 @@ def env_rendezvous(original, url, *args, **kwargs):
     return mpi_rendezvous(url, *args, **kwargs)
 
 
-def _noted(steps):
+def _noted(steps: Iterator[Rendezvous]) -> Iterator[Rendezvous]:
     try:
         yield from steps
     except ValueError as error:
@@ -51,18 +65,18 @@ def _noted(steps):
         raise
 
 
-def _applies():
+def _applies() -> bool:
     addressed = "MASTER_ADDR" in os.environ and not _is_ours()
     if addressed or not launcher_wanted():
         return False
     return launcher.filled() or ("RANK" not in os.environ and launcher.detect() is not None)
 
 
-def _is_ours():
+def _is_ours() -> bool:
     return bool(_master) and all(os.environ.get(name) == value for name, value in _master.items())
 
 
-def mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
+def mpi_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[Rendezvous]:
     deadline = time.monotonic() + timeout.total_seconds()
     mpi = job(timeout.total_seconds())
     _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
@@ -71,7 +85,7 @@ def mpi_rendezvous(url, timeout=timedelta(minutes=30), **_):
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
 
-def _refuse_contradictions(mpi, query):
+def _refuse_contradictions(mpi: Job, query: dict[str, str]) -> None:
     for what, name, real in (("rank", "RANK", mpi.rank), ("world_size", "WORLD_SIZE", mpi.size)):
         for source, text in ((f"the argument {what}", query.get(what)), (name, os.environ.get(name))):
             if text is not None and text != str(real):
@@ -84,10 +98,10 @@ def _refuse_contradictions(mpi, query):
 class _Meeting:
     """One rendezvous: collective over the job, each step before the one deadline."""
 
-    def __init__(self, mpi, timeout, deadline):
+    def __init__(self, mpi: Job, timeout: timedelta, deadline: float) -> None:
         self.mpi, self.timeout, self.deadline = mpi, timeout, deadline
 
-    def store(self):
+    def store(self) -> Store:
         local = self._ranks_here()
         served, offer = None, None
         if self.mpi.rank == 0:
@@ -97,7 +111,7 @@ class _Meeting:
             raise TransportError(f"rendezvous: rank 0 cannot serve a store: {offer['error']}")
         for address in offer["addresses"]:
             store = served or self._connect(address, offer)
-            if self._all(store is not None):
+            if self._all(store is not None) and store is not None:
                 self._tell_scripts(local, address, offer["port"])
                 store.set_timeout(self.timeout)
                 return store
@@ -106,14 +120,14 @@ class _Meeting:
             f"{offer['port']}. Is there a firewall, or a network that only some hosts have?"
         )
 
-    def _wait(self, request, what):
+    def _wait(self, request: Any, what: str) -> None:
         if not self.mpi.wait_all([request], self.deadline):
             raise TransportError(
                 f"rendezvous: rank {self.mpi.rank} waited {self.timeout.total_seconds():.0f} s for {what}; do all "
                 f"{self.mpi.size} ranks of the MPI job call init_process_group?"
             )
 
-    def _ranks_here(self):
+    def _ranks_here(self) -> list[int]:
         """The ranks on this host, in order. Hosts differ in their kernel's boot id; names repeat."""
         with open("/proc/sys/kernel/random/boot_id", "rb") as f:
             mine = hashlib.sha256(f.read()).digest()
@@ -122,7 +136,7 @@ class _Meeting:
         width = len(mine)
         return [r for r in range(self.mpi.size) if every[r * width : (r + 1) * width] == mine]
 
-    def _broadcast(self, value):
+    def _broadcast(self, value: Any) -> Any:
         text = bytearray(json.dumps(value).encode())
         length = bytearray(struct.pack("q", len(text)))
         self._wait(self.mpi.world.Ibcast(length, 0), "rank 0")
@@ -131,7 +145,7 @@ class _Meeting:
         self._wait(self.mpi.world.Ibcast(text, 0), "rank 0")
         return json.loads(text)
 
-    def _all(self, good):
+    def _all(self, good: bool) -> bool:
         mine, every = bytearray([good]), bytearray(1)
         self._wait(
             self.mpi.world.Iallreduce([mine, self.mpi.MPI.BYTE], [every, self.mpi.MPI.BYTE], self.mpi.MPI.BAND),
@@ -139,7 +153,7 @@ class _Meeting:
         )
         return bool(every[0])
 
-    def _serve(self, one_host):
+    def _serve(self, one_host: bool) -> tuple[Store | None, dict[str, Any]]:
         """Rank 0's store, and what the others need to reach it. Its own connection is to loopback."""
         token = uuid.uuid4().hex
         try:
@@ -150,7 +164,7 @@ class _Meeting:
         found = addresses()
         return store, {"addresses": ["127.0.0.1", *found] if one_host else found, "port": store.port, "token": token}
 
-    def _connect(self, address, offer):
+    def _connect(self, address: str, offer: dict[str, Any]) -> Store | None:
         """A connection to rank 0's store, or None: nobody listens there, or somebody else does. (Private
         addresses repeat: that of a container bridge is every host's.)"""
         seconds = min(CONNECT_SECONDS, self._left())
@@ -161,15 +175,15 @@ class _Meeting:
         except (OSError, RuntimeError, UnicodeDecodeError):
             return None
 
-    def _tcp_store(self, address, port, serve, seconds):
+    def _tcp_store(self, address: str, port: int, serve: bool, seconds: float) -> TCPStore:
         from torch.distributed import TCPStore
 
         return TCPStore(address, port, self.mpi.size, serve, timedelta(seconds=seconds), wait_for_workers=False)
 
-    def _left(self):
+    def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
-    def _tell_scripts(self, local, address, port):
+    def _tell_scripts(self, local: list[int], address: str, port: int) -> None:
         if "MASTER_ADDR" not in os.environ or _is_ours():
             _master.update(MASTER_ADDR=address, MASTER_PORT=str(port))
             os.environ.update(_master)

@@ -1,29 +1,34 @@
 """c10d's operations lowered to the primitives of a transport: tensors checked, made contiguous, and
 named in a Call. Every function returns a Call; UsageError where the arguments make no sense."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from .. import dtypes
-from ..call import ANY_COUNT, Call, Message, Op
+from ..call import ANY_COUNT, Buffer, Call, Message, Op
 from ..errors import UsageError
 
 
-def device_of(t):
+def device_of(t: torch.Tensor) -> torch.device | None:
     """The torch.device of a tensor, None for the CPU."""
     return None if t.is_cpu else t.device
 
 
-def is_plain(t):
+def is_plain(t: torch.Tensor) -> bool:
     """True if the tensor's bytes, in order, are its elements."""
     return t.is_contiguous() and not t.is_neg() and not t.is_conj()
 
 
-def source(t):
+def source(t: torch.Tensor) -> torch.Tensor:
     """``t``, or a plain copy of it."""
     return t if is_plain(t) else t.resolve_conj().resolve_neg().contiguous()
 
 
-def target(t, copy_back):
+def target(t: torch.Tensor, copy_back: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """``t``, or a plain tensor whose contents go to ``t`` at the end."""
     if is_plain(t):
         return t
@@ -32,7 +37,7 @@ def target(t, copy_back):
     return plain
 
 
-def only(tensors, name):
+def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
     """The one tensor of a list of one, as c10d passes most arguments."""
     if isinstance(tensors, torch.Tensor):
         return tensors
@@ -41,12 +46,12 @@ def only(tensors, name):
     return tensors[0]
 
 
-def own_list(lists):
+def own_list(lists: Sequence[Any]) -> Sequence[torch.Tensor]:
     """This rank's list of tensors, given plain or as the only list of a list."""
     return lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists
 
 
-def check_tensor(name, t, what="tensor"):
+def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DType:
     if not isinstance(t, torch.Tensor):
         raise UsageError(f"{name}: {what} is {type(t).__name__}, not a torch.Tensor")
     if t.layout is not torch.strided:
@@ -59,12 +64,14 @@ def check_tensor(name, t, what="tensor"):
     return dtypes.lookup(t.dtype)
 
 
-def check_device(name, t, like, what):
+def check_device(name: str, t: torch.Tensor, like: torch.Tensor, what: str) -> None:
     if device_of(t) != device_of(like):
         raise UsageError(f"{name}: {what} is on {t.device}, the other tensors on {like.device}")
 
 
-def check_list(name, tensors, size, like, what, equal=True):
+def check_list(
+    name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, what: str, equal: bool = True
+) -> None:
     """``size`` tensors of the dtype of ``like``, each (if ``equal``) with as many elements."""
     if len(tensors) != size:
         raise UsageError(f"{name}: {what} has {len(tensors)} tensors for a group of {size} ranks")
@@ -77,12 +84,12 @@ def check_list(name, tensors, size, like, what, equal=True):
             raise UsageError(f"{name}: {what}[{i}] has {t.numel()} elements, expected {like.numel()}")
 
 
-def check_root(name, root, size):
+def check_root(name: str, root: int, size: int) -> None:
     if not 0 <= root < size:
         raise UsageError(f"{name}: root rank {root} is not in a group of {size} ranks")
 
 
-def split_flat(name, flat, size, what):
+def split_flat(name: str, flat: torch.Tensor, size: int, what: str) -> Sequence[torch.Tensor]:
     if flat.numel() % size:
         raise UsageError(f"{name}: {what} has {flat.numel()} elements, not a multiple of the {size} ranks")
     return flat.view(-1).split(flat.numel() // size) if flat.numel() else [flat.view(-1)] * size
@@ -91,10 +98,10 @@ def split_flat(name, flat, size, what):
 class Lowering:
     """For one group: ``rank`` of ``size``."""
 
-    def __init__(self, rank, size):
+    def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    def _reducing(self, call, op):
+    def _reducing(self, call: Call, op: Any) -> Call:
         code, factor = dtypes.split_op(op)
         dtypes.check_reduce(call.dtype, code)
         call.redop = code
@@ -102,10 +109,10 @@ class Lowering:
             call.factor = float(factor)
         return call
 
-    def barrier(self, device, timeout):
+    def barrier(self, device: torch.device | None, timeout: float) -> Call:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
-    def broadcast(self, t, root, timeout):
+    def broadcast(self, t: torch.Tensor, root: int, timeout: float) -> Call:
         call = Call(
             Op.broadcast,
             "broadcast",
@@ -122,7 +129,7 @@ class Lowering:
             call.outputs = [target(t, call.copy_back)]
         return call
 
-    def all_reduce(self, t, op, timeout):
+    def all_reduce(self, t: torch.Tensor, op: Any, timeout: float) -> Call:
         call = Call(
             Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(), device=device_of(t)
         )
@@ -131,7 +138,7 @@ class Lowering:
         call.inputs = call.outputs if not call.copy_back else [source(t)]
         return call
 
-    def reduce(self, t, root, op, timeout):
+    def reduce(self, t: torch.Tensor, root: int, op: Any, timeout: float) -> Call:
         call = Call(
             Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(), device=device_of(t)
         )
@@ -142,7 +149,7 @@ class Lowering:
             call.outputs = [target(t, call.copy_back)]
         return call
 
-    def all_gather(self, outputs, t, timeout):
+    def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, timeout: float) -> Call:
         call = Call(Op.all_gather, "all_gather", check_tensor("all_gather", t), timeout, device=device_of(t))
         check_list("all_gather", outputs, self.size, t, "output list", equal=False)
         mine = outputs[self.rank].numel()
@@ -154,7 +161,7 @@ class Lowering:
         call.outputs = [self._apart(o, call.inputs, call, own=r == self.rank) for r, o in enumerate(outputs)]
         return call
 
-    def all_gather_single(self, output, t, timeout):
+    def all_gather_single(self, output: torch.Tensor, t: torch.Tensor, timeout: float) -> Call:
         name = "all_gather_into_tensor"
         check_tensor(name, output, "output")
         dtype = check_tensor(name, t, "input")
@@ -169,7 +176,7 @@ class Lowering:
         call.outputs = split_flat(name, whole, self.size, "output")
         return call
 
-    def reduce_scatter(self, output, inputs, op, timeout):
+    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any, timeout: float) -> Call:
         name = "reduce_scatter"
         call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, device=device_of(output))
         check_list(name, inputs, self.size, output, "input list", equal=False)
@@ -184,7 +191,7 @@ class Lowering:
         call.outputs = [self._scattered(output, call)]
         return call
 
-    def reduce_scatter_single(self, output, t, op, timeout):
+    def reduce_scatter_single(self, output: torch.Tensor, t: torch.Tensor, op: Any, timeout: float) -> Call:
         name = "reduce_scatter_tensor"
         check_tensor(name, t, "input")
         call = Call(
@@ -205,7 +212,7 @@ class Lowering:
         call.outputs = [self._scattered(output, call)]
         return call
 
-    def all_to_all(self, outputs, inputs, timeout):
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], timeout: float) -> Call:
         name = "all_to_all"
         if not inputs or not outputs:
             raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
@@ -224,7 +231,14 @@ class Lowering:
         call.outputs = [self._apart(o, call.inputs, call) for o in outputs]
         return call
 
-    def all_to_all_single(self, output, t, output_splits, input_splits, timeout):
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        t: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        timeout: float,
+    ) -> Call:
         name = "all_to_all_single"
         check_tensor(name, output, "output")
         call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT, device=device_of(t))
@@ -237,7 +251,7 @@ class Lowering:
         self._own_part(name, call.inputs, call.outputs)
         return call
 
-    def gather(self, outputs, t, root, timeout):
+    def gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, root: int, timeout: float) -> Call:
         call = Call(
             Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(), device=device_of(t)
         )
@@ -250,7 +264,7 @@ class Lowering:
             raise UsageError(f"gather: rank {self.rank} is not the root and gives a gather list")
         return call
 
-    def gather_single(self, output, t, root, timeout):
+    def gather_single(self, output: torch.Tensor, t: torch.Tensor, root: int, timeout: float) -> Call:
         name = "gather_single"
         call = Call(Op.gather, name, check_tensor(name, t), timeout, root=root, count=t.numel(), device=device_of(t))
         check_root(name, root, self.size)
@@ -267,7 +281,7 @@ class Lowering:
             call.outputs = split_flat(name, self._apart(output, call.inputs, call), self.size, "output")
         return call
 
-    def scatter(self, output, inputs, root, timeout):
+    def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, timeout: float) -> Call:
         call = Call(
             Op.scatter,
             "scatter",
@@ -286,11 +300,11 @@ class Lowering:
         call.outputs = [self._scattered(output, call)]
         return call
 
-    def rejected(self, timeout):
+    def rejected(self, timeout: float) -> Call:
         """Tells the other ranks that this rank's call was refused, so that none waits for it."""
         return Call(Op.rejected, "rejected", dtypes.BY_DTYPE[torch.uint8], timeout)
 
-    def message(self, name, t, peer, tag, timeout, is_recv):
+    def message(self, name: str, t: torch.Tensor, peer: int, tag: int, timeout: float, is_recv: bool) -> Message:
         dtype = check_tensor(name, t)
         if peer >= self.size or peer < -1:
             raise UsageError(f"{name}: rank {peer} is not in a group of {self.size} ranks")
@@ -300,7 +314,7 @@ class Lowering:
 
     # --- parts
 
-    def _apart(self, output, inputs, call, own=False):
+    def _apart(self, output: torch.Tensor, inputs: Sequence[Buffer], call: Call, own: bool = False) -> torch.Tensor:
         """``output``, or a stand-in where it shares memory with an input and would be written while
         that is still read. ``own``: what it gets comes from the very place it may share."""
         plain = target(output, call.copy_back)
@@ -313,18 +327,18 @@ class Lowering:
                 return stand_in
         return plain
 
-    def _scattered(self, output, call):
+    def _scattered(self, output: torch.Tensor, call: Call) -> torch.Tensor:
         """The one output of a call with an input for each rank: it may be this rank's own input."""
         others = [t for r, t in enumerate(call.inputs) if r != self.rank]
         plain = self._apart(output, others, call)
         return self._apart(plain, call.inputs[self.rank : self.rank + 1], call, own=True) if plain is output else plain
 
-    def _own_part(self, name, inputs, outputs):
+    def _own_part(self, name: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         here, there = inputs[self.rank].numel(), outputs[self.rank].numel()
         if here != there:
             raise UsageError(f"{name}: this rank sends {here} elements to itself and expects {there}")
 
-    def _split_rows(self, name, t, splits, what):
+    def _split_rows(self, name: str, t: torch.Tensor, splits: Sequence[int], what: str) -> Sequence[torch.Tensor]:
         if not splits:
             if t.dim() and t.size(0) % self.size:
                 raise UsageError(

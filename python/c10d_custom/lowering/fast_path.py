@@ -6,11 +6,22 @@ Each function returns False, having done nothing, where the call is of another k
 (issuing.py) takes the one and says what is wrong with the other. True once it is done; raises as the slow path does.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from .. import dtypes, native
-from ..call import Op
+from ..call import Call, Op
 from .raw_tensor import raw_parts, raw_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..transport.base import FastCollective, FastMessage, Ticket, Transport
+    from .collectives import Lowering
+
 
 _MOVED = dtypes.MOVED
 _BARRIER, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _GATHER, _SCATTER = (
@@ -29,26 +40,38 @@ _BARRIER, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL, _GATHE
 _INPUTS, _OUTPUTS = native.LISTED_INPUTS, native.LISTED_OUTPUTS
 
 
-class FastPath:
-    """Of one group. ``transport`` has a way `quick`; ``lower``: its Lowering."""
+class _Fast(Protocol):
+    """A Transport while its fast paths are there."""
 
-    def __init__(self, transport, lower):
-        self._transport, self._lower = transport, lower
+    fast_collective: FastCollective
+    fast_message: FastMessage
+
+    def last_error(self, call: Call) -> BaseException: ...
+
+
+class FastPath:
+    """Of one group. ``lower``: its Lowering. To be asked only while ``transport`` has the path in question. ``ns``: the
+    call's time-out in nanoseconds."""
+
+    def __init__(self, transport: Transport, lower: Lowering) -> None:
+        self._transport, self._lower = cast(_Fast, transport), lower
         self._rank, self._size = transport.rank, transport.size
 
-    def barrier(self, ns):
+    def barrier(self, ns: int) -> bool:
         status = self._transport.fast_collective(_BARRIER | 1 << 16, -1, None, None, 0, ns)
         return not status or self._over(status, ns, self._lower.barrier, None)
 
-    def broadcast(self, t, root, ns):
+    def broadcast(self, t: torch.Tensor, root: int, ns: int) -> bool:
         if not (0 <= root < self._size and (found := raw_tensor(t)) and found[1]):
             return False
         at, count, code = found
+        source: int | None
+        target: int | None
         source, target = (at, None) if root == self._rank else (None, at)
         status = self._transport.fast_collective(_MOVED[code] | _BROADCAST, root, source, target, count, ns)
         return not status or self._over(status, ns, self._lower.broadcast, t, root)
 
-    def reduce(self, t, root, op, ns):
+    def reduce(self, t: torch.Tensor, root: int, op: Any, ns: int) -> bool:
         if not (
             0 <= root < self._size and (found := raw_tensor(t)) and found[1] and (kind := dtypes.kind_of(found[2], op))
         ):
@@ -59,7 +82,7 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.reduce, t, root, op)
 
-    def all_gather(self, outputs, t, ns):
+    def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, ns: int) -> bool:
         if not (
             (found := raw_tensor(t)) and found[1] and (targets := raw_parts(outputs, self._size, found[2], found[1]))
         ):
@@ -69,13 +92,13 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.all_gather, outputs, t)
 
-    def all_gather_single(self, output, t, ns):
+    def all_gather_single(self, output: torch.Tensor, t: torch.Tensor, ns: int) -> bool:
         if not ((found := raw_tensor(t)) and found[1] and (target := self._whole(output, found))):
             return False
         status = self._transport.fast_collective(_MOVED[found[2]] | _ALL_GATHER, -1, found[0], target, found[1], ns)
         return not status or self._over(status, ns, self._lower.all_gather_single, output, t)
 
-    def reduce_scatter(self, output, inputs, op, ns):
+    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any, ns: int) -> bool:
         if not (
             (found := raw_tensor(output))
             and found[1]
@@ -88,7 +111,7 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.reduce_scatter, output, inputs, op)
 
-    def reduce_scatter_single(self, output, t, op, ns):
+    def reduce_scatter_single(self, output: torch.Tensor, t: torch.Tensor, op: Any, ns: int) -> bool:
         if not (
             (found := raw_tensor(output))
             and found[1]
@@ -99,7 +122,7 @@ class FastPath:
         status = self._transport.fast_collective(kind.packed | _REDUCE_SCATTER, -1, source, found[0], found[1], ns)
         return not status or self._over(status, ns, self._lower.reduce_scatter_single, output, t, op)
 
-    def all_to_all(self, outputs, inputs, ns):
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], ns: int) -> bool:
         if not (
             inputs
             and (found := raw_tensor(inputs[0]))
@@ -113,7 +136,7 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.all_to_all, outputs, inputs)
 
-    def all_to_all_single(self, output, t, ns):
+    def all_to_all_single(self, output: torch.Tensor, t: torch.Tensor, ns: int) -> bool:
         if not (
             (found := raw_tensor(t))
             and (target := raw_tensor(output))
@@ -130,7 +153,7 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.all_to_all_single, output, t, [], [])
 
-    def gather(self, outputs, t, root, ns):
+    def gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, root: int, ns: int) -> bool:
         if not (0 <= root < self._size and (found := raw_tensor(t)) and found[1]):
             return False
         targets = None
@@ -145,7 +168,7 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.gather, outputs, t, root)
 
-    def scatter(self, output, inputs, root, ns):
+    def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, ns: int) -> bool:
         if not (0 <= root < self._size and (found := raw_tensor(output)) and found[1]):
             return False
         sources = None
@@ -160,7 +183,9 @@ class FastPath:
         )
         return not status or self._over(status, ns, self._lower.scatter, output, inputs, root)
 
-    def message(self, name, t, peer, tag, ns, is_recv):
+    def message(
+        self, name: str, t: torch.Tensor, peer: int, tag: int, ns: int, is_recv: bool
+    ) -> Ticket | Literal[False] | None:
         """None for a message that is over, else its Ticket."""
         if not (type(peer) is type(tag) is int and 0 <= peer < self._size and (found := raw_tensor(t)) and found[1]):
             return False
@@ -175,12 +200,12 @@ class FastPath:
             partial(self._lower.message, name, t, peer, tag, ns / 1e9, is_recv),
         )
 
-    def _whole(self, t, part):
-        """The address of ``t`` if it is as many as there are ranks of ``part``, which `ordinary` has found."""
+    def _whole(self, t: torch.Tensor, part: tuple[int, int, int]) -> int | None:
+        """The address of ``t`` if it is as many as there are ranks of ``part``, which `raw_tensor` has found."""
         found = raw_tensor(t)
         return found and found[2] == part[2] and found[1] == part[1] * self._size and found[0]
 
-    def _over(self, status, ns, lower, *arguments):
+    def _over(self, status: int, ns: int, lower: Callable[..., Call], *arguments: Any) -> Literal[False]:
         if status == native.PENDING:
             return False
-        raise self._transport.cpu.last_error(lower(*arguments, ns / 1e9))
+        raise self._transport.last_error(lower(*arguments, ns / 1e9))

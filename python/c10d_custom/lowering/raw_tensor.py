@@ -1,15 +1,22 @@
 """Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of
 the CPU, whose bytes are their values, and of no class of somebody's own.
 
-`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None. `parts(tensors, n, code, elements)` is
-the addresses of ``n`` such, of that dtype and number of elements each, as bytes; None where they are not. Both in C
-where that can be had: backend/python/raw_tensor.h."""
+`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None.
+`raw_parts(tensors, n, code, elements)` is the addresses of ``n`` such, of that dtype and number of elements each, as
+bytes; None where they are not. Both in C where that can be had: backend/python/raw_tensor.h."""
+
+from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ..dtypes import BY_DTYPE
+
+RawTensor = Callable[[Any], tuple[int, int, int] | None]
+RawParts = Callable[[Sequence[Any], int, int, int], bytes | None]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -39,7 +46,7 @@ _DLPACK = {
 }
 
 
-def in_python(t):
+def in_python(t: torch.Tensor) -> tuple[int, int, int] | None:
     if (
         type(t) in _TYPES
         and t.is_cpu
@@ -53,14 +60,14 @@ def in_python(t):
     return None
 
 
-def parts_in_python(tensors, n, code, count):
-    found = [in_python(t) for t in tensors]
-    if len(found) != n or any(f is None or f[1:] != (count, code) for f in found):
+def parts_in_python(tensors: Sequence[torch.Tensor], n: int, code: int, count: int) -> bytes | None:
+    found = [f for t in tensors if (f := in_python(t)) is not None and f[1:] == (count, code)]
+    if not len(found) == len(tensors) == n:
         return None
     return array("Q", [f[0] for f in found]).tobytes()
 
 
-def _in_c():
+def _in_c() -> tuple[RawTensor, RawParts]:
     from ..native._fast import raw_parts, raw_tensor, set_up  # see setup.py for when it is not there
 
     known = bytes(n for dtype in BY_DTYPE.values() if dtype.name in _DLPACK for n in (*_DLPACK[dtype.name], dtype.code))

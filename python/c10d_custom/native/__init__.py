@@ -1,8 +1,12 @@
 """ctypes binding of backend/shm/api.h. Names, layouts and order are those of that header."""
 
+from __future__ import annotations
+
 import ctypes as c
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ABI_VERSION = 12
 RECEIVED = 1 << 32  # of c10d_message
@@ -233,7 +237,7 @@ class TraceRecord(c.Structure):
     ]
 
 
-def _load():
+def _load() -> c.CDLL:
     path = Path(__file__).with_name("_shm.so")
     library = c.CDLL(str(path))
     handle, ticket, failure = c.c_void_p, c.c_void_p, c.POINTER(Failure)
@@ -320,7 +324,9 @@ def _load():
     return library
 
 
-def _fast_functions(lib):
+def _fast_functions(
+    lib: c.CDLL,
+) -> tuple[Callable[..., int], Callable[..., int], Callable[..., int], Callable[..., int], Callable[..., bool]]:
     """(c10d_all_reduce, c10d_fast_collective, c10d_leader_fast_path), which carry out a collective in one call,
     c10d_settle, and c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address
     is in the list ``ticket``. What a function returns may be lost to a signal handler that raises; what is in the
@@ -329,19 +335,19 @@ def _fast_functions(lib):
         from ._fast import all_reduce, fast_collective, message, settle  # see setup.py for when it is not there
     except ImportError:
 
-        def with_ticket(*arguments):
-            *arguments, out = arguments
+        def with_ticket(*given: Any) -> bool:
+            *arguments, out = given
             ticket = c.c_void_p()
             try:
-                return lib.c10d_message(*arguments, c.byref(ticket)) == OK
+                return bool(lib.c10d_message(*arguments, c.byref(ticket)) == OK)
             finally:
                 if ticket.value:
                     out.append(ticket.value)
 
         return lib.c10d_all_reduce, lib.c10d_fast_collective, lib.c10d_leader_fast_path, lib.c10d_settle, with_ticket
 
-    def at(function):
-        return c.cast(function, c.c_void_p).value
+    def at(function: Any) -> int:
+        return c.cast(function, c.c_void_p).value or 0
 
     return (
         partial(all_reduce, at(lib.c10d_all_reduce)),

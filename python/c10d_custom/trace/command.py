@@ -1,12 +1,16 @@
 """``python -m c10d_custom trace FILE...``"""
 
+from __future__ import annotations
+
 import sys
+from typing import Any
 
 from ..transport.trace_file import read
 from .merge import report
 
 
-def add_to(commands):
+def add_to(commands: Any) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     trace = commands.add_parser(
         "trace",
         help="says from the ranks' trace files who stands where and who waits for whom",
@@ -17,7 +21,8 @@ def add_to(commands):
     trace.set_defaults(run=lambda args: main(args.files))
 
 
-def main(files):
+def main(files: list[str]) -> bool:
+    """Prints the report on these files, and on stderr which of them are none. True if none could be read."""
     dumps = []
     for path in files:
         try:

@@ -6,10 +6,17 @@ past it. Inside collective #k it waits for every rank that has not entered #k. A
 others' files say that they saw it. Ranks below are global unless said otherwise.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..transport.trace_file import UNDER_WAY
+
+if TYPE_CHECKING:
+    from ..transport.trace_file import Dump, GroupTrace, Peer, Record
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Wait:
     why: str
 
 
-def latest(dumps):
+def latest(dumps: Iterable[Dump]) -> dict[int, Dump]:
     """{rank: its last file}"""
     newest = {}
     for d in sorted(dumps, key=lambda d: d.written):
@@ -29,11 +36,11 @@ def latest(dumps):
     return newest
 
 
-def group_key(group):
+def group_key(group: GroupTrace) -> tuple[str, tuple[int, ...]]:
     return group.name, tuple(group.members)
 
 
-def inside(record):
+def inside(record: Record) -> bool:
     """Whether a rank whose last collective this is has got stuck in it."""
     return record.state != "done"
 
@@ -41,39 +48,39 @@ def inside(record):
 class GroupStanding:
     """One group, over all files."""
 
-    def __init__(self, name, members):
+    def __init__(self, name: str, members: list[int]) -> None:
         self.name, self.members = name, members
-        self.views = {}  # group rank -> its GroupTrace
-        self.seen = {}  # group rank -> the Peer that tells most of it
+        self.views: dict[int, GroupTrace] = {}  # by group rank
+        self.seen: dict[int, Peer] = {}  # group rank -> the Peer that tells most of it
 
-    def add(self, trace):
+    def add(self, trace: GroupTrace) -> None:
         self.views[trace.rank] = trace
         for peer in trace.peers:
             best = self.seen.get(peer.rank)
             if best is None or (peer.entered or 0, peer.state == "gone") > (best.entered or 0, best.state == "gone"):
                 self.seen[peer.rank] = peer
 
-    def last(self, rank):
+    def last(self, rank: int) -> Record | None:
         """Its last collective that has begun; None if there is none, or no file."""
         begun = [c for c in self._calls(rank) if not c.is_message and c.state != "queued"]
         return max(begun, key=lambda c: c.number, default=None)
 
-    def entered(self, rank):
+    def entered(self, rank: int) -> int | None:
         """The number of the last collective it has begun; None where nobody knows."""
         if rank in self.views:
             last = self.last(rank)
             return last.number if last else 0
         return self.seen[rank].entered if rank in self.seen else None
 
-    def messages(self, rank):
+    def messages(self, rank: int) -> list[Record]:
         return [
             c for c in self._calls(rank) if c.is_message and c.state in UNDER_WAY + ("timed_out", "peer_lost", "broken")
         ]
 
-    def _calls(self, rank):
+    def _calls(self, rank: int) -> list[Record]:
         return self.views[rank].calls if rank in self.views else []
 
-    def waits(self):
+    def waits(self) -> Iterator[Wait]:
         for rank in self.views:
             last = self.last(rank)
             if last is not None and inside(last):
@@ -81,7 +88,7 @@ class GroupStanding:
             for message in self.messages(rank):
                 yield from self._message_waits(rank, message)
 
-    def _collective_waits(self, rank, call):
+    def _collective_waits(self, rank: int, call: Record) -> Iterator[Wait]:
         where = f"{call.operation} #{call.number} of group {self.name or '(unnamed)'}"
         late = [r for r in range(len(self.members)) if r != rank and (self.entered(r) or 0) < call.number]
         for r in late:
@@ -92,17 +99,17 @@ class GroupStanding:
         for r in unseen:
             yield Wait(self.members[rank], self.members[r], f"{where}, which it has entered")
 
-    def _message_waits(self, rank, message):
+    def _message_waits(self, rank: int, message: Record) -> Iterator[Wait]:
         where = f"{message.asked().replace(f'rank {message.peer}', f'rank {self._global(message.peer)}')}"
         where += f" in group {self.name or '(unnamed)'}"
         if message.peer >= 0:
             if message.peer != rank and not self._answered(rank, message):
                 yield Wait(self.members[rank], self._global(message.peer), where)
 
-    def _global(self, rank):
+    def _global(self, rank: int) -> int:
         return self.members[rank] if 0 <= rank < len(self.members) else rank
 
-    def _answered(self, rank, message):
+    def _answered(self, rank: int, message: Record) -> bool:
         """Whether the other side has posted its half: then both are in it, and neither is waited for."""
         other = "recv" if message.operation == "send" else "send"
         return any(
@@ -110,8 +117,8 @@ class GroupStanding:
         )
 
 
-def standings(newest):
-    groups = {}
+def standings(newest: dict[int, Dump]) -> list[GroupStanding]:
+    groups: dict[tuple[str, tuple[int, ...]], GroupStanding] = {}
     for dump in newest.values():
         for trace in dump.groups:
             key = group_key(trace)
@@ -119,16 +126,16 @@ def standings(newest):
     return list(groups.values())
 
 
-def _ranks(ranks):
+def _ranks(ranks: Iterable[int]) -> str:
     ranks = sorted(ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _ago(then, now):
+def _ago(then: float, now: float) -> str:
     return f"{max(0.0, now - then):.3f} s"
 
 
-def _describe_group(group, newest):
+def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
     """Lines: which ranks stand where, ranks at the same place together."""
     locations = defaultdict(list)
     for r, member in enumerate(group.members):
@@ -173,10 +180,10 @@ def _describe_group(group, newest):
     return lines
 
 
-def _describe_rank(rank, dump, groups):
+def _describe_rank(rank: int, dump: Dump, groups: list[GroupStanding]) -> str:
     text = f"rank {rank} (pid {dump.pid} on {dump.host}): "
     under_way = []
-    last = None
+    last: tuple[Record, GroupTrace, float] | None = None  # and when it ended
     for g in dump.groups:
         for c in g.calls:
             if c.state == "running" or c.state == "waiting":
@@ -184,29 +191,29 @@ def _describe_rank(rank, dump, groups):
                 under_way.append(
                     f"{c.operation}{number} of group {g.name or '(unnamed)'} for {_ago(c.issued, dump.written)}"
                 )
-            elif c.ended is not None and (last is None or c.ended > last[0].ended):
-                last = c, g
+            elif c.ended is not None and (last is None or c.ended > last[2]):
+                last = c, g, c.ended
     if under_way:
         text += "in " + "; ".join(under_way)
     elif last is not None:
-        c, g = last
+        c, g, ended = last
         text += (
             f"in no call; the last, {c.operation}{'' if c.is_message else f' #{c.number}'} of group "
-            f"{g.name or '(unnamed)'}, ended {c.state.replace('_', ' ')} {_ago(c.ended, dump.written)} before"
+            f"{g.name or '(unnamed)'}, ended {c.state.replace('_', ' ')} {_ago(ended, dump.written)} before"
         )
     else:
         text += "has made no call"
     return f"{text}. Written on: {dump.reason}" + ("" if dump.whole else " (the file is cut off)")
 
 
-def circles(waits):
+def circles(waits: Iterable[Wait]) -> list[tuple[int, ...]]:
     """Circles of ranks that wait for each other, each once, beginning with its lowest rank."""
     after = defaultdict(set)
     for w in waits:
         after[w.rank].add(w.other)
     found = set()
 
-    def walk(path):
+    def walk(path: list[int]) -> None:
         for other in sorted(after[path[-1]]):
             if other == path[0]:
                 found.add(tuple(path))
@@ -220,7 +227,7 @@ def circles(waits):
     return [c for i, c in enumerate(shortest) if not any(set(d) < set(c) for d in shortest[:i])]
 
 
-def holders(waits):
+def holders(waits: Sequence[Wait]) -> dict[int, set[int]]:
     """{rank that waits for nobody: ranks that wait for it, directly or through others}"""
     waiting = {w.rank for w in waits}
     after = defaultdict(set)
@@ -228,7 +235,8 @@ def holders(waits):
         after[w.other].add(w.rank)
     found = {}
     for rank in sorted({w.other for w in waits} - waiting):
-        behind, todo = set(), [rank]
+        behind: set[int] = set()
+        todo = [rank]
         while todo:
             for r in after[todo.pop()] - behind:
                 behind.add(r)
@@ -237,7 +245,7 @@ def holders(waits):
     return found
 
 
-def report(dumps):
+def report(dumps: Iterable[Dump]) -> list[str]:
     """Lines for a person."""
     newest = latest(dumps)
     groups = standings(newest)
@@ -247,7 +255,7 @@ def report(dumps):
         lines.append(f"no file of {_ranks(missing)}: died, did not fail, or writes elsewhere")
     for group in groups:
         lines += ["", *_describe_group(group, newest)]
-        disagreement = {}
+        disagreement: dict[int, dict[str, list[int]]] = {}
         for r in sorted(group.views):
             last = group.last(r)
             if last is not None and inside(last):

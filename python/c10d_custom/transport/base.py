@@ -1,55 +1,101 @@
 """What a transport offers.
 
 Ownership: tensors named by a Call or Message belong to the caller, who keeps them alive until the
-ticket is done. Threading: any method from any thread; collectives of one transport run in the order
-they were issued, one at a time; messages are independent of them and of each other. Blocking: `run`,
-`Ticket.wait` and `next_completed` block without the GIL; nothing else does.
+ticket is done. Threading: any method from any thread, unless it says otherwise; collectives of one transport run in the
+order they were issued, one at a time; messages are independent of them and of each other. Blocking: `run`, `agree`, the
+fast paths, `Ticket.wait` and `next_completed` block without the GIL; nothing else does, but `leave` and `close` wait
+for the transport's own threads. Time-outs of calls are seconds, where a name does not say nanoseconds; none is without
+end.
+
+What a collective or a message may raise, or have as its ticket's error: CollectiveMismatchError,
+CollectiveTimeoutError, PeerLostError, AbortedError, TransportError (errors.py), and UsageError for a call that this
+process cannot make. All but the last end the group, for all its ranks; the first two do not, of a message.
 """
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..call import Call
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..call import Agreement, Message
+    from ..dtypes import Kind
+    from ..native import Failure, PeerState
+    from .trace_file import Peer, Record
 
 
 class Ticket(ABC):
-    """One operation under way."""
+    """One operation under way. Any thread may ask; whoever drops the ticket of what is not done lets it go on."""
 
     @abstractmethod
-    def done(self):
+    def done(self) -> bool:
         """True once it has ended, well or not."""
 
     @abstractmethod
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         """Waits up to ``seconds``. Returns done(). ``may_run``: this thread may do the work itself, and
         then stays until it is done."""
 
     @abstractmethod
-    def error(self):
+    def error(self) -> BaseException | None:
         """The exception it ended with, or None. Only once done."""
 
     @abstractmethod
-    def watch(self, token):
+    def watch(self, token: int) -> bool:
         """Asks for ``token`` to come out of next_completed when the operation ends. False: it has
         ended already, and will not."""
 
     @abstractmethod
-    def withdraw(self):
+    def withdraw(self) -> None:
         """Takes the operation back, if it is not done: once this returns it is, and nothing touches its tensors. A
         collective, and a message of which bytes may have moved, end the group (abort) for all its ranks."""
 
-    def standing(self):
+    def standing(self) -> tuple[str, str]:
         """(the operation, and whom it waits for), for the error of who gives up waiting while it is not done."""
         return "Work.wait", ""
 
     @property
-    def collective(self):
+    def collective(self) -> bool:
         """Whether it is a collective, which takes its turn."""
         return False
 
     @property
     @abstractmethod
-    def source(self):
+    def source(self) -> int:
         """The group rank a received message came from, once done; -1 otherwise."""
+
+
+class FastCollective(Protocol):
+    def __call__(
+        self,
+        kind: int,
+        root: int,
+        source: int | bytes | None,
+        target: int | bytes | None,
+        count: int,
+        nanoseconds: int,
+        /,
+    ) -> int:
+        """Carries out a collective of plain CPU tensors in the calling thread, as c10d_fast_collective of api.h.
+        ``kind``: operation, reduce op and dtype in one number, with LISTED_INPUTS or LISTED_OUTPUTS of native where
+        ``source`` or ``target`` is the bytes of the parts' addresses, instead of the address of all; ``root``: a group
+        rank or -1; ``count``: elements of one part; ``nanoseconds``: the time-out. Returns a status of native: OK;
+        PENDING where nothing was done and the call is to be run as others are; else it failed, and `last_error` of the
+        same thread says how."""
+
+
+class FastMessage(Protocol):
+    def __call__(
+        self, kind: int, peer: int, tag: int, address: int, count: int, nanoseconds: int, call: Callable[[], Message], /
+    ) -> Ticket | Literal[False] | None:
+        """Posts a message of a plain CPU tensor, as c10d_message of api.h. ``kind``: its dtype, with RECEIVED of native
+        for a receive; ``peer``: a group rank; ``count``: elements at ``address``; ``nanoseconds``: the time-out;
+        ``call``: makes the Message, for what errors say. None if it is over, else its Ticket; False, with nothing done,
+        once the group is closed."""
 
 
 class Transport(ABC):
@@ -57,37 +103,74 @@ class Transport(ABC):
     before the exception leaves; of what has a Ticket, whoever lets the exception leave its wait withdraws it.
 
     Being called on top of itself: a thread that is amid a collective of this transport, in a signal handler or a
-    callback, and runs or awaits another gets UsageError at once, and the outer one goes on."""
+    callback, and runs or awaits another gets UsageError at once, and the outer one goes on.
 
-    fast_collective = None  # the core's fast paths, where there are any: see ShmTransport
-    fast_message = None
+    ``rank`` of ``size``: this one's among the group's ranks, by which calls name them; ``members``: the global rank of
+    each; ``name``: the group's, "" if it has none."""
+
+    rank: int
+    size: int
+    name: str
+    members: list[int]
+
+    # --- collectives and messages
 
     @abstractmethod
-    def run(self, call):
-        """Runs a collective in the calling thread, if nothing is under way. Raises its error."""
+    def run(self, call: Call) -> None:
+        """Runs a collective in the calling thread, if nothing is under way; else after what is. Raises its error."""
 
     @abstractmethod
-    def submit(self, call):
+    def submit(self, call: Call) -> Ticket:
         """Issues a collective; returns its Ticket at once."""
 
     @abstractmethod
-    def post(self, message):
+    def post(self, message: Message) -> Ticket:
         """Issues a send or a receive; returns its Ticket at once."""
 
     @abstractmethod
-    def next_completed(self, seconds):
+    def agree(self, call: Call, seconds: float) -> Agreement:
+        """All ranks see that they call ``call`` alike, and wait for each other up to ``seconds``; no bytes move. One of
+        the group's collectives: raises as `run`."""
+
+    # --- the fast paths: plain CPU tensors, in the calling thread, whatever is not needed left out
+
+    def fast_all_reduce(self, address: int, count: int, kind: Kind, nanoseconds: int) -> None:
+        """`run` of an all_reduce in place of ``count`` items of the Kind at ``address``; ``nanoseconds``: its
+        time-out."""
+        self.run(Call.fast_all_reduce(address, count, kind, nanoseconds))
+
+    # None where a transport has none, which may change while it lives. Who finds one calls it at once, and `run` or
+    # `post` otherwise.
+    fast_collective: FastCollective | None = None
+    fast_message: FastMessage | None = None
+
+    def last_error(self, call: Call) -> BaseException:
+        """The exception for the failure of the calling thread's last `fast_collective`, which was ``call``. Of
+        transports that have that path."""
+        raise NotImplementedError
+
+    # --- what has ended
+
+    @abstractmethod
+    def next_completed(self, seconds: float) -> int | None:
         """The token of an operation that has ended; None after ``seconds``. Raises AbortedError once
         the transport is closed."""
 
     @abstractmethod
-    def next_sequence(self):
-        """Number of the next collective."""
+    def complete(self, token: int) -> None:
+        """Lets ``token`` come out of next_completed: for tickets that somebody above carries out."""
 
     @abstractmethod
-    def interrupted_here(self):
+    def next_sequence(self) -> int:
+        """Number of the next collective; the first is 1."""
+
+    # --- being called on top of itself
+
+    @abstractmethod
+    def interrupted_here(self) -> bool:
         """True in a signal handler that interrupted a call of this transport, in the same thread."""
 
-    def inside(self, name):
+    def inside(self, name: str) -> UsageError:
         """The UsageError for ``name``, called in such a handler."""
         return UsageError(
             f"{name} of group {self.name or '(unnamed)'}, rank {self.rank}: this thread is amid {self.under_way()} of "
@@ -98,29 +181,101 @@ class Transport(ABC):
         )
 
     @abstractmethod
-    def under_way(self):
+    def under_way(self) -> str:
         """The collective under way, for an error: its name and number."""
 
-    @abstractmethod
-    def trace(self):
-        """The last calls of this rank: a list of trace_file.Record, oldest first."""
+    # --- what it remembers; both from signal handlers, too
 
     @abstractmethod
-    def peers(self):
-        """The group's ranks as this one sees them: a list of trace_file.Peer."""
-
-    def failed(self, error):
-        """Called with each exception made for a call that failed on the group. Whoever watches the transport
-        replaces it."""
+    def trace(self) -> list[Record]:
+        """The last calls of this rank, oldest first."""
 
     @abstractmethod
-    def abort(self):
-        """Fails everything under way, here and on the other ranks. The group is of no more use."""
+    def peers(self) -> list[Peer]:
+        """The group's ranks as this one sees them, in their order."""
+
+    # --- failing, and the end
 
     @abstractmethod
-    def leave(self):
-        """Tells the other ranks, and fails what is under way here. Every ticket is done on return."""
+    def broken(self) -> bool:
+        """True if the next call of this group fails: a rank is gone, or a call has failed."""
+
+    def failed(self, error: BaseException) -> None:
+        """Called with each exception made for a call that failed on the group, in the thread that made it. Whoever
+        watches the transport replaces it."""
 
     @abstractmethod
-    def close(self):
-        """Leaves, ends the transport's threads, frees its memory."""
+    def abort(self) -> None:
+        """Fails everything under way, here and on the other ranks. The group is of no more use. From signal handlers,
+        too."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Tells the other ranks, and fails what is under way here. Every ticket is done on return. Not in a signal
+        handler that has interrupted a call of the transport."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves, ends the transport's threads, frees its memory. Where `leave` may be called; once."""
+
+
+class LocalTransport(Transport):
+    """Of CPU tensors, and of ranks that share a host and so see each other's state in shared memory. ``who``: how
+    errors name a rank of the group."""
+
+    who: Callable[[int], str]
+
+    # --- for a transport over several hosts, of which this is the part inside one
+
+    @property
+    @abstractmethod
+    def handle(self) -> int:
+        """The native group, for who calls the core itself. Valid until `close`."""
+
+    @abstractmethod
+    def health(self, number: int) -> Failure | None:
+        """Why the group is of no more use, at least not for the collective ``number``; None if it is."""
+
+    @abstractmethod
+    def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:
+        """Ends the group on all ranks for a reason that came from elsewhere: a status of native. ``peer``, ``by``: any
+        numbers, which Failures will show; ``number``: of the collective that it is the failure of."""
+
+    @abstractmethod
+    def probe(self, tag: int) -> int:
+        """The rank whose message of that tag waits for a receive from any source; -1: none."""
+
+    @abstractmethod
+    def attempt(self, args: Any) -> Failure | None:
+        """Runs the collective of a reference to native.CallArgs in the calling thread. None, or what went wrong. Raises
+        what a signal handler has raised meanwhile."""
+
+    @abstractmethod
+    def meet(self, call: Call, number: int, seconds: float) -> None:
+        """All ranks wait for each other, up to ``seconds``, amid ``call``, which is the collective ``number``. By the
+        thread that carries it out. Raises as `run`."""
+
+    @abstractmethod
+    def states(self, sequence: int) -> list[PeerState] | None:
+        """Of every rank, with the fingerprint it published for that sequence number (0: none is asked for); None once
+        the group is closed."""
+
+    # --- who is left
+
+    @abstractmethod
+    def set_mark(self, mark: int) -> None:
+        """A number that the other ranks see until this one sets another; 0 at first."""
+
+    @abstractmethod
+    def unmarked(self, mark: int) -> list[int]:
+        """The other ranks that are there and have not set their mark to ``mark``."""
+
+    @abstractmethod
+    def enlist(self, round: int, note: int = 0) -> None:
+        """This rank is one of those left, in that round of the roll call (from 1), and says ``note``. AbortedError once
+        the group is closed, and for a rank that the others have taken for dead."""
+
+    @abstractmethod
+    def roll(self, round: int) -> tuple[dict[int, int], list[int]]:
+        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
+        empty, all ranks see the same ranks."""

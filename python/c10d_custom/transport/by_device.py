@@ -4,10 +4,13 @@ Until the first CUDA tensor comes, everything goes straight to the CPU transport
 the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import weakref
 from threading import get_ident
+from typing import TYPE_CHECKING, cast
 
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
@@ -16,6 +19,15 @@ from .cuda import driver as cuda_driver
 from .cuda.transport import CudaTransport
 from .tickets import PyTicket, Queue
 
+if TYPE_CHECKING:
+    import torch
+
+    from ..call import Agreement, Message
+    from ..config import Config
+    from .base import Ticket
+    from .trace_file import Peer, Record
+
+
 log = logging.getLogger("c10d_custom")
 
 
@@ -23,36 +35,39 @@ class ByDevice(Transport):
     """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of
     those that the group was made for, None for all. A call or message on a device goes through `issue` first."""
 
-    def __init__(self, cpu, config, one_host, devices=None):
+    def __init__(self, cpu: Transport, config: Config, one_host: bool, devices: list[str] | None = None) -> None:
         self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
         self.rank, self.size, self.members = cpu.rank, cpu.size, cpu.members
         me = weakref.ref(self)
-        cpu.failed = lambda error: me() is not None and me().failed(error)
+
+        def pass_on(error: BaseException) -> None:
+            if (here := me()) is not None:
+                here.failed(error)
+
+        cpu.failed = pass_on  # type: ignore[method-assign]
         self._changed = threading.Condition()
-        self._opening = None  # the thread that makes a CudaTransport
-        self._cuda = {}  # torch.device -> CudaTransport
-        self._first = None  # the device of the first collective: the one that the ranks' modes are for
-        self._queue = None
+        self._opening: int | None = None  # the thread that makes a CudaTransport
+        self._cuda: dict[torch.device, CudaTransport] = {}
+        # The device of the first collective: the one that the ranks' modes are for.
+        self._first: torch.device | None = None
+        self._queue: Queue | None = None
         self._here = threading.local()
-        self.fast_all_reduce, self.fast_collective, self.fast_message = (
-            cpu.fast_all_reduce,
-            cpu.fast_collective,
-            cpu.fast_message,
-        )
+        self.fast_all_reduce = cpu.fast_all_reduce  # type: ignore[method-assign]
+        self.fast_collective, self.fast_message = cpu.fast_collective, cpu.fast_message
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.cpu.name
 
     @name.setter
-    def name(self, name):
+    def name(self, name: str) -> None:
         self.cpu.name = name
 
     # --- what is on a device
 
-    def issue(self, call):
+    def issue(self, call: Call | Message) -> None:
         """UsageError if the call cannot be made, before any rank is told of it."""
-        device = call.device
+        device = cast("torch.device", call.device)
         if self.device_types is not None and device.type not in self.device_types:
             raise UsageError(
                 f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
@@ -69,7 +84,7 @@ class ByDevice(Transport):
                 )
         cuda.issue(call)
 
-    def _open(self, device):
+    def _open(self, device: torch.device) -> CudaTransport:
         """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls
         this, too."""
         with self._changed:
@@ -88,7 +103,8 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.fast_all_reduce, self.fast_collective = self._ordered_all_reduce, None
+                self.fast_all_reduce = super().fast_all_reduce  # type: ignore[method-assign]
+                self.fast_collective = None
             self._cuda[device] = cuda
             return cuda
         finally:
@@ -96,11 +112,11 @@ class ByDevice(Transport):
                 self._opening = None
                 self._changed.notify_all()
 
-    def devices(self):
+    def devices(self) -> list[torch.device]:
         """Those of which this rank has used tensors."""
         return list(self._cuda)
 
-    def _execute(self, number, call):
+    def _execute(self, number: int, call: Call) -> BaseException | None:
         self._here.depth = getattr(self._here, "depth", 0) + 1
         try:
             if call.device is None:
@@ -120,12 +136,9 @@ class ByDevice(Transport):
         finally:
             self._here.depth -= 1
 
-    def _ordered_all_reduce(self, address, count, kind, limit, opts):
-        self.run(Call.fast_all_reduce(address, count, kind, limit(opts)))
-
     # --- the Transport's face
 
-    def run(self, call):
+    def run(self, call: Call) -> None:
         if self._queue is None:
             return self.cpu.run(call)
         if call.stream_op is not None and call.stream_op.captured:
@@ -136,7 +149,7 @@ class ByDevice(Transport):
         if call.stream_op is not None and call.op is not Op.barrier:
             call.stream_op.join()
 
-    def submit(self, call):
+    def submit(self, call: Call) -> Ticket:
         if self._queue is None:
             return self.cpu.submit(call)
         if call.stream_op is not None and call.stream_op.captured:
@@ -145,31 +158,45 @@ class ByDevice(Transport):
             return ticket
         return self._queue.submit(call)
 
-    def post(self, message):
-        return self.cpu.post(message) if message.stream_op is None else self._cuda[message.device].post(message)
+    def post(self, message: Message) -> Ticket:
+        if message.stream_op is None:
+            return self.cpu.post(message)
+        return self._cuda[cast("torch.device", message.device)].post(message)
 
-    def next_completed(self, seconds):
+    def agree(self, call: Call, seconds: float) -> Agreement:
+        return self.cpu.agree(call, seconds)
+
+    def last_error(self, call: Call) -> BaseException:
+        return self.cpu.last_error(call)
+
+    def next_completed(self, seconds: float) -> int | None:
         return self.cpu.next_completed(seconds)
 
-    def next_sequence(self):
+    def complete(self, token: int) -> None:
+        self.cpu.complete(token)
+
+    def next_sequence(self) -> int:
         return self.cpu.next_sequence()
 
-    def interrupted_here(self):
+    def interrupted_here(self) -> bool:
         return getattr(self._here, "depth", 0) > 0 or self.cpu.interrupted_here()
 
-    def under_way(self):
+    def under_way(self) -> str:
         return self.cpu.under_way()
 
-    def trace(self):
+    def trace(self) -> list[Record]:
         return self.cpu.trace()
 
-    def peers(self):
+    def peers(self) -> list[Peer]:
         return self.cpu.peers()
 
-    def abort(self):
+    def broken(self) -> bool:
+        return self.cpu.broken()
+
+    def abort(self) -> None:
         self.cpu.abort()
 
-    def leave(self):
+    def leave(self) -> None:
         for cuda in self._cuda.values():
             cuda.prepare_to_leave()
         self.cpu.leave()
@@ -178,7 +205,7 @@ class ByDevice(Transport):
         for cuda in self._cuda.values():
             cuda.leave()
 
-    def close(self):
+    def close(self) -> None:
         for device, cuda in self._cuda.items():
             try:
                 cuda.close()

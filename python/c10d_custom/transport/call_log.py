@@ -1,30 +1,39 @@
 """What a transport remembers of its calls, as records of the trace."""
 
+from __future__ import annotations
+
 import time
 from collections import deque
+from collections.abc import Iterable
 from ctypes import byref
 from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, native
 from ..call import ANY_COUNT, Fingerprint, Op
 from ..native import lib
 from .trace_file import STATES, Peer, Record
 
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..dtypes import DType
+
+
 _REDUCING = Op.all_reduce, Op.reduce, Op.reduce_scatter
 _SEEN = {0: "absent", native.JOINED: "joined", native.LEFT: "left"}
 
 
-def _dtype(code):
+def _dtype(code: int) -> str:
     return dtypes.BY_CODE[code].name if code in dtypes.BY_CODE else f"dtype{code}"
 
 
-def _clock():
+def _clock() -> float:
     """What to add to CLOCK_MONOTONIC for the seconds since 1970."""
     return time.time() - time.monotonic()
 
 
-def _record(r, clock):
-    def at(ns):
+def _record(r: native.TraceRecord, clock: float) -> Record:
+    def at(ns: int) -> float | None:
         return ns / 1e9 + clock if ns else None
 
     state = STATES.get(r.status, "running" if r.began else "waiting")
@@ -46,13 +55,13 @@ def _record(r, clock):
         r.peer,
         r.tag,
         state,
-        at(r.issued),
+        r.issued / 1e9 + clock,
         at(r.began),
         at(r.ended),
     )
 
 
-def native_records(handle):
+def native_records(handle: int) -> list[Record]:
     """The Records of a native group, oldest first."""
     room = lib.c10d_trace(handle, None, 0) + 64  # a few may come meanwhile
     records = (native.TraceRecord * room)()
@@ -61,7 +70,7 @@ def native_records(handle):
     return sorted((_record(r, clock) for r in records[:found]), key=lambda r: r.issued)
 
 
-def published(state):
+def published(state: native.PeerState) -> Fingerprint | None:
     """The Fingerprint in a native PeerState; None if it has none for the sequence asked for."""
     p = state.fingerprint
     if not p.seq:
@@ -69,7 +78,7 @@ def published(state):
     return Fingerprint(p.seq, p.op, p.redop, p.dtype, p.root, p.count, p.device)
 
 
-def native_peers(handle, size):
+def native_peers(handle: int, size: int) -> list[Peer]:
     """The Peers of a native group."""
     seen = []
     for rank in range(size):
@@ -87,12 +96,16 @@ class CallLog:
     """The last calls of a transport that is written in Python. Collectives come one at a time. What is read is copied
     first, so that any thread and any signal handler may read."""
 
-    def __init__(self, calls):
-        self._collectives, self._messages = deque(maxlen=calls), deque(maxlen=calls)
-        self._current = []
-        self._moving = {}  # tickets of messages under way
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._collectives: deque[list[int]] = deque(maxlen=calls)
+        self._messages: deque[list[int]] = deque(maxlen=calls)
+        self._current: list[int] = []
+        self._moving: dict[Any, None] = {}  # tickets of messages under way
 
-    def begin(self, number, op, redop, dtype, root, count, in_bytes, out_bytes):
+    def begin(
+        self, number: int, op: Op, redop: int, dtype: DType, root: int, count: int, in_bytes: int, out_bytes: int
+    ) -> int:
         """Returns monotonic_ns(), the time of its begin."""
         now = monotonic_ns()
         self._current = [
@@ -113,25 +126,25 @@ class CallLog:
         self._collectives.append(self._current)
         return now
 
-    def end(self, status):
+    def end(self, status: int) -> None:
         current = self._current
         if not current[11]:
             current[11] = monotonic_ns()
             current[12] = status
 
-    def post(self, ticket):
+    def post(self, ticket: Any) -> None:
         self._moving[ticket] = None
 
-    def finish(self, ticket, status):
+    def finish(self, ticket: Any, status: int) -> None:
         self._moving.pop(ticket, None)
         self._messages.append(self._message(ticket, monotonic_ns(), status))
 
-    def hand_over(self, ticket):
+    def hand_over(self, ticket: Any) -> None:
         """Another transport has it now."""
         self._moving.pop(ticket, None)
 
     @staticmethod
-    def _message(ticket, ended, status):
+    def _message(ticket: Any, ended: int, status: int) -> list[int]:
         m, size, began = ticket.message, ticket.message.tensor.nbytes, int(ticket.began * 1e9)
         peer = ticket.source if m.is_recv and ticket.source >= 0 else m.peer
         return [
@@ -150,14 +163,14 @@ class CallLog:
             status,
         ]
 
-    def records(self, queued, others=()):
+    def records(self, queued: Iterable[tuple[int, Call]], others: Iterable[native.TraceRecord] = ()) -> list[Record]:
         """``queued``: (number, Call) of collectives that have not begun; ``others``: TraceRecords of collectives that
         somebody else remembers."""
         now, clock = monotonic_ns(), _clock()
         known = sorted(
             [native.TraceRecord(*row) for row in list(self._collectives)] + list(others), key=lambda r: r.number
         )
-        known = known[max(0, len(known) - self._collectives.maxlen) :]
+        known = known[max(0, len(known) - self._calls) :]
         waiting = [
             [
                 number,

@@ -1,7 +1,11 @@
 """What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, native
 from ..errors import (
@@ -14,12 +18,16 @@ from ..errors import (
     UsageError,
 )
 
+if TYPE_CHECKING:
+    from ..call import Call, Message
+
+
 # s: by how much stages inside a host outlast a call over hosts. A rank that waits there may wait for one that waits for
 # another host, and that one knows who is missing.
 LATER = 0.1
 
 
-def rank_name(members, rank):
+def rank_name(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
 
 
@@ -44,19 +52,20 @@ class ErrorText:
     """For a failure (a native Failure or a Trouble) of ``call`` (a Call or a Message). A transport
     says how it names its ranks and what it knows of them by overriding the methods at the end."""
 
-    def __init__(self, transport, failure, call):
-        self.t, self.f, self.call = transport, failure, call
+    def __init__(self, transport: Any, failure: Any, call: Call | Message) -> None:
+        self.t, self.f = transport, failure
+        self.call: Any = call
         number = f" #{failure.call}" if failure.call else ""
         self.where = f"{call.name}{number} of group {transport.name or '(unnamed)'}, {self.who(transport.rank)}"
         self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
 
-    def exception(self):
+    def exception(self) -> CustomBackendError:
         error = self._broken() if self.f.status == native.BROKEN else self._of(self.f.status, "")
         if self.f.status not in (native.ABORTED, native.USAGE, native.FORKED):  # what this rank did itself
             self.t.failed(error)
         return error
 
-    def _of(self, status, found_by):
+    def _of(self, status: int, found_by: str) -> CustomBackendError:
         peer = self.f.peer
         if status == native.TIMEOUT:
             return self._timed_out(found_by)
@@ -77,7 +86,7 @@ class ErrorText:
             return UsageError(f"{self.where}: the native core refused these arguments (sizes of the parts do not fit).")
         return TransportError(f"{self.where}: failed with status {status} {self.after}{found_by}.")
 
-    def _exhausted(self, found_by):
+    def _exhausted(self, found_by: str) -> TransportError:
         if found_by:
             return TransportError(
                 f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
@@ -94,7 +103,7 @@ class ErrorText:
             "The group is of no more use: destroy it."
         )
 
-    def _timed_out(self, found_by):
+    def _timed_out(self, found_by: str) -> CollectiveTimeoutError:
         if hasattr(self.call, "tag"):
             ended = f"{self.who(self.f.by)} gave up sending it" if self.f.by >= 0 else f"Timed out {self.after}"
             return CollectiveTimeoutError(f"{self.where}: {ended}. {self._awaited_message()}")
@@ -104,11 +113,11 @@ class ErrorText:
             text = f"{self.where}: Timed out {self.after}{found_by}. {self.missing()}"
         return CollectiveTimeoutError(f"{text} The group is of no more use: destroy it and create a new one.")
 
-    def standing(self):
+    def standing(self) -> tuple[str, str]:
         """(the operation, whom it waits for), of one that has not failed."""
         return self.where, self._awaited_message() if hasattr(self.call, "tag") else self.missing()
 
-    def _broken(self):
+    def _broken(self) -> CustomBackendError:
         f = self.f
         how = "" if f.cause == native.ABORTED else "found "
         by = f" ({how}by {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
@@ -128,10 +137,10 @@ class ErrorText:
         what = f"its collective #{f.seq} {reason}" if f.seq else reason
         return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. Destroy it and create a new one.")
 
-    def _fate(self, peer):
+    def _fate(self, peer: int) -> str:
         return "a rank is gone" if peer < 0 else self.fate(peer)
 
-    def _awaited_message(self):
+    def _awaited_message(self) -> str:
         what = "send it" if self.call.is_recv else "receive it"
         peer = self.call.peer
         others = [peer] if peer >= 0 else [r for r in range(self.t.size) if r != self.t.rank]
@@ -139,7 +148,7 @@ class ErrorText:
             f"Did {self.who(peer) if peer >= 0 else 'any rank'} {what}, with tag {self.call.tag}? {self.doing(others)}"
         )
 
-    def _mismatch(self, found_by):
+    def _mismatch(self, found_by: str) -> CollectiveMismatchError:
         f = self.f
         if hasattr(self.call, "tag"):
             names = [
@@ -158,24 +167,24 @@ class ErrorText:
 
     # --- what the transport knows
 
-    def who(self, rank):
+    def who(self, rank: int) -> str:
         raise NotImplementedError
 
-    def fate(self, rank):
+    def fate(self, rank: int) -> str:
         raise NotImplementedError
 
-    def missing(self):
+    def missing(self) -> str:
         """Who has not come to a collective that timed out, and what each rank does instead."""
         raise NotImplementedError
 
-    def late(self):
+    def late(self) -> bool:
         """Whether the others timed out waiting for this rank."""
         return False
 
-    def doing(self, ranks):
+    def doing(self, ranks: Sequence[int]) -> str:
         """What is known of what they do."""
         return ""
 
-    def table(self):
+    def table(self) -> str:
         """The ranks' fingerprints, side by side."""
         raise NotImplementedError

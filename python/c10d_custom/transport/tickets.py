@@ -1,27 +1,35 @@
 """Tickets of operations that Python carries out, and the queue that runs collectives in order."""
 
+from __future__ import annotations
+
 import threading
 from collections import deque
+from collections.abc import Callable
 from ctypes import addressof, c_uint64
+from typing import TYPE_CHECKING
 
 from ..errors import AbortedError
 from ..native import lib
 from ..threads import start
 from .base import Ticket
 
+if TYPE_CHECKING:
+    from ..call import Call
+    from .base import Transport
+
 
 class PyTicket(Ticket):
     """``complete``: called with the token that was asked for, once done."""
 
-    def __init__(self, complete):
+    def __init__(self, complete: Callable[[int], None]) -> None:
         self._complete = complete
         self._changed = threading.Condition()  # of an RLock: a signal handler may end it amid a step of its own thread
         self._done = False
-        self._error = None
-        self._token = None
+        self._error: BaseException | None = None
+        self._token: int | None = None
         self._source = -1
 
-    def finish(self, error=None, source=-1):
+    def finish(self, error: BaseException | None = None, source: int = -1) -> None:
         with self._changed:
             if not self._done:
                 self._error, self._source, self._done = error, source, True
@@ -34,30 +42,30 @@ class PyTicket(Ticket):
                 self._complete(token)
                 raise
 
-    def done(self):
+    def done(self) -> bool:
         return self._done
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         if not self._done:
             with self._changed:
                 self._changed.wait_for(lambda: self._done, seconds)
         return self._done
 
-    def error(self):
+    def error(self) -> BaseException | None:
         return self._error
 
-    def watch(self, token):
+    def watch(self, token: int) -> bool:
         with self._changed:
             if self._done:
                 return False
             self._token = token
             return True
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         raise NotImplementedError  # of those that are under way
 
     @property
-    def source(self):
+    def source(self) -> int:
         return self._source
 
 
@@ -66,16 +74,16 @@ class QueuedTicket(PyTicket):
 
     collective = True
 
-    def __init__(self, complete, queue):
+    def __init__(self, complete: Callable[[int], None], queue: Queue) -> None:
         super().__init__(complete)
         self._queue = queue
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         self._queue.owner.abort()  # what is under way ends, and what waits fails in its turn
         while not self.wait(0.1, may_run=True):
             pass
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         while may_run and not self._done and self._queue.run_next():
             pass
         return super().wait(seconds)
@@ -84,26 +92,34 @@ class QueuedTicket(PyTicket):
 class Queue:
     """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if nothing is under
     way, else in one of the queue's own. ``execute(number, call)`` returns an error or None; it does not raise.
-    ``turn``: the address of a Turn (backend/hosts/sequencer.h) that others take, too: whoever frees it calls `wake` if
-    somebody waits. ``owner``: the transport whose collectives these are."""
+    ``complete``: see PyTicket. ``sequencer``: the address of a sequencer (backend/hosts/sequencer.h) that others take,
+    too: whoever frees it calls `wake` if somebody waits. ``owner``: the transport whose collectives these are."""
 
-    def __init__(self, execute, complete, name, owner, sequencer=None):
+    def __init__(
+        self,
+        execute: Callable[[int, Call], BaseException | None],
+        complete: Callable[[int], None],
+        name: str,
+        owner: Transport,
+        sequencer: int | None = None,
+    ) -> None:
         self.owner = owner
         self._execute, self._complete, self._name = execute, complete, name
-        self._word = c_uint64() if sequencer is None else None
+        self._word = c_uint64()
         self._sequencer = addressof(self._word) if sequencer is None else sequencer
         self._changed = threading.Condition()  # of an RLock: see PyTicket
-        self._jobs = deque()  # as many as wait for their turn
+        self._jobs: deque[tuple[int, Call, QueuedTicket]] = deque()  # as many as wait for their turn
         self._starts = self._closing = False
-        self._thread = None
+        self._thread: threading.Thread | None = None
 
     @property
-    def number(self):
+    def number(self) -> int:
         """Of the last collective issued."""
         return lib.c10d_sequencer_last(self._sequencer)
 
-    def run(self, call):
-        taken, ticket = [], None
+    def run(self, call: Call) -> BaseException | None:
+        taken: list[int] = []
+        ticket = None
         try:
             with self._changed:
                 taken.extend(
@@ -130,7 +146,7 @@ class Queue:
             if taken and taken[0]:
                 self._free()
 
-    def submit(self, call):
+    def submit(self, call: Call) -> QueuedTicket:
         if self.owner.interrupted_here():
             raise self.owner.inside(call.name)
         with self._changed:
@@ -140,9 +156,11 @@ class Queue:
             pass
         return ticket
 
-    def run_next(self):
+    def run_next(self) -> bool:
         """Runs the oldest job here. False: another thread is at it, or there is none."""
-        begun, job, error = [], [], None
+        begun: list[int] = []
+        job: list[tuple[int, Call, QueuedTicket]] = []
+        error: BaseException | None = None
         try:
             with self._changed:
                 begun.extend(map(lib.c10d_sequencer_next, (self._sequencer,)))
@@ -162,11 +180,11 @@ class Queue:
                 for _, _, ticket in job:
                     ticket.finish(error)
 
-    def queued(self):
+    def queued(self) -> list[tuple[int, Call]]:
         """(number, Call) of what has not begun."""
         return [(number, call) for number, call, _ in self._jobs.copy()]
 
-    def close(self):
+    def close(self) -> None:
         """Runs what is left (it fails at once, the group being over), and ends the thread."""
         with self._changed:
             self._closing = True
@@ -178,18 +196,18 @@ class Queue:
         while self.run_next():
             pass
 
-    def wake(self):
+    def wake(self) -> None:
         """The turn is free."""
         with self._changed:
             self._changed.notify_all()
 
-    def _enqueue(self, call):
+    def _enqueue(self, call: Call) -> QueuedTicket:
         ticket = QueuedTicket(self._complete, self)
         self._jobs.append((lib.c10d_sequencer_wait(self._sequencer), call, ticket))
         self._changed.notify_all()
         return ticket
 
-    def _ensure_thread(self):
+    def _ensure_thread(self) -> None:
         """Without the lock, which nobody holds while a thread starts."""
         with self._changed:
             if self._starts or self._closing:
@@ -201,11 +219,11 @@ class Queue:
             self._starts = False
             raise
 
-    def _free(self):
+    def _free(self) -> None:
         if lib.c10d_sequencer_free(self._sequencer):
             self.wake()
 
-    def _work(self):
+    def _work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(

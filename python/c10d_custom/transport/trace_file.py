@@ -4,6 +4,8 @@ One file is one process, which is one rank of each of its groups. Ranks of a gro
 gives their global ranks. Times are seconds since 1970, in UTC where written.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from dataclasses import dataclass, field
@@ -48,10 +50,10 @@ class Record:
     ended: float | None
 
     @property
-    def is_message(self):
+    def is_message(self) -> bool:
         return self.operation in MESSAGES
 
-    def asked(self):
+    def asked(self) -> str:
         """What was asked for, without the number."""
         if self.is_message:
             peer = "any rank" if self.peer < 0 else f"rank {self.peer}"
@@ -84,9 +86,9 @@ class GroupTrace:
     name: str
     rank: int
     size: int
-    members: list
-    peers: list = field(default_factory=list)
-    calls: list = field(default_factory=list)
+    members: list[int]
+    peers: list[Peer] = field(default_factory=list)
+    calls: list[Record] = field(default_factory=list)
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Dump:
     host: str
     written: float
     reason: str
-    groups: list = field(default_factory=list)
+    groups: list[GroupTrace] = field(default_factory=list)
     whole: bool = True
 
 
@@ -106,25 +108,25 @@ _PROCESS = re.compile(r"rank (\d+), pid (\d+) on (\S+), written (\S+): (.*)")
 _GROUP = re.compile(r'group (".*"), rank (\d+) of (\d+), global ranks ([\d ]+)')
 
 
-def _time(seconds):
+def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def _seconds(text):
+def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def _later(seconds, since):
+def _later(seconds: float | None, since: float) -> str:
     return "-" if seconds is None else f"{seconds - since:+.6f}"
 
 
-def _table(columns, rows):
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
     rows = [columns, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     return ["  " + "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def write(dump):
+def write(dump: Dump) -> str:
     """The file's text. It ends with a line `end`: without it, the writer was cut off."""
     lines = [
         HEAD,
@@ -168,9 +170,9 @@ def write(dump):
     return "\n".join([*lines, "end", ""])
 
 
-def _record(words):
-    operation, number, reduce, dtype, count, in_bytes, out_bytes, peer, tag, state, issued, began, ended = words
-    issued = _seconds(issued)
+def _record(words: list[str]) -> Record:
+    operation, number, reduce, dtype, count, in_bytes, out_bytes, peer, tag, state, when, began, ended = words
+    issued = _seconds(when)
     after = [None if t == "-" else issued + float(t) for t in (began, ended)]
     return Record(
         operation,
@@ -188,12 +190,12 @@ def _record(words):
     )
 
 
-def _peer(line):
+def _peer(line: str) -> Peer:
     rank, pid, state, entered, calling = line.split(maxsplit=4)
     return Peer(int(rank), int(pid), state, None if entered == "-" else int(entered), calling)
 
 
-def read(text):
+def read(text: str) -> Dump:
     """The Dump of a file's text. Raises ValueError where it is none."""
     lines = text.splitlines()
     process = _PROCESS.fullmatch(lines[1]) if len(lines) > 1 and lines[0] == HEAD else None

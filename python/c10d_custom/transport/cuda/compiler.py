@@ -5,11 +5,15 @@ numbers to zero. The text includes no header of CUDA's or the host's, so that no
 need be installed; it comes with torch.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ... import dtypes
 from ...errors import TransportError
@@ -19,7 +23,7 @@ FILES = ("device.h", "formats.h", "operations.h", "instances.h", "vectors.h", "r
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 
 
-def folder():
+def folder() -> Path:
     """Where the sources lie: in the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     for path in (package / "native" / "cuda", package.parents[1] / "backend" / "cuda"):
@@ -28,13 +32,13 @@ def folder():
     raise TransportError(f"the CUDA sources are missing from {package}: reinstall c10d-custom")
 
 
-def name_of(algorithm, dtype, redop):
+def name_of(algorithm: str, dtype: dtypes.DType, redop: int) -> str:
     """The kernel's name. Raises UsageError where the reduce op has no meaning for the DType."""
     dtypes.check_reduce(dtype, redop)
     return f"c10d_{algorithm}_{dtype.name}_{dtypes.REDUCE_OPS[redop]}"
 
 
-def text_of(instances, files=()):
+def text_of(instances: Iterable[tuple[str, dtypes.DType, int]], files: Iterable[Path] = ()) -> str:
     """One translation unit with these kernels: (algorithm, DType, code of a reduce op) each. ``files`` gives
     the paths of files that take the place of those of the same name."""
     instead = {path.name: path for path in files}
@@ -52,12 +56,12 @@ def text_of(instances, files=()):
     return "\n".join(parts) + "\n"
 
 
-def compile_text(text, capability):
+def compile_text(text: str, capability: str) -> bytes:
     """The machine code of a translation unit for GPUs of a compute capability, "90" say; PTX, which the
     driver translates, where NVRTC is older than the GPU."""
     from cuda.bindings import nvrtc
 
-    def call(function, *arguments):
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *results = function(*arguments)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise TransportError(f"NVRTC: {function.__name__} failed: {status.name}")
@@ -85,7 +89,7 @@ def compile_text(text, capability):
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def compiled(text, capability):
+def compiled(text: str, capability: str) -> bytes:
     """compile_text, remembered on disk beside what cupy compiles, where that folder can be written."""
     from cuda.bindings import nvrtc
 

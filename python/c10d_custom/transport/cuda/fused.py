@@ -5,11 +5,20 @@ The rounds of `shared.py` have other staging memory: each of the two reuses its 
 made sure of, and knows nothing of the other's.
 """
 
+from __future__ import annotations
+
 import ctypes
 import threading
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 from . import p2p
+
+if TYPE_CHECKING:
+    from ...call import Call
+    from ...errors import CustomBackendError
+    from .driver import Driver
+
 
 _ALIGN = 256
 _PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
@@ -21,25 +30,25 @@ class Fused:
     close_imports on all ranks, free. Any thread may call error() and let_go(), at any time; the others one at a time.
     """
 
-    def __init__(self, driver, rank, size, staging_bytes):
+    def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int) -> None:
         self._driver, self._rank, self._size = driver, rank, size
         self._staging = min(_MOST, staging_bytes)
-        self._memory = {}  # rank -> address
-        self._record = None
-        self._p2p = None
-        self._failure = None  # once the record is gone
+        self._memory: dict[int, int] = {}  # rank -> address
+        self._record: Any = None  # an address, from `allocate` to `free`
+        self._p2p: Any = None  # a P2p, from the last `open` to `free`
+        self._failure: p2p.Failure | None = None  # once the record is gone
         self._lock = threading.RLock()
 
-    def allocate(self, stream):
+    def allocate(self, stream: int) -> None:
         self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
         self._memory[self._rank] = self._driver.allocate(_PAD + self._staging)
         self._driver.zero(stream, self._memory[self._rank], _PAD + self._staging)
 
-    def handle(self):
+    def handle(self) -> str:
         return self._driver.export_memory(self._memory[self._rank]).hex()
 
-    def open(self, rank, handle):
+    def open(self, rank: int, handle: str) -> None:
         self._memory[rank] = self._driver.open_memory(bytes.fromhex(handle))
         if len(self._memory) == self._size:
             pads = [self._memory[r] for r in range(self._size)]
@@ -49,14 +58,14 @@ class Fused:
 
     # --- calls
 
-    def prepare(self, call):
+    def prepare(self, call: Call) -> None:
         """Compiles what ``call`` needs: before the ranks meet, as their kernels wait for each other."""
         self._p2p.prepare(call.dtype, call.redop, self._count(call))
 
-    def prepared(self, call):
+    def prepared(self, call: Call) -> bool:
         return self._p2p.prepared(call.dtype, call.redop, self._count(call))
 
-    def all_reduce(self, stream, call, seconds):
+    def all_reduce(self, stream: int, call: Call, seconds: float) -> None:
         """Enqueues it; on the GPU it waits up to ``seconds`` for the other ranks."""
         self._p2p.all_reduce(
             stream,
@@ -70,10 +79,10 @@ class Fused:
         )
 
     @staticmethod
-    def _count(call):
+    def _count(call: Call) -> int:
         return call.inputs[0].nbytes // call.dtype.item_bytes
 
-    def error(self, where):
+    def error(self, where: str) -> CustomBackendError | None:
         """Why the kernels have given up, as an error of ``where``; None while they have not."""
         with self._lock:
             failure = self._p2p.failure() if self._p2p is not None else self._failure
@@ -94,7 +103,7 @@ class Fused:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
 
-    def let_go(self):
+    def let_go(self) -> None:
         """Ends the kernels' waiting, here and then on the other ranks."""
         with self._lock:
             if self._p2p is not None:
@@ -102,13 +111,13 @@ class Fused:
 
     # --- the end
 
-    def close_imports(self):
+    def close_imports(self) -> None:
         mine = self._memory.pop(self._rank, None)
         theirs, self._memory = self._memory, {} if mine is None else {self._rank: mine}
         for address in theirs.values():
             self._driver.close_memory(address)
 
-    def free(self):
+    def free(self) -> None:
         with self._lock:
             if self._p2p is not None:
                 self._failure, self._p2p = self._p2p.failure(), None

@@ -1,9 +1,13 @@
 """The CUDA kernels of one device: compiled when first asked for, launched on raw streams."""
 
+from __future__ import annotations
+
 import ctypes as c
 import functools
 import operator
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from ... import dtypes
 from ...errors import UsageError
@@ -32,7 +36,7 @@ class ReduceArguments(c.Structure):
     ]
 
 
-def alignment(addresses, item_bytes):
+def alignment(addresses: Sequence[int], item_bytes: int) -> tuple[int, int]:
     """(unit, skew) as Reduce::Arguments has them."""
     skew = addresses[0] % 16
     if skew % item_bytes == 0 and all(a % 16 == skew for a in addresses):
@@ -45,17 +49,26 @@ class Kernels:
     """Addresses are integers, streams raw cudaStream_t ones; all belong to ``device``, an index. A launch
     returns when it is enqueued. Any thread may call."""
 
-    def __init__(self, device):
+    def __init__(self, device: int) -> None:
         import cupy
 
         self._driver = cupy.cuda.driver
         self._device = cupy.cuda.Device(device)
         self._capability = self._device.compute_capability
         self.processors = self._device.attributes["MultiProcessorCount"]
-        self._functions = {}
+        self._functions: dict[tuple[str, int, int], int] = {}
         self._lock = threading.RLock()
 
-    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+    def reduce(
+        self,
+        stream: int,
+        dtype: dtypes.DType,
+        redop: int,
+        factor: Any,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        count: int,
+    ) -> None:
         """targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;
         ``redop``: a code of dtypes.REDUCE_OPS; ``factor``: of AVG what is divided by (None: the number of
         sources), of PREMUL_SUM one factor per source. A target may be one of the sources, and must not overlap
@@ -85,7 +98,7 @@ class Kernels:
         blocks = min(-(-vectors // _THREADS), _BLOCKS_PER_PROCESSOR * self.processors)
         self.launch(function, stream, blocks, _THREADS, arguments)
 
-    def function(self, algorithm, dtype, redop):
+    def function(self, algorithm: str, dtype: dtypes.DType, redop: int) -> int:
         """The handle of a kernel. Compiling takes some tenths of a second; after that it is a look-up."""
         key = algorithm, dtype.code, redop
         if (function := self._functions.get(key)) is None:
@@ -94,17 +107,17 @@ class Kernels:
                     function = self._functions[key] = self._load(algorithm, dtype, redop)
         return function
 
-    def has(self, algorithm, dtype, redop):
+    def has(self, algorithm: str, dtype: dtypes.DType, redop: int) -> bool:
         """Whether it is compiled."""
         return (algorithm, dtype.code, redop) in self._functions
 
-    def launch(self, function, stream, blocks, threads, arguments):
+    def launch(self, function: int, stream: int, blocks: int, threads: int, arguments: c.Structure) -> None:
         """Enqueues a kernel that takes one structure, copied before this returns."""
         parameters = (c.c_void_p * 1)(c.addressof(arguments))
         with self._device:
             self._driver.launchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, c.addressof(parameters), 0)
 
-    def _load(self, algorithm, dtype, redop):
+    def _load(self, algorithm: str, dtype: dtypes.DType, redop: int) -> int:
         name = compiler.name_of(algorithm, dtype, redop)
         code = compiler.compiled(compiler.text_of([(algorithm, dtype, redop)]), self._capability)
         with self._device:
@@ -112,6 +125,6 @@ class Kernels:
             return self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
 
 
-def divisor_of(redop, factor, ranks):
+def divisor_of(redop: int, factor: Any, ranks: int) -> int:
     """What AVG divides by; 0 for other reduce ops."""
     return 0 if redop != AVG else ranks if factor is None else int(factor)

@@ -19,6 +19,15 @@ event of round k is recorded again in round k + 2; its waits were enqueued befor
 or k + 2 (released: the recorder does so after that meeting).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .driver import Driver
+
+
 HALVES = 2
 _BEYOND = 1 << 30  # further on than any waiter is
 _WORD = 256  # bytes from one word of a pad to the next
@@ -30,52 +39,53 @@ class EventOrder:
     meets = True
     name = "events"
 
-    def __init__(self, driver, rank, helper):
+    def __init__(self, driver: Driver, rank: int, helper: int) -> None:
         self._driver, self._rank = driver, rank
-        self._own, self._theirs = [], {}
+        self._own: list[int] = []
+        self._theirs: dict[int, list[int]] = {}
 
-    def prepare(self):
+    def prepare(self) -> None:
         for _ in range(2 * HALVES):
             self._own.append(self._driver.create_event(shared=True))
 
-    def handles(self):
+    def handles(self) -> list[str]:
         return [self._driver.export_event(e).hex() for e in self._own]
 
-    def open(self, rank, handles):
+    def open(self, rank: int, handles: list[str]) -> None:
         opened = self._theirs.setdefault(rank, [])
         for handle in handles:
             opened.append(self._driver.open_event(bytes.fromhex(handle)))
 
-    def trial(self, stream):
+    def trial(self, stream: int) -> None:
         """Enqueues what ends only if the order works."""
 
-    def reuse(self, stream, k, readers):
+    def reuse(self, stream: int, k: int, readers: Iterable[int]) -> None:
         if k >= HALVES:
             for rank in readers:
                 if rank != self._rank:
                     self._driver.wait(stream, self._theirs[rank][HALVES + k % HALVES])
 
-    def publish(self, stream, k):
+    def publish(self, stream: int, k: int) -> None:
         self._driver.record(self._own[k % HALVES], stream)
 
-    def arrive(self, stream, k, sources):
+    def arrive(self, stream: int, k: int, sources: Iterable[int]) -> None:
         for rank in sources:
             if rank != self._rank:
                 self._driver.wait(stream, self._theirs[rank][k % HALVES])
 
-    def release(self, stream, k):
+    def release(self, stream: int, k: int) -> None:
         self._driver.record(self._own[HALVES + k % HALVES], stream)
 
-    def let_go(self, k):
+    def let_go(self, k: int) -> None:
         """Nothing of the GPU's waits for a rank that is gone: an event counts as past once its process is."""
 
-    def close_imports(self):
+    def close_imports(self) -> None:
         theirs, self._theirs = self._theirs, {}
         for events in theirs.values():
             for event in events:
                 self._driver.destroy_event(event)
 
-    def free(self):
+    def free(self) -> None:
         own, self._own = self._own, []
         for event in own:
             self._driver.destroy_event(event)
@@ -89,55 +99,56 @@ class ValueOrder:
     meets = False
     name = "values"
 
-    def __init__(self, driver, rank, helper):
+    def __init__(self, driver: Driver, rank: int, helper: int) -> None:
         self._driver, self._rank, self._helper = driver, rank, helper
-        self._pad, self._theirs = None, {}
+        self._pad: Any = None  # an address, from `prepare` to `free`
+        self._theirs: dict[int, int] = {}
 
-    def prepare(self):
+    def prepare(self) -> None:
         self._pad = self._driver.allocate(3 * _WORD)
         for word in range(3):
             self._driver.write_value(self._helper, self._pad + word * _WORD, 0)
 
-    def handles(self):
+    def handles(self) -> list[str]:
         return [self._driver.export_memory(self._pad).hex()]
 
-    def open(self, rank, handles):
+    def open(self, rank: int, handles: list[str]) -> None:
         self._theirs[rank] = self._driver.open_memory(bytes.fromhex(handles[0]))
 
-    def trial(self, stream):
+    def trial(self, stream: int) -> None:
         self._driver.write_value(stream, self._pad + 2 * _WORD, 1)
         for pad in self._theirs.values():
             self._driver.wait_value(stream, pad + 2 * _WORD, 1)
 
-    def reuse(self, stream, k, readers):
+    def reuse(self, stream: int, k: int, readers: Iterable[int]) -> None:
         if k >= HALVES:
             for rank in readers:
                 if rank != self._rank:
                     self._driver.wait_value(stream, self._theirs[rank] + _WORD, k - HALVES + 1)
 
-    def publish(self, stream, k):
+    def publish(self, stream: int, k: int) -> None:
         self._driver.write_value(stream, self._pad, k + 1)
 
-    def arrive(self, stream, k, sources):
+    def arrive(self, stream: int, k: int, sources: Iterable[int]) -> None:
         for rank in sources:
             if rank != self._rank:
                 self._driver.wait_value(stream, self._theirs[rank], k + 1)
 
-    def release(self, stream, k):
+    def release(self, stream: int, k: int) -> None:
         self._driver.write_value(stream, self._pad + _WORD, k + 1)
 
-    def let_go(self, k):
+    def let_go(self, k: int) -> None:
         """Ends every wait for another rank, the last round being ``k``: only a stream's write does."""
         for pad in self._theirs.values():
             for word in range(3):
                 self._driver.write_value(self._helper, pad + word * _WORD, k + _BEYOND)
 
-    def close_imports(self):
+    def close_imports(self) -> None:
         theirs, self._theirs = self._theirs, {}
         for pad in theirs.values():
             self._driver.close_memory(pad)
 
-    def free(self):
+    def free(self) -> None:
         pad, self._pad = self._pad, None
         if pad is not None:
             self._driver.free(pad)

@@ -1,15 +1,24 @@
 """all_reduce by fused kernels, for ranks that each have a GPU of their own and reach each other's memory: the
 host's side of backend/cuda/p2p.h, which has the protocol."""
 
+from __future__ import annotations
+
 import ctypes as c
 import functools
 import operator
 import struct
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .kernels import PREMUL_SUM, divisor_of
+
+if TYPE_CHECKING:
+    from ...dtypes import DType
+    from .kernels import Kernels
+
 
 MAX_RANKS, MAX_BLOCKS = 16, 64
 TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
@@ -75,7 +84,17 @@ class P2p:
     blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once.
     """
 
-    def __init__(self, kernels, rank, pads, stagings, staging_bytes, record, blocks=36, threads=512):
+    def __init__(
+        self,
+        kernels: Kernels,
+        rank: int,
+        pads: Sequence[int],
+        stagings: Sequence[int],
+        staging_bytes: int,
+        record: int,
+        blocks: int = 36,
+        threads: int = 512,
+    ) -> None:
         if not 1 <= len(pads) <= MAX_RANKS:
             raise UsageError(f"the p2p mode takes 1 to {MAX_RANKS} ranks, not {len(pads)}")
         self._kernels, self._rank, self._ranks = kernels, rank, len(pads)
@@ -84,7 +103,9 @@ class P2p:
         self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
 
-    def all_reduce(self, stream, dtype, redop, factor, source, target, count, timeout_ns):
+    def all_reduce(
+        self, stream: int, dtype: DType, redop: int, factor: Any, source: int, target: int, count: int, timeout_ns: int
+    ) -> None:
         """Enqueues target[i] = the reduction over all ranks' source[i], in rank order, rounded once. ``source``
         and ``target`` are addresses and may be the same; ``dtype``, ``redop`` as Kernels.reduce has them;
         ``factor``: of AVG what is divided by (None: the number of ranks), of PREMUL_SUM this rank's.
@@ -119,34 +140,34 @@ class P2p:
                 self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads, arguments
             )
 
-    def prepare(self, dtype, redop, count):
+    def prepare(self, dtype: DType, redop: int, count: int) -> None:
         """Compiles the kernels of such a call, so that all_reduce only launches."""
         for algorithm in self._algorithms(dtype, count):
             self._kernels.function(algorithm, dtype, redop)
 
-    def prepared(self, dtype, redop, count):
+    def prepared(self, dtype: DType, redop: int, count: int) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
         return all(self._kernels.has(algorithm, dtype, redop) for algorithm in self._algorithms(dtype, count))
 
-    def _algorithms(self, dtype, count):
+    def _algorithms(self, dtype: DType, count: int) -> Iterable[str]:
         return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes))
 
-    def _parts(self, size):
+    def _parts(self, size: int) -> Iterator[tuple[int, int, str]]:
         """(start, bytes, algorithm) of each kernel."""
         for start in range(0, size, self._half):
             part = min(self._half, size - start)
             yield start, part, "OneShot" if part <= self._one_shot else "TwoShot"
 
-    def failure(self):
+    def failure(self) -> Failure | None:
         """The Failure, or None while the kernels have not given up."""
         word = c.c_uint64.from_address(self._record).value
         return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else None
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends the waiting of this rank's kernels, and then of the other ranks'."""
         c.c_uint64.from_address(self._record + 8).value = 1
 
     @staticmethod
-    def _fingerprint(*what):
+    def _fingerprint(*what: Any) -> int:
         numbers = [w if isinstance(w, int) else w.code for w in what]
         return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *numbers))

@@ -5,10 +5,15 @@ is told to all, and all fall back alike. They speak through the CPU transport, w
 see the dead.
 """
 
+from __future__ import annotations
+
 import ctypes
+import functools
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +24,12 @@ from . import p2p
 from .fused import Fused
 from .order import EventOrder, ValueOrder
 from .stream_op import poll
+
+if TYPE_CHECKING:
+    from ...config import Config
+    from ..base import LocalTransport
+    from .driver import Driver
+
 
 _WORDS_BYTES = 8192
 _BYTES = dtypes.BY_DTYPE[torch.uint8]
@@ -33,7 +44,7 @@ class Mode:
     reason: str
 
 
-def choose(table):
+def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said these words: a function of them alone, hence alike on all ranks."""
     forced = {w["mode"] for w in table}
     if len(forced) > 1:
@@ -64,13 +75,22 @@ class Setup:
     ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
     the transport to close."""
 
-    def __init__(self, cpu, driver, config, stream, helper, call, left):
+    def __init__(
+        self,
+        cpu: LocalTransport,
+        driver: Driver,
+        config: Config,
+        stream: int,
+        helper: int,
+        call: Call,
+        left: Callable[[], float],
+    ) -> None:
         self.cpu, self.driver, self.config = cpu, driver, config
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
-        self.mode = None
-        self.opened = []
+        self.mode: Any = None  # a Mode, once the ranks have said their words
+        self.opened: list[Peers] = []
 
-    def run(self):
+    def run(self) -> tuple[Mode, Peers | None]:
         """(Mode, Peers or None)"""
         try:
             return self._run()
@@ -78,7 +98,7 @@ class Setup:
             for peers in self.opened:
                 peers.forget_setup()  # and with it the tensors of the call
 
-    def _run(self):
+    def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
         table = self.tell(
             {
@@ -107,11 +127,17 @@ class Setup:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
         return mode, peers
 
-    def _open(self, order):
+    def _open(self, order: type[EventOrder] | type[ValueOrder]) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(lambda: peers.allocate(order))
-        for step in (lambda: peers.open(handles), peers.write_own, peers.read_others, peers.read_own, peers.try_order):
+        for step in (
+            lambda: peers.open(handles or []),
+            peers.write_own,
+            peers.read_others,
+            peers.read_own,
+            peers.try_order,
+        ):
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
@@ -125,7 +151,7 @@ class Setup:
         peers.free()
         return None, problem
 
-    def _all(self, step):
+    def _all(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
         """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
         gave, problem = None, None
         try:
@@ -136,7 +162,7 @@ class Setup:
         problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
         return (None, problem) if problem else ([g for g, _ in said], None)
 
-    def tell(self, words):
+    def tell(self, words: Any) -> list[Any]:
         """Every rank's words."""
         n = self.cpu.size
         data = json.dumps(words).encode()
@@ -158,14 +184,14 @@ class Setup:
         )
         return [json.loads(all_words.raw[r * _WORDS_BYTES : (r + 1) * _WORDS_BYTES]) for r in range(n)]
 
-    def settle(self):
+    def settle(self) -> None:
         """Waits for what is on the streams."""
         until = time.monotonic() + min(_TRIAL, self._left())
         for stream in (self.stream, self.helper):
             event = self.driver.create_event()
             try:
                 self.driver.record(event, stream)
-                if not poll(lambda e=event: self.driver.done(e), until, self.cpu.broken):
+                if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
                     raise TransportError("the GPU did not finish the trial in time")
             finally:
                 self.driver.destroy_event(event)
@@ -176,18 +202,19 @@ class Peers:
     ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes
     before the exporter frees."""
 
-    def __init__(self, setup):
-        self._setup = setup
+    def __init__(self, setup: Setup) -> None:
+        self._setup: Any = setup  # until `forget_setup`
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
-        self.staging = {}
-        self.order, self.fused = None, None
+        self.staging: dict[int, int] = {}
+        self.order: Any = None  # an EventOrder or a ValueOrder, from `allocate` on
+        self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
-        self._pinned = None
+        self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order):
+    def allocate(self, order: type[EventOrder] | type[ValueOrder]) -> list[Any]:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
@@ -202,7 +229,7 @@ class Peers:
             self.fused and self.fused.handle(),
         ]
 
-    def open(self, table):
+    def open(self, table: Sequence[Any]) -> None:
         for rank, (memory, order, fused) in enumerate(table):
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
@@ -210,29 +237,29 @@ class Peers:
                 if self.fused is not None:
                     self.fused.open(rank, fused)
 
-    def forget_setup(self):
+    def forget_setup(self) -> None:
         self._setup = None
 
     # --- the trial: every rank writes to every rank's memory, and reads from it
 
-    def _pattern(self, writer, owner):
+    def _pattern(self, writer: int, owner: int) -> bytes:
         return bytes((17 * writer + 31 * owner + i) % 251 for i in range(64))
 
-    def _put(self, at, data):
+    def _put(self, at: int, data: bytes) -> None:
         ctypes.memmove(self._pinned, data, len(data))
         self.driver.copy(self._setup.stream, at, self._pinned, len(data))
         self._setup.settle()
 
-    def _expect(self, address, data, what):
+    def _expect(self, address: int, data: bytes, what: str) -> None:
         self.driver.copy(self._setup.stream, self._pinned, address, len(data))
         self._setup.settle()
         if ctypes.string_at(self._pinned, len(data)) != data:
             raise TransportError(what)
 
-    def write_own(self):
+    def write_own(self) -> None:
         self._put(self.staging[self.rank], self._pattern(self.rank, self.rank))
 
-    def read_others(self):
+    def read_others(self) -> None:
         for rank in range(self.size):
             if rank != self.rank:
                 self._expect(
@@ -242,7 +269,7 @@ class Peers:
                 )
                 self._put(self.staging[rank] + 64 * (1 + self.rank), self._pattern(self.rank, rank))
 
-    def read_own(self):
+    def read_own(self) -> None:
         for rank in range(self.size):
             if rank != self.rank:
                 self._expect(
@@ -251,19 +278,19 @@ class Peers:
                     f"rank {self.rank} does not find what rank {rank} has written in its GPU memory",
                 )
 
-    def try_order(self):
+    def try_order(self) -> None:
         self.order.trial(self._setup.stream)
         self._setup.settle()
 
     # --- the end
 
-    def let_go(self, k):
+    def let_go(self, k: int) -> None:
         if self.fused is not None:
             self.fused.let_go()
         if self.order is not None:
             self.order.let_go(k)
 
-    def close_imports(self):
+    def close_imports(self) -> None:
         if self.order is not None:
             self.order.close_imports()
         if self.fused is not None:
@@ -276,7 +303,7 @@ class Peers:
             self.driver.free_pinned(self._pinned)
             self._pinned = None
 
-    def free(self):
+    def free(self) -> None:
         if self.order is not None:
             self.order.free()
         if self.fused is not None:
@@ -286,7 +313,7 @@ class Peers:
         self.staging = {}
 
 
-def close_all(cpu, opened, seconds):
+def close_all(cpu: LocalTransport, opened: Sequence[Peers], seconds: float) -> bool:
     """Closes what the others gave, waits until they have closed alike or are gone, and frees. False: some have
     not in that time, and this rank's memory stays until its process ends, for they may use it."""
     for peers in opened:

@@ -6,10 +6,25 @@ read the sources in rank order, a rank's own input where it lies. Only where eac
 all_reduce take the fused kernels.
 """
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
 from ...call import ANY_COUNT, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
 from .order import HALVES
+
+if TYPE_CHECKING:
+    from ...call import Buffer, Call
+    from ...config import Config
+    from ..base import LocalTransport
+    from .driver import Driver
+    from .fused import Fused
+    from .peers import Peers
+
 
 _ALIGN = 256
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
@@ -19,28 +34,28 @@ class SharedCollectives:
     """``k``: the number of the next round; ``readers``: the ranks that read the halves last. One collective at a
     time."""
 
-    def __init__(self, cpu, driver, peers, config, stream):
+    def __init__(self, cpu: LocalTransport, driver: Driver, peers: Peers, config: Config, stream: int) -> None:
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
         self.k = 0
-        self.readers = [()] * HALVES
+        self.readers: list[Sequence[int]] = [()] * HALVES
 
-    def run(self, call, left):
+    def run(self, call: Call, left: Callable[[], float]) -> None:
         """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, not for the GPU."""
         _Run(self, call, left).run()
 
-    def let_go(self):
+    def let_go(self) -> None:
         self.peers.let_go(self.k)
 
 
 class _Run:
-    def __init__(self, group, call, left):
+    def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
         self.order, self.peers = group.peers.order, group.peers
         self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
-        self.agreed = None
+        self.agreed: Any = None  # an Agreement, once the ranks have met
 
-    def run(self):
+    def run(self) -> None:
         if self.n == 1:
             self._meet()
             return self._alone()
@@ -61,20 +76,26 @@ class _Run:
 
     # --- rounds
 
-    def _meet(self):
+    def _meet(self) -> None:
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
         elif self.order.meets:
             self.cpu.meet(self.call, self.agreed.number, self.left())
 
-    def _round(self, put, take, sources=None, readers=None):
+    def _round(
+        self,
+        put: Callable[[int], None],
+        take: Callable[[Sequence[int]], None],
+        sources: Iterable[int] | None = None,
+        readers: Sequence[int] | None = None,
+    ) -> None:
         """``put(base)`` into this rank's half; ``take(bases)`` from the others'. ``sources``: the ranks that put;
         ``readers``: those that take. Default: all. Every rank must say the same."""
         k = self._put(put, readers)
         self._meet()
         self._take(k, take, sources)
 
-    def _put(self, put, readers=None):
+    def _put(self, put: Callable[[int], None], readers: Sequence[int] | None = None) -> int:
         g = self.g
         k, g.k = g.k, g.k + 1
         self.order.reuse(self.stream, k, g.readers[k % HALVES])
@@ -83,22 +104,22 @@ class _Run:
         self.order.publish(self.stream, k)
         return k
 
-    def _take(self, k, take, sources=None):
+    def _take(self, k: int, take: Callable[[Sequence[int]], None], sources: Iterable[int] | None = None) -> None:
         self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
         take(self._bases(k))
         self.order.release(self.stream, k)
 
-    def _bases(self, k):
+    def _bases(self, k: int) -> list[int]:
         at = (k % HALVES) * self.half
         return [self.peers.staging[r] + at for r in range(self.n)]
 
     # --- work on the stream
 
-    def _copy(self, target, source, nbytes):
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
         if nbytes > 0 and target != source:
             self.driver.copy(self.stream, target, source, nbytes)
 
-    def _combine(self, targets, sources, nbytes):
+    def _combine(self, targets: Sequence[int], sources: Sequence[int], nbytes: int) -> None:
         if nbytes > 0:
             call = self.call
             factor = float(self.n) if call.redop == _AVG else self.agreed.factors if call.redop == _PREMUL_SUM else None
@@ -106,10 +127,10 @@ class _Run:
                 self.stream, call.dtype, call.redop, factor, sources, targets, nbytes // call.dtype.item_bytes
             )
 
-    def _with_own(self, sources, own):
+    def _with_own(self, sources: Sequence[int], own: int) -> list[int]:
         return [own if r == self.me else s for r, s in enumerate(sources)]
 
-    def _alone(self):
+    def _alone(self) -> None:
         call = self.call
         if not call.inputs or not call.outputs:
             return
@@ -121,13 +142,13 @@ class _Run:
 
     # --- reductions
 
-    def _all_reduce_fused(self):
-        fused = self.peers.fused
+    def _all_reduce_fused(self) -> None:
+        fused = cast("Fused", self.peers.fused)
         fused.prepare(self.call)
         self._meet()
         fused.all_reduce(self.stream, self.call, self.left())
 
-    def _all_reduce(self):
+    def _all_reduce(self) -> None:
         call = self.call
         source, target, total = call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), call.inputs[0].nbytes
         one_shot = total <= min(self.g.config.cuda_one_shot_bytes, self.half)
@@ -135,21 +156,21 @@ class _Run:
             step = self._one_shot if one_shot else self._two_shot
             step(source + at, target + at, min(self.half, total - at))
 
-    def _one_shot(self, source, target, nbytes):
+    def _one_shot(self, source: int, target: int, nbytes: int) -> None:
         """Every rank reads every rank's input."""
         self._round(
             lambda base: self._copy(base, source, nbytes),
             lambda bases: self._combine([target], self._with_own(bases, source), nbytes),
         )
 
-    def _two_shot(self, source, target, nbytes):
+    def _two_shot(self, source: int, target: int, nbytes: int) -> None:
         """Each rank reduces one slice of it; then each copies the others' results. A slice lies at its own
         offset in the staging memory, in both rounds."""
         cut = evenly(nbytes, self.n, _ALIGN)
         slices = [(cut[r], cut[r + 1] - cut[r]) for r in range(self.n)]
         low, size = slices[self.me]
 
-        def put(base):
+        def put(base: int) -> None:
             for r, (at, length) in enumerate(slices):
                 if r != self.me:
                     self._copy(base + at, source + at, length)
@@ -167,95 +188,95 @@ class _Run:
         self.order.release(self.stream, first)
         self._meet()
 
-        def take(bases):
+        def take(bases: Sequence[int]) -> None:
             for r, (at, length) in enumerate(slices):
                 if r != self.me:
                     self._copy(target + at, bases[r] + at, length)
 
         self._take(second, take)
 
-    def _reduce(self):
+    def _reduce(self) -> None:
         call, root = self.call, self.call.root
         source, total = call.inputs[0].data_ptr(), call.inputs[0].nbytes
         for at in range(0, total, self.half):
             nbytes = min(self.half, total - at)
 
-            def put(base, at=at, nbytes=nbytes):
+            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
                 if self.me != root:
                     self._copy(base, source + at, nbytes)
 
-            def take(bases, at=at, nbytes=nbytes):
+            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
                 if self.me == root:
                     self._combine([call.outputs[0].data_ptr() + at], self._with_own(bases, source + at), nbytes)
 
             self._round(put, take, *self._to(root))
 
-    def _reduce_scatter(self):
+    def _reduce_scatter(self) -> None:
         call, slot = self.call, self._slot()
         own, output = call.inputs[self.me].data_ptr(), call.outputs[0]
         longest = max(t.nbytes for t in call.inputs)
         for at in range(0, longest, slot):
 
-            def take(bases, at=at):
+            def take(bases: Sequence[int], at: int = at) -> None:
                 sources = [b + self.me * slot for b in bases]
                 self._combine(
                     [output.data_ptr() + at], self._with_own(sources, own + at), min(slot, output.nbytes - at)
                 )
 
-            self._round(lambda base, at=at: self._put_parts(base, slot, at), take)
+            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
 
     # --- what only moves
 
-    def _broadcast(self):
+    def _broadcast(self) -> None:
         call, root = self.call, self.call.root
         region = (call.inputs or call.outputs)[0]
         for at in range(0, region.nbytes, self.half):
             nbytes = min(self.half, region.nbytes - at)
 
-            def put(base, at=at, nbytes=nbytes):
+            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
                 if self.me == root:
                     self._copy(base, region.data_ptr() + at, nbytes)
 
-            def take(bases, at=at, nbytes=nbytes):
+            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
                 if self.me != root:
                     self._copy(region.data_ptr() + at, bases[root], nbytes)
 
             self._round(put, take, *self._from(root))
 
-    def _all_gather(self):
+    def _all_gather(self) -> None:
         call = self.call
         mine, outputs = call.inputs[0], call.outputs
         longest = max(t.nbytes for t in outputs)
         self._copy_own(outputs[self.me], mine)
         for at in range(0, longest, self.half):
 
-            def put(base, at=at):
+            def put(base: int, at: int = at) -> None:
                 self._copy(base, mine.data_ptr() + at, min(self.half, mine.nbytes - at))
 
-            def take(bases, at=at):
+            def take(bases: Sequence[int], at: int = at) -> None:
                 for r, output in enumerate(outputs):
                     if r != self.me:
                         self._copy(output.data_ptr() + at, bases[r], min(self.half, output.nbytes - at))
 
             self._round(put, take)
 
-    def _all_to_all(self):
+    def _all_to_all(self) -> None:
         """Ranks know the sizes of their own parts only, until they meet."""
         call, slot, at = self.call, self._slot(), 0
         self._copy_own(call.outputs[self.me], call.inputs[self.me])
         while True:
 
-            def take(bases, at=at):
+            def take(bases: Sequence[int], at: int = at) -> None:
                 for r, output in enumerate(call.outputs):
                     if r != self.me:
                         self._copy(output.data_ptr() + at, bases[r] + self.me * slot, min(slot, output.nbytes - at))
 
-            self._round(lambda base, at=at: self._put_parts(base, slot, at), take)
+            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
             at += slot
             if at >= self._longest():
                 return
 
-    def _gather(self):
+    def _gather(self) -> None:
         call, root = self.call, self.call.root
         mine = call.inputs[0]
         if self.me == root:
@@ -263,45 +284,45 @@ class _Run:
         for at in range(0, mine.nbytes, self.half):
             nbytes = min(self.half, mine.nbytes - at)
 
-            def put(base, at=at, nbytes=nbytes):
+            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
                 if self.me != root:
                     self._copy(base, mine.data_ptr() + at, nbytes)
 
-            def take(bases, at=at, nbytes=nbytes):
+            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
                 for r, output in enumerate(call.outputs):
                     if r != root:
                         self._copy(output.data_ptr() + at, bases[r], nbytes)
 
             self._round(put, take, *self._to(root))
 
-    def _scatter(self):
+    def _scatter(self) -> None:
         call, root, slot = self.call, self.call.root, self._slot()
         output = call.outputs[0]
         if self.me == root:
             self._copy_own(output, call.inputs[root])
         for at in range(0, output.nbytes, slot):
 
-            def take(bases, at=at):
+            def take(bases: Sequence[int], at: int = at) -> None:
                 if self.me != root:
                     self._copy(output.data_ptr() + at, bases[root] + self.me * slot, min(slot, output.nbytes - at))
 
-            self._round(lambda base, at=at: self._put_parts(base, slot, at), take, *self._from(root))
+            self._round(functools.partial(self._put_parts, slot=slot, at=at), take, *self._from(root))
 
     # --- parts
 
-    def _slot(self):
+    def _slot(self) -> int:
         """Bytes that a half has for each rank."""
         return self.half // self.n // _ALIGN * _ALIGN
 
-    def _put_parts(self, base, slot, at):
+    def _put_parts(self, base: int, slot: int, at: int) -> None:
         for r, part in enumerate(self.call.inputs):
             if r != self.me:
                 self._copy(base + r * slot, part.data_ptr() + at, min(slot, part.nbytes - at))
 
-    def _copy_own(self, output, mine):
+    def _copy_own(self, output: Buffer, mine: Buffer) -> None:
         self._copy(output.data_ptr(), mine.data_ptr(), mine.nbytes)
 
-    def _longest(self):
+    def _longest(self) -> int:
         """Bytes of the longest part that any rank sends another."""
         if self.call.count != ANY_COUNT:
             return max(t.nbytes for t in self.call.inputs)
@@ -310,9 +331,9 @@ class _Run:
             default=0,
         )
 
-    def _to(self, root):
+    def _to(self, root: int) -> tuple[list[int], list[int]]:
         """(sources, readers) of what goes to the root."""
         return [r for r in range(self.n) if r != root], [root]
 
-    def _from(self, root):
+    def _from(self, root: int) -> tuple[list[int], list[int]]:
         return [root], [r for r in range(self.n) if r != root]

@@ -1,10 +1,20 @@
 """A call on a device from its issue until the GPU is done with it."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...errors import AbortedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .driver import Driver
+
 
 # A poll for the GPU: at once for this long, then in steps.
 _EAGER = 100e-6
@@ -13,7 +23,7 @@ _LONG_STEP = 1e-3
 _LOOK = 20e-3
 
 
-def poll(done, deadline, broken):
+def poll(done: Callable[[], object], deadline: float, broken: Callable[[], object]) -> bool:
     """Waits until ``done()``: True; False at the deadline, or once ``broken()``."""
     began = looked = time.monotonic()
     while not done():
@@ -32,26 +42,26 @@ def poll(done, deadline, broken):
 class Events:
     """Events of one device, used again and again: a wait captures what is recorded when it is called."""
 
-    def __init__(self, driver):
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._free = deque()
+        self._free: deque[int] = deque()
         self._lock = threading.RLock()  # a StreamOp may be collected anywhere, here too
         self._closed = False
 
-    def take(self):
+    def take(self) -> int:
         with self._lock:
             if self._free:
                 return self._free.popleft()
         return self._driver.create_event()
 
-    def give(self, event):
+    def give(self, event: int) -> None:
         with self._lock:
             if not self._closed:
                 self._free.append(event)
                 return
         self._destroy(event)
 
-    def close(self):
+    def close(self) -> None:
         """Those that are lent go when they come back."""
         with self._lock:
             self._closed = True
@@ -59,7 +69,7 @@ class Events:
         for event in free:
             self._destroy(event)
 
-    def _destroy(self, event):
+    def _destroy(self, event: int) -> None:
         with self._driver.activate():
             self._driver.destroy_event(event)
 
@@ -68,28 +78,30 @@ class StreamOp:
     """``ready``: recorded on the issuer's stream at the issue; ``end``: on the stream that does the work,
     after it. None until enqueued."""
 
-    def __init__(self, driver, events):
+    def __init__(self, driver: Driver, events: Events) -> None:
         self.driver, self._events = driver, events
         self.began = time.monotonic()
-        self.end = None
-        self.failed = None  # an error: what it waited for on the GPU did not come, and it went on without
-        self.verdict = None  # gives such an error, or None, for calls whose kernels can give up
+        self.end: int | None = None
+        # An error: what it waited for on the GPU did not come, and it went on without.
+        self.failed: BaseException | None = None
+        # Gives such an error, or None, for calls whose kernels can give up.
+        self.verdict: Callable[[], BaseException | None] | None = None
         self._over = False  # done, and well
         self.ready = events.take()
         driver.record(self.ready, driver.current_stream())
 
     captured = False
 
-    def begin(self, stream):
+    def begin(self, stream: int) -> None:
         """``stream`` comes after what was queued at the issue."""
         self.driver.wait(stream, self.ready)
 
-    def finish(self, stream):
+    def finish(self, stream: int) -> None:
         end = self._events.take()
         self.driver.record(end, stream)
         self.end = end
 
-    def completed(self):
+    def completed(self) -> bool:
         """The GPU is done with it. Cannot be told, hence False, while the calling thread captures a graph."""
         if self.end is None or self._over:
             return self._over
@@ -101,7 +113,7 @@ class StreamOp:
         self._over = True
         return True
 
-    def join(self):
+    def join(self) -> None:
         """The calling thread's current stream waits for it."""
         if self.end is None:
             raise AbortedError("the call was abandoned before it reached the GPU: the group is of no more use")
@@ -109,7 +121,7 @@ class StreamOp:
         with self.driver.activate():
             self.driver.wait(self.driver.current_stream(), self.end)
 
-    def _check(self):
+    def _check(self) -> None:
         if self._over:
             return
         if self.failed is None and self.verdict is not None:
@@ -117,14 +129,14 @@ class StreamOp:
         if self.failed is not None:
             raise type(self.failed)(*self.failed.args)
 
-    def future(self):
+    def future(self) -> torch.futures.Future[Any]:
         return self.driver.future()
 
-    def resolve(self, future, value, stream_ops):
+    def resolve(self, future: torch.futures.Future[Any], value: Any, stream_ops: Sequence[Any]) -> None:
         with self.driver.activate():
             self.driver.resolve(future, value, [f.end for f in stream_ops])
 
-    def __del__(self):
+    def __del__(self) -> None:
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
             if event is not None:
                 self._events.give(event)
@@ -135,17 +147,17 @@ class Captured:
 
     captured = True
 
-    def __init__(self, driver):
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
-    def completed(self):
+    def completed(self) -> bool:
         return True
 
-    def join(self):
+    def join(self) -> None:
         pass
 
-    def future(self):
+    def future(self) -> torch.futures.Future[Any]:
         return self.driver.future()
 
-    def resolve(self, future, value, stream_ops):
+    def resolve(self, future: torch.futures.Future[Any], value: Any, stream_ops: Sequence[Any]) -> None:
         future.set_result(value)

@@ -5,12 +5,16 @@ in the order of the group's collectives (`execute`), which enqueues it on the gr
 has not done yet when `execute` returns, streams and futures wait for, not the host.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import logging
 import math
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
@@ -22,6 +26,15 @@ from .staged import StagedCollectives, timed_out
 from .staged_messages import StagedMessages
 from .stream_op import Captured, Events, StreamOp, poll
 
+if TYPE_CHECKING:
+    from ...call import Message
+    from ...config import Config
+    from ..base import LocalTransport, Ticket, Transport
+    from .driver import Driver
+    from .fused import Fused
+    from .peers import Peers
+
+
 log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
@@ -32,29 +45,29 @@ _GRAPHS = 0.1  # the same while there may be replays, but no calls
 class CudaTransport:
     """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one."""
 
-    def __init__(self, cpu, driver, config, one_host):
+    def __init__(self, cpu: Transport, driver: Driver, config: Config, one_host: bool) -> None:
         self.cpu, self.driver, self._config, self._one_host = cpu, driver, config, one_host
-        self.mode = None
-        self._collectives = None
-        self._opened = []
-        self._used_streams = []
-        self._failed = []  # calls whose tensors the GPU may still use
+        self.mode: Mode | None = None
+        self._collectives: Any = None  # once set up: SharedCollectives or StagedCollectives
+        self._opened: list[Peers] = []
+        self._used_streams: list[int] = []
+        self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
             self._events = Events(driver)
             self.stream = self._create_stream()
             self._pinned = Pinned(driver)
-        self._messages = None
-        self._guard = None
-        self._fused = None
+        self._messages: StagedMessages | None = None
+        self._guard: Any = None  # a _Guard, where something waits on the GPU for other ranks
+        self._fused: Fused | None = None
         self.captured = False  # a graph may replay calls of this group
 
-    def _create_stream(self):
+    def _create_stream(self) -> int:
         stream = self.driver.create_stream()
         self._used_streams.append(stream)
         return stream
 
-    def issue(self, call):
+    def issue(self, call: Call | Message) -> None:
         """Marks what came before ``call`` on the current stream. In the caller's thread."""
         with self.driver.activate():
             if self.driver.capturing():
@@ -62,10 +75,9 @@ class CudaTransport:
             else:
                 call.stream_op = StreamOp(self.driver, self._events)
 
-    def _capture(self, call):
+    def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
-        fused = self._fused if isinstance(call, Call) and call.op is Op.all_reduce else None
-        if fused is None:
+        if not isinstance(call, Call) or call.op is not Op.all_reduce or (fused := self._fused) is None:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
@@ -93,12 +105,12 @@ class CudaTransport:
 
     # --- collectives
 
-    def execute(self, call):
+    def execute(self, call: Call) -> None:
         """Enqueues the collective. Raises its error."""
-        stream_op = call.stream_op
+        stream_op: Any = call.stream_op
         deadline = stream_op.began + call.timeout
 
-        def left():
+        def left() -> float:
             return max(0.0, deadline - time.monotonic())
 
         with self.driver.activate():
@@ -132,9 +144,9 @@ class CudaTransport:
                 self._let_go()
                 raise
 
-    def _barrier(self, call, deadline, left):
+    def _barrier(self, call: Call, deadline: float, left: Callable[[], float]) -> None:
         """What the ranks had queued before it, they have done."""
-        stream_op = call.stream_op
+        stream_op: Any = call.stream_op
         stream_op.begin(self.stream)
         stream_op.finish(self.stream)
         if not poll(lambda: self.driver.done(stream_op.end), deadline, self.cpu.broken) and not self.cpu.broken():
@@ -142,21 +154,22 @@ class CudaTransport:
         self._check_kernels(call)
         self.cpu.run(call)
 
-    def _check_kernels(self, call):
+    def _check_kernels(self, call: Call) -> None:
         if self._fused is not None and (error := self._fused.error(self._where(call))) is not None:
             self.cpu.abort()
             raise error
 
-    def kernels_error(self):
+    def kernels_error(self) -> CustomBackendError | None:
         """Why the fused kernels gave up, or None."""
         return self._fused.error(self._where(None)) if self._fused is not None else None
 
-    def _set_up(self, call, left):
+    def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
-        setup, peers = None, None
+        peers: Peers | None = None
+        here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
-            setup = Setup(self.cpu, self.driver, self._config, self.stream, self._create_stream(), call, left)
+            setup = Setup(here, self.driver, self._config, self.stream, self._create_stream(), call, left)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -164,7 +177,7 @@ class CudaTransport:
         if peers is None:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
-            self._collectives = SharedCollectives(self.cpu, self.driver, peers, self._config, self.stream)
+            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream)
             self._fused = peers.fused
             if peers.fused is not None or peers.order is not None and not peers.order.meets:
                 self._guard = _Guard(self)
@@ -178,11 +191,11 @@ class CudaTransport:
             self.mode.reason,
         )
 
-    def _where(self, call):
+    def _where(self, call: Call | Message | None) -> str:
         name = call.name if call is not None else "a call on CUDA tensors"
         return f"{name} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
 
-    def _late(self, call, what):
+    def _late(self, call: Call | Message, what: str) -> CustomBackendError:
         """The error for a GPU that takes too long; the group is over."""
         if self.cpu.broken():
             return PeerLostError(
@@ -192,7 +205,7 @@ class CudaTransport:
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
 
-    def _let_go(self):
+    def _let_go(self) -> None:
         """After a failure: no stream of this rank may wait for another for ever."""
         with contextlib.suppress(Exception):  # a GPU that has failed fails here, too; the first error counts
             if self._collectives is not None:
@@ -203,7 +216,7 @@ class CudaTransport:
 
     # --- messages
 
-    def post(self, message):
+    def post(self, message: Message) -> Ticket:
         with self._lock:
             if self._messages is None:
                 with self.driver.activate():
@@ -215,17 +228,17 @@ class CudaTransport:
 
     # --- the end
 
-    def prepare_to_leave(self):
+    def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure."""
         if self._guard is not None:
             self._guard.close()
 
-    def leave(self):
+    def leave(self) -> None:
         """The CPU transport has left, and no collective is under way."""
         if self._messages is not None:
             self._messages.leave()
 
-    def close(self):
+    def close(self) -> None:
         """Frees everything, unless the GPU hangs: then what it may still use stays until the process ends."""
         with self.driver.activate():
             idle = self._idle(_DRAIN)
@@ -242,12 +255,13 @@ class CudaTransport:
                     self.driver.device,
                 )
                 return
-            if not close_all(self.cpu, self._opened, _DRAIN):
+            here = cast("LocalTransport", self.cpu)  # if anything was opened
+            if not close_all(here, self._opened, _DRAIN):
                 log.warning(
                     "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
                     self.cpu.name,
                     self.cpu.rank,
-                    self.cpu.unmarked(1),
+                    here.unmarked(1),
                 )
             if isinstance(self._collectives, StagedCollectives):
                 self._collectives.close()
@@ -255,12 +269,12 @@ class CudaTransport:
             self._failed = []
             self._events.close()
 
-    def _idle(self, seconds):
+    def _idle(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         events = [self.driver.create_event() for _ in self._used_streams]
         for event, stream in zip(events, self._used_streams):
             self.driver.record(event, stream)
-        done = [poll(lambda e=e: self.driver.done(e), until, lambda: False) for e in events]
+        done = [poll(functools.partial(self.driver.done, e), until, lambda: False) for e in events]
         for event in events:
             self.driver.destroy_event(event)
         return all(done)
@@ -270,23 +284,23 @@ class _Guard:
     """For streams on which something waits for other ranks: ends its waiting when a rank is gone or a call's time is
     over, and the group when kernels have given up. All of it at once: then it has nothing more to do."""
 
-    def __init__(self, transport):
+    def __init__(self, transport: CudaTransport) -> None:
         self._t = transport
-        self._stream_ops = []
+        self._stream_ops: list[tuple[Any, float]] = []  # and their deadlines
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._over = False
         self._thread = start(self._run, "c10d_custom:guard")
 
-    def watch(self, stream_op, deadline):
+    def watch(self, stream_op: StreamOp, deadline: float) -> None:
         with self._lock:
             self._stream_ops.append((stream_op, deadline))
         self._wake.set()
 
-    def wake(self):
+    def wake(self) -> None:
         self._wake.set()
 
-    def _run(self):
+    def _run(self) -> None:
         t = self._t
         with t.driver.activate():
             if t._fused is not None:
@@ -302,7 +316,7 @@ class _Guard:
             if self._stream_ops:
                 time.sleep(_GUARD)
 
-    def _look(self):
+    def _look(self) -> bool:
         """True once it has ended all waiting."""
         t = self._t
         try:
@@ -322,7 +336,7 @@ class _Guard:
             log.error("%s", error)
         return True
 
-    def _give_up(self, error):
+    def _give_up(self, error: CustomBackendError | None) -> None:
         # Before their waits end: who looks at them afterwards must find it.
         for stream_op, _ in self._stream_ops:
             stream_op.failed = error or PeerLostError(
@@ -332,7 +346,7 @@ class _Guard:
         with self._t.driver.activate():
             self._t._let_go()
 
-    def close(self):
+    def close(self) -> None:
         """Before this rank leaves: what has failed by then ends now, the rest goes on."""
         self._over = True
         self._wake.set()

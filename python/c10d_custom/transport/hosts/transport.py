@@ -117,7 +117,7 @@ class HierarchicalTransport(Transport):
         if error is not None:
             raise error
 
-    def fast_all_reduce(self, address, count, kind, limit, opts):
+    def fast_all_reduce(self, address, count, kind, nanoseconds):
         """As ShmTransport's. What takes less than a slice has no use for a time-out."""
         error = None
         try:
@@ -127,7 +127,7 @@ class HierarchicalTransport(Transport):
             if status == native.DONE_WAKE:
                 self._queue.wake()
             elif status != native.SLOW_PATH:
-                error = self._finish_quickly(status, address, count, kind, limit(opts))
+                error = self._finish_quickly(status, address, count, kind, nanoseconds)
         except BaseException:
             if self._fast_path.runner == get_ident():  # a signal handler raised
                 self.health.abort(self._fast_path.under_way[0])
@@ -136,7 +136,7 @@ class HierarchicalTransport(Transport):
         if error is not None:
             raise error
         if status == native.SLOW_PATH:
-            self.run(Call.fast_all_reduce(address, count, kind, limit(opts)))
+            self.run(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
     def _finish_quickly(self, status, address, count, kind, nanoseconds):
         self._number = self._fast_path.under_way[0]

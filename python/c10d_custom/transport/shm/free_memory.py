@@ -1,12 +1,15 @@
 """How much memory this process can still get: what the machine has, and what its cgroups allow."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def left():
+def left() -> tuple[int, str]:
     """(bytes, whose limit that is). File caches count as free."""
     found = [_machine()]
     with contextlib.suppress(OSError, ValueError):
@@ -21,7 +24,7 @@ def left():
     return min(found)
 
 
-def _machine():
+def _machine() -> tuple[int, str]:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -29,7 +32,7 @@ def _machine():
     return 1 << 62, "nobody"
 
 
-def _cgroups(root, path, limit, usage, cache):
+def _cgroups(root: Path, path: str, limit: str, usage: str, cache: str) -> Iterator[tuple[int, str]]:
     """Of the cgroup and of those it is in; inside a container, what is to be seen of them."""
     folder = root / path.lstrip("/")
     for each in (folder, *folder.parents):

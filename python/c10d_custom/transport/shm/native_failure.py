@@ -1,7 +1,11 @@
 """Failures of a native group made into sentences: who is gone, who is late, and what each rank does, as the
 segment shows it."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from ctypes import c_uint64
+from typing import TYPE_CHECKING, Any
 
 from ... import dtypes, native
 from ...call import ANY_COUNT, Op, mismatch_table
@@ -9,20 +13,26 @@ from ...native import lib
 from ..call_log import published
 from ..failure import ErrorText
 
+if TYPE_CHECKING:
+    from ...call import Call, Fingerprint, Message
+    from ...native import Failure, PeerState
+    from ..trace_file import Peer
+
+
 _TOLD = 16  # ranks of which an error tells what they do
 
 
 class NativeErrorText(ErrorText):
     """``states``: see ShmTransport.states; None once the group is closed."""
 
-    def __init__(self, transport, failure, call, states):
+    def __init__(self, transport: Any, failure: Failure, call: Call | Message, states: list[PeerState] | None) -> None:
         self.states = states
         super().__init__(transport, failure, call)
 
-    def who(self, rank):
+    def who(self, rank: int) -> str:
         return self.t.who(rank)
 
-    def fate(self, rank):
+    def fate(self, rank: int) -> str:
         who = self.who(rank)
         if self.states is None or rank >= len(self.states):
             return f"{who} is gone"
@@ -31,7 +41,7 @@ class NativeErrorText(ErrorText):
             return f"{who} has left the group (destroy_process_group, or its process ended)"
         return f"{who} (pid {state.pid}) has died"
 
-    def missing(self):
+    def missing(self) -> str:
         if self.states is None:
             return ""
         seq, mine = self.f.seq, self.states[self.t.rank].arrived
@@ -46,19 +56,19 @@ class NativeErrorText(ErrorText):
             f"{self.doing(range(self.t.size))}"
         )
 
-    def _behind(self):
+    def _behind(self) -> list[int]:
         # As in straggler of the core's collective.h.
-        done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states]
+        done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states or []]
         least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
         return [r for r, n in enumerate(done) if r != self.t.rank and n == least]
 
-    def late(self):
+    def late(self) -> bool:
         if self.f.peer == self.t.rank:
             return True
         here, there = (self.states[r].arrived if self.states else 0 for r in (self.t.rank, self.f.by))
         return here < self.f.seq <= there
 
-    def doing(self, ranks):
+    def doing(self, ranks: Sequence[int]) -> str:
         if self.states is None:
             return ""
         peers = self.t.peers()
@@ -66,7 +76,7 @@ class NativeErrorText(ErrorText):
         more = len(ranks) - len(known)
         return "; ".join(known) + (f"; and {more} more ranks." if more else ".")
 
-    def _doing(self, peer):
+    def _doing(self, peer: Peer) -> str:
         process = {"stopped": "; its process is stopped", "gone": "; its process has died", "left": "; it has left"}
         who = f"{self.who(peer.rank)} (pid {peer.pid}{process.get(peer.state, '')})"
         if peer.rank == self.t.rank:
@@ -75,12 +85,12 @@ class NativeErrorText(ErrorText):
             return f"{who} has entered {peer.entered} collectives"
         return f"{who} last entered {peer.calling}"
 
-    def table(self):
+    def table(self) -> str:
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
         parts = {r: self._parts(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
         return mismatch_table(prints, self.t.members, parts)
 
-    def _parts(self, rank, fingerprint):
+    def _parts(self, rank: int, fingerprint: Fingerprint) -> str:
         n = self.t.size
         sizes = (c_uint64 * (2 * n))()
         if lib.c10d_peer_sizes(self.t._handle, rank, fingerprint.seq, sizes):
@@ -88,6 +98,5 @@ class NativeErrorText(ErrorText):
         dtype = dtypes.BY_CODE.get(fingerprint.dtype)
         counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
         given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
-        return {Op.all_gather: f": gives {counts[0]}, gets {got}", Op.reduce_scatter: f": gives {given}"}.get(
-            fingerprint.op, f": gives {given}, gets {got}"
-        )
+        text = {int(Op.all_gather): f": gives {counts[0]}, gets {got}", int(Op.reduce_scatter): f": gives {given}"}
+        return text.get(fingerprint.op, f": gives {given}, gets {got}")

@@ -6,6 +6,8 @@ hands it to each rank over an abstract Unix socket. The kernel says who is at th
 what another user serves is not taken.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -15,11 +17,18 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from ctypes import byref, c_int, c_uint64
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CustomBackendError, TransportError
 from ...native import Geometry, lib
 from . import free_memory as memory
+
+if TYPE_CHECKING:
+    from ...config import Config
+    from ...creation.exchange import Exchange
+
 
 _TOKEN = 16
 _SLICE = 10e-3  # s: between two looks at who is alive
@@ -31,7 +40,7 @@ _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def geometry(config, ranks, board_bytes):
+def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
     # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
     # Operations cut a block among the ranks, at cache lines.
@@ -39,17 +48,24 @@ def geometry(config, ranks, board_bytes):
     return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells, board_bytes)
 
 
-def open_segment(exchange, config, interrupted, board_bytes):
+def open_segment(exchange: Exchange, config: Config, interrupted: Any, board_bytes: int) -> int:
     """Returns the native group handle of this rank. Any rank's failure is raised by all.
     ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its board."""
     rank, size = exchange.rank, exchange.size
     fd = -1
     with contextlib.ExitStack() as cleanup:
-        failure = offer = server = None
+        failure: str | None = None
+        offer: Any = None
+        server: Any = None
+
+        def close_own() -> None:
+            if fd >= 0:
+                os.close(fd)
+
         if rank == 0:
             try:
                 fd = _create(config, size, board_bytes)
-                cleanup.callback(lambda: fd >= 0 and os.close(fd))
+                cleanup.callback(close_own)
                 server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 token = secrets.token_bytes(_TOKEN)
                 name = f"c10d_custom-{secrets.token_hex(16)}"
@@ -62,7 +78,7 @@ def open_segment(exchange, config, interrupted, board_bytes):
         else:
             offer = exchange.hear("segment", "rank 0")
             failure = offer.get("error")
-        handle = None
+        handle: Any = None
         if failure is None:
             try:
                 if rank == 0:
@@ -83,13 +99,13 @@ def open_segment(exchange, config, interrupted, board_bytes):
         return handle
 
 
-def _all_well(failures):
+def _all_well(failures: Sequence[str | None]) -> None:
     said = list(dict.fromkeys(f for f in failures if f))
     if said:
         raise TransportError("; ".join(said))
 
 
-def _create(config, size, board_bytes=0):
+def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     wanted = geometry(config, size, board_bytes)
     at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes) + (size + 1) * board_bytes
     free, whose = memory.left()
@@ -106,25 +122,30 @@ def _create(config, size, board_bytes=0):
     return fd
 
 
-def _serve(server, fd, token, size, exchange):
+def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Exchange) -> None:
     """Hands ``fd`` to ranks 1 to ``size`` - 1. Anybody on the host can connect: those of other users are turned away
     unheard, and none is waited for; those that say nothing are closed when there are too many."""
     waiting = set(range(1, size))
-    silent = {}  # connection -> what it has said so far; the oldest first
+    silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
     look = time.monotonic() + _LOOK
     server.setblocking(False)
     with contextlib.ExitStack() as closing, selectors.DefaultSelector() as selector:
-        closing.callback(lambda: [peer.close() for peer in silent])
+
+        def close_silent() -> None:
+            for peer in silent:
+                peer.close()
+
+        closing.callback(close_silent)
         selector.register(server, selectors.EVENT_READ)
 
-        def drop(peer):
+        def drop(peer: socket.socket) -> None:
             del silent[peer]
             selector.unregister(peer)
             peer.close()
 
         while waiting:
             for key, _ in selector.select(_SLICE):
-                peer = key.fileobj
+                peer: Any = key.fileobj
                 if peer is server:
                     if len(silent) >= size + _STRANGERS:
                         drop(next(iter(silent)))
@@ -163,7 +184,7 @@ def _serve(server, fd, token, size, exchange):
                 raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
 
 
-def _accept(server):
+def _accept(server: socket.socket) -> socket.socket | None:
     """A connection of a process of this user, or None."""
     peer, _ = server.accept()
     if _user(peer) != os.geteuid():
@@ -173,12 +194,12 @@ def _accept(server):
     return peer
 
 
-def _user(connection):
+def _user(connection: socket.socket) -> int:
     """Who is at its other end, says the kernel."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
-def _answer(peer, hello, fd, token, waiting):
+def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: set[int]) -> int | None:
     """The rank that has got ``fd`` now, or None."""
     said, rank = _HELLO.unpack(hello)
     if not secrets.compare_digest(said, token) or rank not in waiting:
@@ -188,7 +209,7 @@ def _answer(peer, hello, fd, token, waiting):
     return rank
 
 
-def _fetch(offer, rank, exchange):
+def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
     while True:
         answer, fds, flags = _ask(offer, rank, exchange)
         if answer == _REFUSED:
@@ -210,7 +231,7 @@ def _fetch(offer, rank, exchange):
     return fd
 
 
-def _ask(offer, rank, exchange):
+def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, list[int], int]:
     """(answer or b"", descriptors, flags)"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(exchange.left())
@@ -225,7 +246,7 @@ def _ask(offer, rank, exchange):
     return answer, fds, flags
 
 
-def _open(fd, rank, config, interrupted):
+def _open(fd: int, rank: int, config: Config, interrupted: Any) -> int:
     error = c_int()
     handle = lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, byref(error))
     if not handle:

@@ -1,38 +1,58 @@
 """CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
 
+from __future__ import annotations
+
 import functools
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, Literal
 
 from ... import native
 from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
-from ..base import Ticket, Transport
+from ..base import LocalTransport, Ticket
 from ..call_log import native_peers, native_records
 from ..failure import rank_name
 from .native_failure import NativeErrorText
 from .segment import open_segment
 
+if TYPE_CHECKING:
+    from ...call import Buffer, Message
+    from ...config import Config
+    from ...creation.exchange import Exchange
+    from ...dtypes import Kind
+    from ..trace_file import Peer, Record
+
+
 _FOREVER = 2**63 - 1
 _ENDS = 0.1  # s: how long to wait at a time for what an abort ends
 
 
-def _nanoseconds(seconds):
+def _nanoseconds(seconds: float) -> int:
     return min(int(seconds * 1e9), _FOREVER)
 
 
-class ShmTransport(Transport):
+class ShmTransport(LocalTransport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
     group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
 
-    _handle = None
+    _handle: Any = None  # c10d_handle*
 
-    def __init__(self, exchange, config, group_name, members, who=None, board_bytes=0):
+    def __init__(
+        self,
+        exchange: Exchange,
+        config: Config,
+        group_name: str,
+        members: list[int],
+        who: Callable[[int], str] | None = None,
+        board_bytes: int = 0,
+    ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.who = who or functools.partial(rank_name, members)
-        self._raised = None  # by a signal handler, in the main thread
+        self._raised: BaseException | None = None  # by a signal handler, in the main thread
         signals = self._signals()
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
@@ -41,35 +61,29 @@ class ShmTransport(Transport):
 
     # --- collectives
 
-    def run(self, call):
+    def run(self, call: Call) -> None:
         if lib.c10d_run(self._handle, byref(self._args(call))):
             raise self.last_error(call)
 
-    def under_way(self):
+    def under_way(self) -> str:
         own = native_peers(self._handle, self.size)[self.rank].calling
         return own if own != "-" else "a collective"
 
-    def fast_all_reduce(self, address, count, kind, limit, opts):
-        """The fast path to the core: an all_reduce in place of ``count`` items of the Kind at ``address``.
-        ``limit(opts)``: its time-out in nanoseconds."""
-        nanoseconds = limit(opts)
+    def fast_all_reduce(self, address: int, count: int, kind: Kind, nanoseconds: int) -> None:
         if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
             raise self.last_error(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
-    def fast_collective(self, kind, root, source, target, count, nanoseconds):
-        """The fast path to the core for other collectives: see c10d_fast_collective in api.h. Returns a native status;
-        with one that is not OK or PENDING, `last_error` knows more."""
+    def fast_collective(
+        self, kind: int, root: int, source: int | bytes | None, target: int | bytes | None, count: int, nanoseconds: int
+    ) -> int:
         return native.fast_collective(self._handle, kind, root, source, target, count, nanoseconds)
 
-    def last_error(self, call):
-        """The exception for the failure of this thread's last collective, which was ``call``."""
+    def last_error(self, call: Call | Message) -> BaseException:
         failure = Failure()
         lib.c10d_last_failure(byref(failure))
         return self.error(failure, call)
 
-    def attempt(self, args):
-        """Runs the collective of a reference to native.CallArgs. Returns None, or the native Failure. Raises what a
-        signal handler has raised meanwhile."""
+    def attempt(self, args: Any) -> Failure | None:
         if lib.c10d_run(self._handle, args):
             failure = Failure()
             lib.c10d_last_failure(byref(failure))
@@ -78,35 +92,38 @@ class ShmTransport(Transport):
             return failure
         return None
 
-    def agree(self, call, seconds):
-        """All ranks see that they call alike, and wait for each other; no bytes move."""
+    def agree(self, call: Call, seconds: float) -> Agreement:
         args = self._args(call)
         args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
         if lib.c10d_run(self._handle, byref(args)):
             raise self.last_error(call)
         number = self.next_sequence() - 1
         if call.redop == PREMUL_SUM and call.inputs:
-            factors = [s.fingerprint.factor for s in self.states(number)]
+            if (states := self.states(number)) is None:
+                raise self._closed()
+            factors = [s.fingerprint.factor for s in states]
         else:
             factors = None
         return Agreement(number, factors, self._sizes(number) if call.count == ANY_COUNT else None)
 
-    def _sizes(self, number):
-        n, out = self.size, []
+    def _sizes(self, number: int) -> list[tuple[list[int], list[int]]]:
+        n, out = self.size, list[tuple[list[int], list[int]]]()
         for rank in range(n):
             sizes = (c_uint64 * (2 * n))()
             if lib.c10d_peer_sizes(self._handle, rank, number, sizes):
-                raise AbortedError(f"group {self.name or '(unnamed)'}: closed during a call")
+                raise self._closed()
             out.append((sizes[:n], sizes[n:]))
         return out
 
-    def meet(self, call, number, seconds):
-        """All ranks wait for each other, amid the collective ``number``."""
+    def _closed(self) -> AbortedError:
+        return AbortedError(f"group {self.name or '(unnamed)'}: closed during a call")
+
+    def meet(self, call: Call, number: int, seconds: float) -> None:
         args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
         if failure := self.attempt(byref(args)):
             raise self.error(failure, call)
 
-    def submit(self, call):
+    def submit(self, call: Call) -> ShmTicket:
         at = (c_void_p * 1)()
         try:
             lib.c10d_submit_to(self._handle, byref(self._args(call)), at)
@@ -115,14 +132,15 @@ class ShmTransport(Transport):
             self._end_unseen(at, call)
             raise
 
-    def _end_unseen(self, at, call):
+    def _end_unseen(self, at: Any, call: Any) -> None:
         """A signal handler has raised before anybody got to see the ticket at ``at``."""
         if at and at[0]:
             ShmTicket(self, at, call).withdraw()
 
-    def _args(self, call):
-        def spans(tensors):
-            return (Span * len(tensors))(*[(t.data_ptr(), t.nbytes) for t in tensors])
+    def _args(self, call: Call) -> CallArgs:
+        def spans(tensors: Sequence[Buffer]) -> Any:
+            each: list[Any] = [(t.data_ptr(), t.nbytes) for t in tensors]
+            return (Span * len(tensors))(*each)
 
         return CallArgs(
             call.op,
@@ -142,17 +160,17 @@ class ShmTransport(Transport):
             spans(call.outputs),
         )
 
-    def _ticket(self, at, call):
+    def _ticket(self, at: Any, call: Call | Message) -> ShmTicket:
         if not at[0]:
             raise self.last_error(call)
         return ShmTicket(self, at, call)
 
     # --- messages
 
-    def fast_message(self, kind, peer, tag, address, count, nanoseconds, call):
-        """The fast path to the core for a message: see c10d_message in api.h. None if it is over, else its Ticket; and
-        False, with nothing done, once the group is closed. ``call()``: its Message, for what errors say."""
-        posted = []
+    def fast_message(
+        self, kind: int, peer: int, tag: int, address: int, count: int, nanoseconds: int, call: Callable[[], Message]
+    ) -> Ticket | Literal[False] | None:
+        posted: list[int] = []
         try:
             if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
                 return None
@@ -161,7 +179,7 @@ class ShmTransport(Transport):
             self._end_unseen(posted, call)
             raise
 
-    def post(self, message):
+    def post(self, message: Message) -> ShmTicket:
         t = message.tensor
         args = MessageArgs(
             message.is_recv,
@@ -182,19 +200,17 @@ class ShmTransport(Transport):
 
     # --- life
 
-    def next_completed(self, seconds):
+    def next_completed(self, seconds: float) -> int | None:
         token = c_uint64()
         status = lib.c10d_next_completed(self._handle, _nanoseconds(seconds), byref(token))
         if status not in (native.OK, native.PENDING):
             raise AbortedError("the group is closed")
         return token.value if status == native.OK else None
 
-    def complete(self, token):
-        """Lets ``token`` come out of next_completed."""
+    def complete(self, token: int) -> None:
         lib.c10d_complete(self._handle, token)
 
-    def broken(self):
-        """True if the next call of this group fails: a rank is gone, or a call has failed."""
+    def broken(self) -> bool:
         failure = Failure()
         if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
@@ -203,43 +219,33 @@ class ShmTransport(Transport):
     # --- for a transport over several hosts, of which this is the part inside one
 
     @property
-    def handle(self):
-        """The native group."""
+    def handle(self) -> int:
         return self._handle
 
-    def health(self, number):
-        """The native Failure of a group that is of no more use, at least not for the collective ``number``; else
-        None."""
+    def health(self, number: int) -> Failure | None:
         failure = Failure()
         return failure if lib.c10d_health(self._handle, number, byref(failure)) else None
 
-    def end_for_all(self, status, peer, by, number):
-        """Ends the group on all ranks for a reason that came from elsewhere. ``peer``, ``by``: any numbers, which
-        Failures will show; ``number``: of the collective that it is the failure of."""
+    def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:
         lib.c10d_poison(self._handle, status, peer, by, number)
 
-    def probe(self, tag):
-        """The rank whose message of that tag waits for a receive from any source; -1: none."""
+    def probe(self, tag: int) -> int:
         return lib.c10d_probe(self._handle, tag)
 
     # --- who is left
 
-    def set_mark(self, mark):
+    def set_mark(self, mark: int) -> None:
         lib.c10d_set_mark(self._handle, mark)
 
-    def unmarked(self, mark):
-        """The other ranks that are there and have not set their mark to ``mark``."""
+    def unmarked(self, mark: int) -> list[int]:
         states = self.states(0)
         return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
 
-    def enlist(self, round, note=0):
-        """This rank is one of those left, in that round of the roll call, and says ``note``."""
+    def enlist(self, round: int, note: int = 0) -> None:
         if lib.c10d_enlist(self._handle, round, note):
             raise AbortedError(f"group {self.name or '(unnamed)'}: closed, or taken for dead by the other ranks")
 
-    def roll(self, round):
-        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
-        empty, all ranks see the same ranks."""
+    def roll(self, round: int) -> tuple[dict[int, int], list[int]]:
         note, present, awaited = c_uint32(), {}, []
         for rank in range(self.size):
             state = lib.c10d_roll(self._handle, rank, round, byref(note))
@@ -249,23 +255,23 @@ class ShmTransport(Transport):
                 awaited.append(rank)
         return present, awaited
 
-    def next_sequence(self):
+    def next_sequence(self) -> int:
         return lib.c10d_next_seq(self._handle)
 
-    def abort(self):
+    def abort(self) -> None:
         lib.c10d_abort(self._handle)
 
-    def leave(self):
+    def leave(self) -> None:
         lib.c10d_leave(self._handle)
 
-    def close(self):
+    def close(self) -> None:
         lib.c10d_close(self._handle)
 
-    def __del__(self):
+    def __del__(self) -> None:
         if self._handle is not None:
             lib.c10d_free(self._handle)
 
-    def _signals(self):
+    def _signals(self) -> Iterator[int]:
         # The core asks this generator's next value every so often while the main thread sleeps in it:
         # running Python code is what lets Python's signal handlers run, Ctrl-C's among them. A
         # generator, because they run wherever a frame is entered: here, that is inside the try.
@@ -279,37 +285,34 @@ class ShmTransport(Transport):
             except BaseException as error:
                 self._raised, answer = error, 1
 
-    def _interruption(self):
+    def _interruption(self) -> BaseException:
         raised, self._raised = self._raised, None
         return raised or KeyboardInterrupt()
 
-    def has_raised(self):
+    def has_raised(self) -> bool:
         """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one
         it was to wait for: what it raised is to leave the wait."""
         return self._raised is not None and threading.current_thread() is threading.main_thread()
 
-    def interrupted_here(self):
-        """True in a signal handler that interrupted a call of this transport, in the same thread."""
+    def interrupted_here(self) -> bool:
         return bool(lib.c10d_inside(self._handle))
 
     # --- errors
 
-    def states(self, sequence):
-        """PeerState of every rank, with the fingerprint it published for that sequence number; None
-        once the group is closed."""
+    def states(self, sequence: int) -> list[PeerState] | None:
         out = [PeerState() for _ in range(self.size)]
         for rank, state in enumerate(out):
             if lib.c10d_peer_state(self._handle, rank, sequence, byref(state)):
                 return None
         return out
 
-    def trace(self):
+    def trace(self) -> list[Record]:
         return native_records(self._handle)
 
-    def peers(self):
+    def peers(self) -> list[Peer]:
         return native_peers(self._handle, self.size)
 
-    def error(self, failure, call):
+    def error(self, failure: Failure, call: Call | Message) -> BaseException:
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
         if failure.status == native.INTERRUPTED or self.has_raised():
             return self._interruption()
@@ -321,22 +324,23 @@ class ShmTransport(Transport):
 class ShmTicket(Ticket):
     """Takes over the native ticket whose address is ``at[0]``."""
 
-    def __init__(self, transport, at, call):
+    def __init__(self, transport: ShmTransport, at: Any, call: Any) -> None:
         self._transport, self._call = transport, call
-        self._status, self._failure = native.PENDING, None
+        self._status = native.PENDING
+        self._failure: Failure | None = None
         self._ticket = at[0]
         at[0] = None  # no signal handler runs between these two lines
 
-    def done(self):
+    def done(self) -> bool:
         return lib.c10d_test(self._ticket) != native.PENDING
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         self._status = native.settle(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run)
         if may_run and self._transport.has_raised():
             raise self._transport._interruption()
         return self._status != native.PENDING
 
-    def error(self):
+    def error(self) -> BaseException | None:
         if self._status == native.PENDING:
             self.wait(0)
         if self._status in (native.OK, native.PENDING):
@@ -346,7 +350,7 @@ class ShmTicket(Ticket):
             lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
         return self._transport.error(self._failure, self._said())
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         transport = self._transport
         if isinstance(self._call, Call):
             transport.abort()  # then the thread that runs it, or was to, ends it
@@ -356,27 +360,27 @@ class ShmTicket(Ticket):
             lib.c10d_withdraw(transport._handle, self._ticket)
 
     @property
-    def collective(self):
+    def collective(self) -> bool:
         return isinstance(self._call, Call)
 
-    def standing(self):
+    def standing(self) -> tuple[str, str]:
         number = lib.c10d_ticket_number(self._ticket)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
         return NativeErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
 
-    def _said(self):
+    def _said(self) -> Call | Message:
         return self._call
 
-    def watch(self, token):
+    def watch(self, token: int) -> bool:
         return lib.c10d_watch(self._ticket, token) == native.PENDING
 
     @property
-    def source(self):
+    def source(self) -> int:
         return lib.c10d_ticket_source(self._ticket)
 
-    _ticket = None
+    _ticket: Any = None
 
-    def __del__(self):
+    def __del__(self) -> None:
         if self._ticket:
             lib.c10d_release(self._ticket)
 
@@ -384,5 +388,5 @@ class ShmTicket(Ticket):
 class MessageTicket(ShmTicket):
     """Of a message that went the fast path: what errors say of it is made when there is one."""
 
-    def _said(self):
+    def _said(self) -> Message:
         return self._call()
