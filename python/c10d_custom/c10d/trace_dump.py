@@ -34,7 +34,7 @@ _said: set[int] = set()  # ids of sources whose failure has been written
 def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
-    _sources[key] = weakref.ref(source, lambda _: forget(source, key))
+    _sources[key] = weakref.ref(source, lambda _: forget(None, key))  # not the source: that would keep it
     if config.trace_dir:
         of = weakref.ref(source)
         source.failed = lambda error: _failed(of(), key, error, config.trace_dir)  # type: ignore[method-assign]
