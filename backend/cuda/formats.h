@@ -1,5 +1,5 @@
 // Formats: how 16 bytes of elements in memory become accumulators, and back. The formats are those of
-// backend/shm/reduce_impl.inc, which is the authority: bit for bit the same results are tested.
+// backend/shm/reduce_formats.inc, which is the authority: bit for bit the same results are tested.
 #pragma once
 #include "device.h"
 

@@ -91,8 +91,8 @@ def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
 def _members_of_world(members: list[int]) -> Members | None:
     """liveness.Members for ``members``, global ranks, if the default group has a segment in which to look."""
     world = operations_of(dist.group.WORLD)
-    board = world.cpu_transport if members and world is not None else None
-    return Members(board, members, roll=True) if isinstance(board, ShmTransport) else None
+    parent = world.cpu_transport if members and world is not None else None
+    return Members(parent, members, roll=True) if isinstance(parent, ShmTransport) else None
 
 
 def _transport(exchange: Exchange, name: str, members: list[int], devices: list[str] | None) -> ByDevice:

@@ -42,7 +42,7 @@ def build(
     devices: list[str] | None = None,
 ) -> CustomProcessGroup:
     """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see
-    creation.meet."""
+    c10d/meeting.py."""
     transport, store = meet(store, rank, size, timeout, name, members, processes, devices)
     group = CustomProcessGroup(transport, store, rank, size, timeout, name)
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":

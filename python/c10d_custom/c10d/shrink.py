@@ -84,7 +84,7 @@ class _Survivors:
     """One rank's part in it."""
 
     def __init__(self, old: process_group.CustomProcessGroup, timeout: timedelta) -> None:
-        self.board = cast(ShmTransport, old.cpu_transport)
+        self.old = cast(ShmTransport, old.cpu_transport)
         self.rank, self.name = old.rank(), old.getGroupName()
         self.timeout, self.began = timeout, time.monotonic()
         self.deadline = self.began + timeout.total_seconds()
@@ -109,24 +109,24 @@ class _Survivors:
     def _first_round(self) -> int:
         """Of those this rank has not been in, the one that the others have reached."""
         round = 1
-        while self.rank in self.board.roll(round)[0] or self.board.roll(round + 1)[0]:
+        while self.rank in self.old.roll(round)[0] or self.old.roll(round + 1)[0]:
             round += 1
         return round
 
     def _call_the_roll(self, round: int) -> list[int]:
         """The ranks that are left, in order."""
-        self.board.enlist(round)
+        self.old.enlist(round)
         present: dict[int, int] = {}
         awaited: list[int] = []
 
         def complete() -> bool:
             nonlocal present, awaited
-            present, awaited = self.board.roll(round)
+            present, awaited = self.old.roll(round)
             return not awaited
 
         if not self._until(complete):
             raise CollectiveTimeoutError(
-                f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(awaited[0])} neither came nor "
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(awaited[0])} neither came nor "
                 "ended in "
                 f"{time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive call "
                 "shrink_group? "
@@ -135,13 +135,13 @@ class _Survivors:
         return sorted(present)
 
     def _more(self, ranks: list[int]) -> str:
-        return f" (nor did {', '.join(map(self.board.who, ranks))})" if ranks else ""
+        return f" (nor did {', '.join(map(self.old.who, ranks))})" if ranks else ""
 
     def _meet(self, round: int, members: list[int]) -> tuple[TCPStore, process_group.CustomProcessGroup]:
         left = timedelta(seconds=max(self.deadline - time.monotonic(), 0.001))
         if self.rank == members[0]:
             store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
-            self.board.enlist(round, store.port)
+            self.old.enlist(round, store.port)
         else:
             store = self._connect(round, members[0])
             store.set_timeout(left)
@@ -151,7 +151,7 @@ class _Survivors:
             len(members),
             left,
             self.name,
-            processes=Members(self.board, members),
+            processes=Members(self.old, members),
         )
         try:
             cast(Any, new.barrier()).wait()
@@ -165,9 +165,9 @@ class _Survivors:
 
         def connected() -> bool:
             nonlocal store
-            if server not in self.board.roll(round + 1)[1]:
+            if server not in self.old.roll(round + 1)[1]:
                 raise _Over  # it has gone on to the next round, or ended
-            if port := self.board.roll(round)[0][server]:
+            if port := self.old.roll(round)[0][server]:
                 try:
                     # TCPStore goes on trying where nobody listens any more.
                     socket.create_connection(("127.0.0.1", port), _CONNECT.total_seconds()).close()
@@ -178,7 +178,7 @@ class _Survivors:
 
         if not self._until(connected):
             raise CollectiveTimeoutError(
-                f"shrink_group of group {self.name}, rank {self.rank}: {self.board.who(server)} was to "
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(server)} was to "
                 f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s"
             )
         return store

@@ -62,7 +62,7 @@ class Processes:
         self._ranks = {}
 
 
-class Board(Protocol):
+class Parent(Protocol):
     """What Members asks of a group's transport: see LocalTransport of transport/base.py."""
 
     who: Callable[[int], str]
@@ -77,7 +77,7 @@ class Members(Processes):
     ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all
     this."""
 
-    def __init__(self, parent: Board, ranks: Sequence[int], roll: bool = False) -> None:
+    def __init__(self, parent: Parent, ranks: Sequence[int], roll: bool = False) -> None:
         super().__init__()
         self._parent, self._in_parent, self._roll = parent, ranks, roll
         self._pids = {rank: state.pid for rank, state in enumerate(self._states())}

@@ -10,8 +10,9 @@ from enum import Enum
 from ...call import ANY_COUNT, Memory, Op
 
 MOST_RANKS = 16  # of a group in which each rank sends a message to each other one
-_HOST_BYTES = 128 << 10  # that a host may send for one call of such messages
+_HOST_BYTES = 128 << 10  # that a host may send for one call of such messages, or of its leader's
 _FLAT_LEAST, _FLAT_MOST, _LEADER_MOST = 64, 16 << 10, 64 << 10  # bytes of a tensor
+# The leaders' messages have the lengths in leader_all_reduce.py, the largest of which is at least _LEADER_MOST.
 
 
 class Agree(Enum):

@@ -200,6 +200,5 @@ _FINISH = {
     Op.broadcast: FlatExchange._finish_broadcast,
     Op.all_gather: FlatExchange._finish_gather,
     Op.gather: FlatExchange._finish_gather,
-    Op.all_to_all: FlatExchange._finish_gather,
     Op.scatter: FlatExchange._finish_scatter,
 }
