@@ -15,5 +15,6 @@ env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "L
 out = subprocess.run(
     [sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, check=True, timeout=50
 ).stdout
+import torch  # noqa: F401 - the rank itself
 
 print(json.dumps({"rank": int(os.environ["RANK"]), "child": json.loads(out)}), flush=True)
