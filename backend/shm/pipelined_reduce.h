@@ -1,7 +1,8 @@
 // What ring_pipelined_reduce (pipelined_reduce.cpp) needs to carry a reduction from host to host.
 //
-// MPI is known here only as two function pointers and opaque requests, as in hosts/leader_all_reduce.h. The requests are
-// persistent, made by Python; each slot has those of a chunk of the usual length and those of the last, shorter one.
+// MPI is known here only as two function pointers and opaque requests, as in hosts/leader_all_reduce.h. The requests
+// are persistent, made by Python; each slot has those of a chunk of the usual length and those of the last, shorter
+// one.
 #pragma once
 #include <cstdint>
 

@@ -24,9 +24,7 @@ def _never():
 # Whether we are in torch's allow_inflight_collective_as_graph_input_ctx.
 works_are_graph_inputs, _register_work = _never, None
 with optional("collectives under way as inputs of compiled graphs"):
-    from torch._C._distributed_c10d import (
-        _allow_inflight_collective_as_graph_input as works_are_graph_inputs,  # noqa: F401 - for issuing.py
-    )
+    from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input as works_are_graph_inputs  # noqa: F401 - for issuing.py
     from torch._C._distributed_c10d import _register_work
 
 
