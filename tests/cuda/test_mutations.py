@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, transport
+from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm.transport import ShmTransport
@@ -240,12 +240,12 @@ MUTATIONS = {
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),
     "messages: sent before the bytes have come": (
         STAGED,
-        lambda: off(staged.StagedMessages, "_send_on", sent_at_once),
+        lambda: off(staged_messages.StagedMessages, "_send_on", sent_at_once),
         both_ways,
     ),
     "messages: memory given back under a copy": (
         STAGED,
-        lambda: off(staged.StagedMessages, "_let_go", given_at_once),
+        lambda: off(staged_messages.StagedMessages, "_let_go", given_at_once),
         in_turns,
     ),
     "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), both_ways),

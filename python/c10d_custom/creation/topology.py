@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Location:
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace,
-    in which the segment is handed over (transport/segment.py): two pods of one machine are two hosts. Host names repeat
-    and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+    in which the segment is handed over (transport/shm/segment.py): two pods of one machine are two hosts. Host names
+    repeat and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
 
     boot_id: str
     hostname: str

@@ -204,7 +204,7 @@ def read(text: str) -> Dump:
     rank, pid, host, written, reason = process.groups()
     dump = Dump(int(rank), int(pid), host, _seconds(written), reason, whole=lines[-1] == "end")
     part = None
-    body = lines[2:-1] if dump.whole else lines[2:-1]  # the last line of a cut file may be half a line
+    body = lines[2:-1]  # without the end; of a file that was cut, without a last line that may be half of one
     for number, line in enumerate(body, 3):
         try:
             if group := _GROUP.fullmatch(line):
