@@ -1,4 +1,4 @@
-"""The turn that the queue of a transport and the short way (backend/hosts/sequencer.h) take from each other."""
+"""The turn that the queue of a transport and the fast path (backend/hosts/sequencer.h) take from each other."""
 
 import threading
 import time

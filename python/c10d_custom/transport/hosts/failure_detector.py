@@ -138,7 +138,7 @@ class _Door:
 
 class FailureDetector:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
-    ``on_fault``: called in the watch's thread with a Fault that another rank reports."""
+    ``on_fault``: called in the detector's thread with a Fault that another rank reports."""
 
     def __init__(self, exchange, hosts, on_fault):
         self.rank = exchange.rank
