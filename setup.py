@@ -2,9 +2,11 @@
 call it into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
 c10d_custom/native/cuda."""
 
+import os
 from glob import glob
 from pathlib import Path
 
+from build_backend import compilers
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
@@ -20,16 +22,30 @@ class build_native(build_ext):
     def get_export_symbols(self, ext):
         return []
 
+    def build_extensions(self):
+        # Not the flags that this Python was built with, which are another compiler's, or another processor's.
+        c, cxx = compilers()
+        flags, link = os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")
+        self.compiler.set_executables(
+            compiler=c,
+            compiler_cxx=cxx,
+            linker_exe=c,
+            linker_exe_cxx=cxx,
+            compiler_so=f"{c} -fPIC -DNDEBUG {flags}",
+            compiler_so_cxx=f"{cxx} -fPIC -DNDEBUG {flags}",
+            linker_so=f"{c} -shared {link}",
+            linker_so_cxx=f"{cxx} -shared {link}",
+        )
+        super().build_extensions()
+
     def build_extension(self, ext):
         try:
             super().build_extension(ext)
         except (CCompilerError, ExecError, PlatformError) as error:
-            if ext.optional:
-                raise  # setuptools says so, and goes on
             raise SystemExit(
                 f"c10d-custom: its native core did not compile ({error}).\n"
-                "It needs Linux (x86-64 or aarch64) and a C++17 compiler: g++ >= 9 or clang >= 10. "
-                "On Debian or Ubuntu: apt-get install g++; elsewhere, name your compiler in CXX."
+                "It needs Linux (x86-64 or aarch64) and a compiler of C++17: g++ >= 9, clang >= 10, or, with neither "
+                "CC nor CXX set and none found, the package ziglang, which pip then fetches by itself."
             ) from error
 
 
@@ -44,6 +60,7 @@ class build_with_cuda_sources(build_py):
 
 
 setup(
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for this Python and all later ones
     cmdclass={"build_ext": build_native, "build_py": build_with_cuda_sources},
     ext_modules=[
         Extension(
@@ -63,16 +80,15 @@ setup(
                 "-Wextra",
                 "-pthread",
             ],
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-s"],
         ),
-        # Without Python's headers (python3-dev) it is left out, and ctypes takes its place.
         Extension(
             "c10d_custom.native._fast",
-            sources=["backend/python/fast.c", "backend/python/raw_tensor.c"],
+            sources=sorted(glob("backend/python/*.c")),
             depends=glob("backend/python/*.h"),
             extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            extra_link_args=["-s"],
             py_limited_api=True,
-            optional=True,
         ),
     ],
 )

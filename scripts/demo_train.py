@@ -36,7 +36,10 @@ def parse_args() -> argparse.Namespace:
         "--hosts",
         type=int,
         default=1,
-        help="with --mpi: emulate so many hosts on this machine, which needs root (default: %(default)s)",
+        help="with --mpi or --torchrun: emulate so many hosts on this machine, which needs root (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--torchrun", action="store_true", help="with --hosts: start the ranks with torchrun on each host"
     )
     parser.add_argument("--backend", default="custom", help="of the distributed run (default: %(default)s)")
     parser.add_argument("--epochs", type=int, help="default: 20, or 2 with --mnist")
@@ -56,8 +59,10 @@ def parse_args() -> argparse.Namespace:
         parser.error("--ranks must be at least 2")
     if not 1 <= args.hosts <= min(args.ranks, 8):
         parser.error("--hosts must be at least 1, at most 8, and at most --ranks")
-    if args.hosts > 1 and not args.mpi:
-        parser.error("--hosts needs --mpi")
+    if args.hosts > 1 and not (args.mpi or args.torchrun):
+        parser.error("--hosts needs --mpi or --torchrun")
+    if args.mpi and args.torchrun:
+        parser.error("--mpi and --torchrun: one of them")
     if args.epochs is None:
         args.epochs = (1 if args.mnist else 3) if args.quick else (2 if args.mnist else 20)
     if args.epochs < 1:
@@ -259,6 +264,8 @@ def main() -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if args.mpi:
             return demo_mpi.start(args.ranks, args.hosts, sys.argv)
+        if args.hosts > 1:
+            return demo_mpi.start(args.ranks, args.hosts, sys.argv, "torchrun")
         os.execv(
             sys.executable,
             [

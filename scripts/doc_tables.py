@@ -1,20 +1,25 @@
 """The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the
-measurement of gloo in tests/gloo_support.json; and which versions of torch the suite ran on, from
-tests/torch_api/versions.json.
+measurement of gloo in tests/gloo_support.json; which versions of torch the suite ran on, from
+tests/torch_api/versions.json; what frameworks made of this backend, from tests/ecosystem/frameworks/outcomes.json; what
+each file is for, from the first sentence in it.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write
 """
 
+import ast
+import itertools
 import json
 import re
 import sys
 from dataclasses import fields
 from pathlib import Path
 
-from c10d_custom import config, dtypes
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))  # this checkout's, whichever is installed
+
+from c10d_custom import config, dtypes  # noqa: E402
+
 MOVES = [
     "broadcast",
     "all_gather",
@@ -38,14 +43,13 @@ def mark(ours, gloo):
 
 def support():
     gloo = json.loads((ROOT / "tests" / "gloo_support.json").read_text())
-    supports = gloo["supports"]
+    supports, ours = gloo["supports"], dict(dtypes.TABLE)  # of every torch, whichever is here
     rows = []
     for name in supports["broadcast"]:
-        ours = next(d for d in dtypes.BY_DTYPE.values() if d.name == name)
         moves = [supports[m][name] for m in MOVES]
         moved = "yes" if all(moves) else f"**ours** (gloo: {sum(moves)} of {len(MOVES)})"
         rows.append(
-            [f"`{name}`", moved] + [mark(op in ours.reduces, supports[f"all_reduce {op}"][name]) for op in REDUCES]
+            [f"`{name}`", moved] + [mark(op in ours[name], supports[f"all_reduce {op}"][name]) for op in REDUCES]
         )
     return (
         f"yes: both; **ours**: works here, not on gloo (torch {gloo['torch']}); ·: has no meaning for the dtype, "
@@ -84,8 +88,58 @@ def versions():
     )
 
 
+def frameworks():
+    """A row for a case of a framework, for all versions of torch that saw the same."""
+    sys.path.insert(0, str(ROOT / "tests" / "ecosystem"))
+    from frameworks.table import FRAMEWORKS
+
+    records = json.loads((ROOT / "tests" / "ecosystem" / "frameworks" / "outcomes.json").read_text())
+    rows = []
+    for name, framework in FRAMEWORKS.items():
+        for case, row in framework.cases.items():
+            by_torch = {}
+            for r in records:
+                if (r["framework"], r["case"]) == (name, case):
+                    by_torch.setdefault(r["torch"], {})[r["way"]] = r
+            alike = {}  # {what was seen: versions of torch}
+            for torch, ways in by_torch.items():
+                said = tuple(ways[w]["outcome"] if w in ways else "no way to ask" for w in ("replaced", "custom"))
+                one = ways["replaced"]
+                alike.setdefault((one["versions"], *said, one["date"]), []).append(torch)
+            for (versions, replaced, custom, date), torches in alike.items():
+                rows.append([versions, row.what, replaced, custom, ", ".join(sorted(torches)), date])
+    return table(["framework", "what", "gloo replaced", 'as "custom"', "torch", "on"], rows)
+
+
+def first_sentence(text):
+    text = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[.:])(?= [A-Z])", text)[0].rstrip(".:").replace("|", "\\|") if text else ""
+
+
+def of_package():
+    rows = []
+    for file in (ROOT / "python" / "c10d_custom").rglob("*.py"):
+        name = file.relative_to(ROOT / "python" / "c10d_custom")
+        said = ast.get_docstring(ast.parse(file.read_text()))
+        if file.name != "__init__.py" and said:
+            rows.append([f"`{name}`", first_sentence(said)])
+    return table(["file of `python/c10d_custom`", ""], sorted(rows, key=lambda r: ("/" in r[0], r[0])))
+
+
+def of_core():
+    rows = []
+    for file in sorted((ROOT / "backend").rglob("*")):
+        if file.suffix in (".h", ".cpp", ".c", ".inc"):
+            lines = itertools.takewhile(lambda line: line.startswith("//"), file.read_text().splitlines())
+            if said := first_sentence(" ".join(line.removeprefix("//").strip() for line in lines)):
+                rows.append([f"`{file.relative_to(ROOT / 'backend')}`", said])
+    return table(["file of `backend`", ""], rows)
+
+
 PAGES = {
+    "docs/internals/files.md": {"package": of_package, "core": of_core},
     "docs/support.md": {"support": support, "versions": versions},
+    "docs/frameworks.md": {"frameworks": frameworks},
     "docs/configuration.md": {"environment": environment},
 }
 

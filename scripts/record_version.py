@@ -1,7 +1,8 @@
 """Enters the outcome of a run of the tests, pytest's JUnit files, into tests/torch_api/versions.json, under the
-versions of torch and Python at hand. The table in docs/support.md is made of it (doc_tables.py).
+versions of torch and Python at hand; of scripts/frameworks, into tests/ecosystem/frameworks/outcomes.json. The tables
+in docs/support.md and docs/frameworks.md are made of them (doc_tables.py).
 
-    python scripts/record_version.py whole|reduced FILE...
+    python scripts/record_version.py whole|reduced|frameworks FILE...
 """
 
 import datetime
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import torch
 
-RECORDS = Path(__file__).resolve().parent.parent / "tests" / "torch_api" / "versions.json"
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+RECORDS = TESTS / "torch_api" / "versions.json"
+OUTCOMES = TESTS / "ecosystem" / "frameworks" / "outcomes.json"
+VERSION = torch.__version__.split("+")[0]
 
 
 def counted(path):
@@ -29,7 +33,7 @@ def counted(path):
 def main(suite, files):
     passed, failed, skipped = map(sum, zip(*map(counted, files), strict=True))
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else []
-    version, python = torch.__version__.split("+")[0], platform.python_version()
+    version, python = VERSION, platform.python_version()
     records = [r for r in records if (r["torch"], r["suite"]) != (version, suite)]
     records.append(
         {
@@ -46,5 +50,19 @@ def main(suite, files):
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 
 
+def frameworks(file):
+    """One record for a case of a framework, a way to ask for the backend, and a torch."""
+    rows = []
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        row = {p.get("name"): p.get("value") for p in case.iter("property")}
+        if row:
+            rows.append(row | {"torch": VERSION, "date": datetime.date.today().isoformat()})
+    known = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else []
+    again = {(r["framework"], r["torch"]) for r in rows}
+    rows += [r for r in known if (r["framework"], r["torch"]) not in again]
+    rows.sort(key=lambda r: (r["framework"], r["torch"]))  # cases of one stay in the table's order
+    OUTCOMES.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    frameworks(sys.argv[2]) if sys.argv[1] == "frameworks" else main(sys.argv[1], sys.argv[2:])

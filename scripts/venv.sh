@@ -24,7 +24,7 @@ new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev
 # One digest over all that pip builds the package from: any edit there reinstalls, nothing else does.
 package_digest() {
     local path paths=()
-    for path in pyproject.toml setup.py setup.cfg MANIFEST.in backend python; do
+    for path in pyproject.toml setup.py setup.cfg MANIFEST.in scripts/build_backend.py backend python; do
         [[ -e $path ]] && paths+=("$path")
     done
     find "${paths[@]}" \

@@ -28,7 +28,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--job",
         default=os.environ.get("C10D_TEST_JOB"),
-        help="run ranks as MPI jobs: ranks per emulated host, as 2+2 or openmpi:3+1; 4 is one host, this one",
+        help="run ranks as jobs: ranks per emulated host, as 2+2, openmpi:3+1 or torchrun:2+2; 4 is one host, this one",
     )
 
 

@@ -73,5 +73,6 @@ using dtype_float8_e4m3fn = Real<Packed<SmallFloatCodec<4, 3, 7, Specials::kFn>>
 using dtype_float8_e5m2 = Real<Packed<SmallFloatCodec<5, 2, 15, Specials::kIeee>>>;
 using dtype_float8_e4m3fnuz = Real<Packed<SmallFloatCodec<4, 3, 8, Specials::kFnuz>>>;
 using dtype_float8_e5m2fnuz = Real<Packed<SmallFloatCodec<5, 2, 16, Specials::kFnuz>>>;
+using dtype_bcomplex32 = Complex<Packed<Bfloat16Codec>>;
 
 }  // namespace c10d_custom

@@ -1,6 +1,6 @@
-// Copies of what others may be writing or reading at the same time, word by word: each word is one that was written,
-// and who marks the whole as being written before, and as written after, is seen to have done so in that order. (A
-// fence would do, too, but the thread sanitizer knows none.)
+// Copies, word by word, of what others may be writing or reading at the same time. Each word read is one that was
+// written, and marks set before and after the whole is written are seen in that order. (A fence would do, too, but the
+// thread sanitizer knows none.)
 #pragma once
 #include <cstddef>
 #include <cstdint>

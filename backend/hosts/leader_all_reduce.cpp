@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
 #include "atomic_words.h"
@@ -139,10 +140,11 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
   }
 }
 
-int c10d_leader_fast_path(LeaderFastPath* q, void* data, uint64_t count, uint32_t kind, int64_t ns) {
+int c10d_leader_fast_path(LeaderFastPath* q, uint64_t kind, int32_t, void* in, void* out, uint64_t count, int64_t ns) {
   const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff;
-  if (count > q->limit || q->stopped.load(std::memory_order_acquire)) return kSlowPath;
-  const uint64_t bytes = count * (kind >> 16);
+  if (kind >> 24 != kAllReduce || in != out || count > q->limit || q->stopped.load(std::memory_order_acquire))
+    return kSlowPath;
+  const uint64_t bytes = count * (kind >> 16 & 0xff);
   if (bytes > q->limit) return kSlowPath;
   uint32_t length = 0;
   while (bytes > q->lengths[length]) ++length;
@@ -153,7 +155,7 @@ int c10d_leader_fast_path(LeaderFastPath* q, void* data, uint64_t count, uint32_
   q->now = r;
   q->began = now_ns();
   r->head.number = number, r->head.count = count, r->head.payload = bytes, r->head.factor = 0;
-  r->data = data, r->step = 0;
+  r->data = in, r->step = 0;
   log_begin(q, r->head);
   const int status = c10d_leader_all_reduce(q->way, r, ns);
   return status ? status : c10d_leader_fast_path_over(q, kOk);

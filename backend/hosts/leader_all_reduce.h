@@ -73,13 +73,14 @@ C10D_API void c10d_mpi_progress(void*);
 // Goes on with the call from its stage for up to `ns`. kOk: done. kPending: call again. kMismatch: a rank has called
 // something else; where a message says so, with the right one in its place, call again. kUsage: MPI failed.
 C10D_API int c10d_leader_all_reduce(const c10d_custom::LeaderAllReduce*, c10d_custom::LeaderCall*, int64_t ns);
-// What c10d_leader_fast_path returns beside a Status.
-constexpr int kSlowPath = 32;  // nothing was begun: to be done by the slow path
+// What c10d_leader_fast_path returns beside a Status and kSlowPath.
 constexpr int kDoneWake = 33;  // done, and somebody waits for the turn
 
-// In place. kind: as of c10d_all_reduce. kOk and kDoneWake: done. kPending, kMismatch and kUsage: as of
-// c10d_leader_all_reduce with `now`; the turn is kept, and given back by c10d_leader_fast_path_over, once.
-C10D_API int c10d_leader_fast_path(c10d_custom::LeaderFastPath*, void* data, uint64_t count, uint32_t kind, int64_t ns);
+// As c10d_fast_collective, of an all_reduce in place; the others take the slow path. kOk and kDoneWake: done. kPending,
+// kMismatch and kUsage: as of c10d_leader_all_reduce with `now`; the turn is kept, and given back by
+// c10d_leader_fast_path_over, once.
+C10D_API int c10d_leader_fast_path(c10d_custom::LeaderFastPath*, uint64_t kind, int32_t root, void* in, void* out,
+                                   uint64_t count, int64_t ns);
 C10D_API int c10d_leader_fast_path_over(c10d_custom::LeaderFastPath*, int status);
 // Writes up to `room` records, in no order. Returns how many.
 C10D_API uint64_t c10d_leader_fast_path_log(const c10d_custom::LeaderFastPath*, c10d_custom::TraceRecord* out);

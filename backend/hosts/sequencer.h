@@ -25,16 +25,21 @@ class Sequencer {
   // Takes the next number, and waits.
   uint64_t wait() { return (word_.fetch_add((1ull << kNumber) + kOneWaits) >> kNumber) + 1; }
 
-  // Takes the turn for the one that has waited longest.
-  bool next() {
-    uint64_t word = word_.load(std::memory_order_relaxed);
+  // Takes the turn for the number that has waited longest. 0: none waits, or another is under way.
+  uint64_t next() {
+    uint64_t word = word_.load(std::memory_order_relaxed), after;
     do {
-      if (word & kTaken || !(word & kWaiting)) return false;
-    } while (!word_.compare_exchange_weak(word, word - kOneWaits + kTaken));
-    return true;
+      if (word & kTaken || !(word & kWaiting)) return 0;
+      after = word - kOneWaits + kTaken;
+    } while (!word_.compare_exchange_weak(word, after));
+    return number_of(after);
   }
 
-  bool taken() const { return word_.load(std::memory_order_acquire) & kTaken; }
+  // The number that has the turn, or 0.
+  uint64_t under_way() const {
+    const uint64_t word = word_.load(std::memory_order_acquire);
+    return word & kTaken ? number_of(word) : 0;
+  }
 
   // True if somebody waits for that: a collective, or who closes the group.
   bool free() { return word_.fetch_sub(kTaken) & (kWaiting | kClosing); }
@@ -45,6 +50,9 @@ class Sequencer {
   static constexpr uint64_t kTaken = 1, kClosing = 2, kOneWaits = 4, kWaiting = 0xfffffc;
   static constexpr int kNumber = 24;  // bits below it
 
+  // Of the collective under way: those that wait have come after it.
+  static uint64_t number_of(uint64_t word) { return (word >> kNumber) - (word & kWaiting) / kOneWaits; }
+
   std::atomic<uint64_t> word_{0};
 };
 
@@ -54,7 +62,7 @@ class Sequencer {
 C10D_API uint64_t c10d_sequencer_last(const c10d_custom::Sequencer*);
 C10D_API uint64_t c10d_sequencer_take(c10d_custom::Sequencer*);
 C10D_API uint64_t c10d_sequencer_wait(c10d_custom::Sequencer*);
-C10D_API int c10d_sequencer_next(c10d_custom::Sequencer*);
-C10D_API int c10d_sequencer_taken(const c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_next(c10d_custom::Sequencer*);
+C10D_API uint64_t c10d_sequencer_under_way(const c10d_custom::Sequencer*);
 C10D_API int c10d_sequencer_free(c10d_custom::Sequencer*);
 C10D_API void c10d_sequencer_close(c10d_custom::Sequencer*);

@@ -1,8 +1,7 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
-// out a collective or a message in a call or two. And what they need of tensors: raw_tensor.h. The stable ABI: one
-// build serves every Python.
-#include <stdint.h>
-
+// out a collective (fast_collective.h) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
+// stable ABI: one build serves every Python.
+#include "fast_collective.h"
 #include "raw_tensor.h"
 
 // Of a number, of bytes, or None.
@@ -14,42 +13,6 @@ static int expect(Py_ssize_t n, Py_ssize_t wanted) {
   if (n == wanted) return 1;
   PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, n);
   return 0;
-}
-
-// all_reduce(function, handle, data, count, kind, ns): of c10d_all_reduce and c10d_leader_fast_path.
-static PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  (void)self;
-  if (!expect(n, 6)) return NULL;
-  int (*function)(void*, void*, uint64_t, uint32_t, int64_t);
-  *(void**)&function = PyLong_AsVoidPtr(args[0]);
-  void* handle = address(args[1]);
-  void* data = address(args[2]);
-  const uint64_t count = PyLong_AsUnsignedLongLong(args[3]);
-  const uint32_t kind = (uint32_t)PyLong_AsUnsignedLong(args[4]);
-  const int64_t ns = PyLong_AsLongLong(args[5]);
-  if (PyErr_Occurred()) return NULL;
-  int status;
-  Py_BEGIN_ALLOW_THREADS status = function(handle, data, count, kind, ns);
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
-}
-
-// fast_collective(function, handle, kind, root, in, out, count, ns): of c10d_fast_collective.
-static PyObject* fast_collective(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  (void)self;
-  if (!expect(n, 8)) return NULL;
-  int (*function)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t);
-  *(void**)&function = PyLong_AsVoidPtr(args[0]);
-  void* handle = address(args[1]);
-  const uint64_t kind = PyLong_AsUnsignedLongLong(args[2]);
-  const int32_t root = (int32_t)PyLong_AsLong(args[3]);
-  void* in = address(args[4]);
-  void* out = address(args[5]);
-  const uint64_t count = PyLong_AsUnsignedLongLong(args[6]);
-  const int64_t ns = PyLong_AsLongLong(args[7]);
-  if (PyErr_Occurred()) return NULL;
-  int status;
-  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, root, in, out, count, ns);
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 // message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the
@@ -97,15 +60,18 @@ static PyObject* settle(PyObject* self, PyObject* const* args, Py_ssize_t n) {
 }
 
 static PyMethodDef methods[] = {
-    {"all_reduce", (PyCFunction)(void (*)(void))all_reduce, METH_FASTCALL, NULL},
-    {"fast_collective", (PyCFunction)(void (*)(void))fast_collective, METH_FASTCALL, NULL},
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
     {"settle", (PyCFunction)(void (*)(void))settle, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
+    {"set_up_kinds", (PyCFunction)(void (*)(void))set_up_kinds, METH_FASTCALL, NULL},
     {"raw_tensor", raw_tensor, METH_O, NULL},
-    {"raw_parts", (PyCFunction)(void (*)(void))raw_parts, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__fast(void) {
+  PyObject* const made = PyModule_Create(&module);
+  if (!made || !add_fast_collective(made)) return made;
+  Py_DECREF(made);
+  return NULL;
+}

@@ -10,12 +10,6 @@ static PyObject* types[kTypes];
 static PyObject *is_neg, *is_conj;
 static uint8_t core_code[kDlCodes][kWidths];  // at [code][log2 of bits]: 1 + ours
 
-typedef struct {
-  void* data;
-  uint64_t count;
-  uint8_t code;
-} Found;
-
 static uint8_t* place(uint8_t code, uint8_t bits) {
   const int width = bits ? __builtin_ctz(bits) : 0;
   return code < kDlCodes && bits == 1u << width ? &core_code[code][width] : NULL;
@@ -40,8 +34,7 @@ static int denies(PyObject* question, PyObject* t) {
   return answer == Py_False;
 }
 
-// 1: found; 0: it is none; -1: an exception is set.
-static int look(PyObject* o, Found* found) {
+int raw_tensor_find(PyObject* o, RawTensor* found) {
   int known = 0;
   for (int i = 0; i < kTypes && types[i]; ++i) known |= (PyObject*)Py_TYPE(o) == types[i];
   if (!known) return 0;
@@ -59,6 +52,7 @@ static int look(PyObject* o, Found* found) {
     if (as_it_is != 1) return as_it_is;
   }
   found->data = (char*)t.data + t.byte_offset;
+  found->rows = t.ndim ? (uint64_t)t.shape[0] : 0;
   found->code = (uint8_t)(*code - 1);
   return 1;
 }
@@ -89,8 +83,8 @@ PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n)
 
 PyObject* raw_tensor(PyObject* self, PyObject* o) {
   (void)self;
-  Found f;
-  const int st = look(o, &f);
+  RawTensor f;
+  const int st = raw_tensor_find(o, &f);
   if (st < 0) return NULL;
   if (!st) Py_RETURN_NONE;
   PyObject *data = PyLong_FromVoidPtr(f.data), *count = PyLong_FromUnsignedLongLong(f.count),
@@ -100,28 +94,4 @@ PyObject* raw_tensor(PyObject* self, PyObject* o) {
   Py_XDECREF(count);
   Py_XDECREF(code);
   return all;
-}
-
-PyObject* raw_parts(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  (void)self;
-  if (n != 4) return PyErr_SetString(PyExc_TypeError, "expected 4 arguments"), NULL;
-  const Py_ssize_t parts = PyLong_AsSsize_t(args[1]);
-  const unsigned long code = PyLong_AsUnsignedLong(args[2]);
-  const uint64_t count = PyLong_AsUnsignedLongLong(args[3]);
-  if (PyErr_Occurred()) return NULL;
-  if (!PyList_Check(args[0]) || PyList_Size(args[0]) != parts) Py_RETURN_NONE;
-  PyObject* bytes = PyBytes_FromStringAndSize(NULL, parts * (Py_ssize_t)sizeof(void*));
-  if (!bytes) return NULL;
-  void** addresses = (void**)PyBytes_AsString(bytes);
-  for (Py_ssize_t i = 0; i < parts; ++i) {
-    Found f;
-    const int st = look(PyList_GetItem(args[0], i), &f);
-    if (st != 1 || f.code != code || f.count != count) {
-      Py_DECREF(bytes);
-      if (st < 0) return NULL;
-      Py_RETURN_NONE;
-    }
-    addresses[i] = f.data;
-  }
-  return bytes;
 }

@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 12; }
+int c10d_abi_version() { return 15; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -127,13 +127,6 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
 
 void c10d_submit_to(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) { *ticket = c10d_submit(h, a); }
 
-int c10d_all_reduce(c10d_handle* h, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns) {
-  const uint32_t dtype = kind & 0xff, redop = kind >> 8 & 0xff, item_bytes = kind >> 16;
-  const Span s{data, count * item_bytes};
-  const CallArgs a{kAllReduce, redop, dtype, -1, count, item_bytes, 0, 0.0, 0, 0, timeout_ns, 1, 1, &s, &s, nullptr};
-  return c10d_run(h, &a);
-}
-
 int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
                          int64_t timeout_ns) {
   Use g(h);
@@ -159,7 +152,7 @@ int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, 
     for (uint32_t o = nin; o < nin + nout; ++o) {
       const bool own =
           at(i) == at(o) && op != kAllToAll && (nin == 1 || i == g->rank) && (nout == 1 || o - nin == g->rank);
-      if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kPending;
+      if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kSlowPath;
     }
   const CallArgs a{op,
                    uint32_t(kind >> 8 & 0xff),
@@ -345,3 +338,5 @@ int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* sr
 }
 
 int c10d_can_reduce(uint32_t dtype, uint32_t redop) { return reduce_kernel(dtype, redop) != nullptr; }
+
+const char* c10d_reduce_variant() { return reduce_variant(); }

@@ -155,16 +155,15 @@ C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
 C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
 // The same, for callers that may lose what a function returns (to a signal handler that raises): *ticket.
 C10D_API void c10d_submit_to(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
-// In place. kind: dtype | redop << 8 | bytes of an item << 16.
-C10D_API int c10d_all_reduce(c10d_handle*, void* data, uint64_t count, uint32_t kind, int64_t timeout_ns);
 // A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
 // Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie
-// one after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kPending, and
-// nothing done, where parts overlap such that one would be written before it is read.
+// one after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kSlowPath where
+// parts overlap such that one would be written before it is read.
 constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
+constexpr int kSlowPath = 32;  // beside a Status: nothing was begun, and the call is to be made by the slow path
 C10D_API int c10d_fast_collective(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
                                   int64_t timeout_ns);
-// Why the last c10d_run, c10d_all_reduce or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
+// Why the last c10d_run or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
 // gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
@@ -231,4 +230,6 @@ C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
                          uint64_t count, const double* factor);
 C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
+// Which build of the kernels this processor gets: "x86-64-v4", "x86-64-v3" or "baseline".
+C10D_API const char* c10d_reduce_variant();
 C10D_API int c10d_abi_version();

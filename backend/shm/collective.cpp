@@ -221,7 +221,10 @@ Status Collective::run() {
     case kBroadcast:
     case kAllGather: ok = ring_multicast(*this); break;
     case kAllToAll: ok = pair_rings_all_to_all(*this); break;
-    default: ok = ring_personal(*this); break;
+    case kReduceScatter:
+    case kGather:
+    case kScatter: ok = ring_personal(*this); break;
+    default: return fail(kUsage, -1);
   }
   return ok ? kOk : status_;
 }

@@ -43,9 +43,9 @@ class Messenger {
   Status wait(Ticket*, int64_t timeout_ns);
   // The source of the oldest message with this tag that no receive has asked for; -1 if none.
   int probe(int64_t tag);
-  // The group aborts or leaves: everything outstanding fails.
   // Ends a message here, which must not be under way: see c10d_withdraw.
   Status withdraw(Ticket*);
+  // The group aborts or leaves: everything outstanding fails.
   void interrupt();
   void keep_trace(uint32_t messages);
   void trace(std::vector<TraceRecord>& out);

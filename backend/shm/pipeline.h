@@ -1,4 +1,5 @@
-// The ring engine: blocks flow through three stages on every rank.
+// The ring engine: blocks flow through three stages on every rank, as far ahead of each other as the rings have room.
+// The stages, and the signal that tells of each:
 //
 //   fill    copy my input's block k into my ring                      -> signal `in`
 //   reduce  combine my part of block k of every ring, in my ring      -> signal `red`

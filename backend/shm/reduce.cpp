@@ -58,9 +58,12 @@ bool has_v4() { return features().v4; }
 bool always() { return true; }
 
 const ReduceVariant& fastest() {
-  const ReduceVariant* variant = kReduceVariants;
-  while (!variant->runs_here()) ++variant;
-  return *variant;
+  static const ReduceVariant& chosen = []() -> const ReduceVariant& {
+    const ReduceVariant* variant = kReduceVariants;
+    while (!variant->runs_here()) ++variant;
+    return *variant;
+  }();
+  return chosen;
 }
 
 }  // namespace
@@ -74,9 +77,8 @@ const ReduceVariant kReduceVariants[] = {
 };
 const unsigned kReduceVariantCount = sizeof(kReduceVariants) / sizeof(kReduceVariants[0]);
 
-ReduceFn reduce_kernel(uint32_t dtype, uint32_t op) {
-  static const ReduceVariant& variant = fastest();
-  return variant.kernel(dtype, op);
-}
+ReduceFn reduce_kernel(uint32_t dtype, uint32_t op) { return fastest().kernel(dtype, op); }
+
+const char* reduce_variant() { return fastest().name; }
 
 }  // namespace c10d_custom

@@ -1,7 +1,7 @@
 // Reduction of n rank-ordered inputs into one output: the arithmetic of every collective that reduces.
 //
 // Order is fixed: ((src[0] op src[1]) op src[2]) ..., one final rounding. float16, bfloat16, float8
-// and complex32 accumulate in float. AVG divides in the accumulator (integers: the wrapped sum is
+// and both complex32 accumulate in float. AVG divides in the accumulator (integers: the wrapped sum is
 // divided, truncating toward zero). PREMUL_SUM multiplies src[j] by factor[j] as it is read.
 // The result does not depend on count, alignment, nor on which instruction set was chosen.
 #pragma once
@@ -32,6 +32,7 @@ enum DType : uint32_t {
   kFloat8E5M2,
   kFloat8E4M3FNUZ,
   kFloat8E5M2FNUZ,
+  kBComplex32,
   kReducibleDTypes,  // codes from here on only move
 };
 
@@ -55,5 +56,8 @@ using ReduceFn = void (*)(void* dst, const void* const* src, unsigned nsrc, size
 
 // nullptr where the pair has no meaning (MIN of complex, BAND of float, ...).
 ReduceFn reduce_kernel(uint32_t dtype, uint32_t op);
+
+// The name of the build that the kernels are of.
+const char* reduce_variant();
 
 }  // namespace c10d_custom

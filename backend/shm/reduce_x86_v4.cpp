@@ -1,6 +1,6 @@
-// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL). The instruction set is chosen here, not by a
-// build flag, so that nothing outside this region (inline functions of headers above all) can pick
-// it up; that is also why the headers come first.
+// The build of the kernels (reduce_impl.inc) for x86-64 with AVX-512 (F, BW, DQ, VL). The instruction set is chosen
+// here, not by a build flag, so that nothing outside this region (inline functions of headers above all) can pick it
+// up; that is also why the headers come first.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -7,7 +7,7 @@
 namespace c10d_custom {
 
 // The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
-// announcements, from everyone's table (personal.cpp).
+// announcements, from everyone's table (all_to_all.cpp).
 bool Collective::fits_small() {
   const uint64_t slot = g.geometry.small_bytes;
   switch (args.op) {

@@ -40,7 +40,7 @@ class Spinner {
       }
       const int64_t before = now;
       now = now_ns();
-      if (now - before > kSlice) {
+      if (now - before > kYieldToOthers) {
         count(before - first);
         avoid(now);
         return false;
@@ -62,8 +62,8 @@ class Spinner {
     sleep_until_.store(now + next, std::memory_order_relaxed);
   }
 
-  static constexpr int64_t kSpin = 1000;              // ns: an answer that is under way already
-  static constexpr int64_t kSlice = 2 * 1000 * 1000;  // longer than that, a yield went to other work
+  static constexpr int64_t kSpin = 1000;                      // ns: an answer that is under way already
+  static constexpr int64_t kYieldToOthers = 2 * 1000 * 1000;  // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
   // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest
   // meanwhile.

@@ -223,7 +223,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     m.tag = int64_t(random() % 3), m.data = span(8 * count), m.timeout_ns = 10 * kMs;
     tickets.push_back(c10d_post(w.victim, &m));
     CallArgs a{};
-    a.op = uint32_t(random() % 9), a.redop = pick<uint32_t>(random, {kSum, kPremulSum, kAvg, kMax});
+    a.op = uint32_t(random() % kRejected), a.redop = pick<uint32_t>(random, {kSum, kPremulSum, kAvg, kMax});
     a.dtype = a.redop == kPremulSum ? uint32_t(kFloat64) : uint32_t(kInt64);
     a.root = int32_t(random() % 2), a.item_bytes = 8, a.timeout_ns = 10 * kMs;
     a.count = a.op == kAllToAll || random() % 4 == 0 ? kNever : count;

@@ -203,7 +203,8 @@ void read_traces(const std::vector<c10d_handle*>& groups) {
 }
 
 void world(uint32_t n, uint64_t seed, uint64_t steps) {
-  // Small rings, so that windows wrap and close; of four ranks, lanes that are no multiple of what is written at once.
+  // Small rings, so that windows wrap and close; of four ranks, pair rings that are no multiple of what is written at
+  // once.
   const Geometry geometry{n, n == 4 ? 5u : 3u, 4096, 4096, 1024, 4, 0};
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);

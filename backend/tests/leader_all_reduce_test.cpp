@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t kHosts = 2, kLocal = 2;
 constexpr uint64_t kLimit = 4096, kStride = Board::kPayload + kLimit;
-constexpr uint32_t kKind = kInt64 | kSum << 8 | 8 << 16;
+constexpr uint64_t kKind = kInt64 | kSum << 8 | 8 << 16 | kAllReduce << 24;
 constexpr int64_t kMs = 1000000;
 
 void require(bool holds, const char* what, uint64_t call) {
@@ -78,7 +78,7 @@ struct Network {
 struct Rank {
   const uint32_t host, local;
   LeaderAllReduce way{};
-  LeaderFastPath quick{};
+  LeaderFastPath fast_path{};
   std::vector<char> messages[kHosts];
   char* between[kHosts];
   Request requests[kLengths][2];
@@ -91,10 +91,10 @@ struct Rank {
     way.startall = startall, way.testall = testall;
     way.board = network.board[host].data(), way.stride = kStride, way.ranks = kLocal, way.local = local;
     way.between = between, way.nbetween = kHosts, way.own_between = host;
-    quick.limit = kLimit, quick.way = &way, quick.calls = table.data();
-    quick.log = log, quick.room = 4;
+    fast_path.limit = kLimit, fast_path.way = &way, fast_path.calls = table.data();
+    fast_path.log = log, fast_path.room = 4;
     for (uint32_t i = 0; i < kLengths; ++i) {
-      const uint64_t bytes = quick.lengths[i] = kLimit >> 2 * (kLengths - 1 - i);
+      const uint64_t bytes = fast_path.lengths[i] = kLimit >> 2 * (kLengths - 1 - i);
       requests[i][0] = {&network.to[1 - host], between[host], sizeof(Head) + bytes, true, false};
       requests[i][1] = {&network.to[host], between[1 - host], sizeof(Head) + bytes, false, false};
       LeaderCall& call = calls[i];
@@ -106,10 +106,10 @@ struct Rank {
   }
 
   int all_reduce(int64_t* data, uint64_t count, int64_t patience) {
-    int status = c10d_leader_fast_path(&quick, data, count, kKind, kMs / 10);
+    int status = c10d_leader_fast_path(&fast_path, kKind, -1, data, data, count, kMs / 10);
     for (int64_t waited = 0; status == kPending && waited < patience; waited += kMs)
-      status = c10d_leader_all_reduce(&way, quick.now, kMs);
-    if (quick.now) c10d_leader_fast_path_over(&quick, status);
+      status = c10d_leader_all_reduce(&way, fast_path.now, kMs);
+    if (fast_path.now) c10d_leader_fast_path_over(&fast_path, status);
     return status;
   }
 };
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
   std::thread reader([&] {
     while (!over) {
       TraceRecord seen[4];
-      const uint64_t n = c10d_leader_fast_path_log(&ranks[0]->quick, seen);
+      const uint64_t n = c10d_leader_fast_path_log(&ranks[0]->fast_path, seen);
       for (uint64_t i = 0; i < n; ++i)
         require(seen[i].number && seen[i].count * 8 == seen[i].in_bytes && seen[i].dtype == kInt64, "a torn record",
                 seen[i].number);

@@ -45,6 +45,7 @@ const Type kTypes[] = {
     {kFloat8E5M2, "float8_e5m2", 1, Kind::kSmallFloat},
     {kFloat8E4M3FNUZ, "float8_e4m3fnuz", 1, Kind::kSmallFloat},
     {kFloat8E5M2FNUZ, "float8_e5m2fnuz", 1, Kind::kSmallFloat},
+    {kBComplex32, "bcomplex32", 4, Kind::kComplexHalf},
 };
 static_assert(sizeof(kTypes) / sizeof(kTypes[0]) == kReducibleDTypes, "a dtype is not tested");
 

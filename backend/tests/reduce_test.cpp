@@ -32,7 +32,8 @@ bool is_nan(const Type& type, const unsigned char* p) {
     }
     case kFloat16:
     case kBfloat16:
-    case kComplex32: {
+    case kComplex32:
+    case kBComplex32: {
       uint16_t v;
       std::memcpy(&v, p, 2);
       return std::isnan(small_float(type.dtype).decode(v));
@@ -66,7 +67,7 @@ bool agree(const Type& type, const std::string& what, const unsigned char* got, 
 std::mt19937_64 rng(20240607);
 
 // Ordinary values, so that results are mostly finite; in small floats random bits are that already.
-void fill_raw_tensor(const Type& type, Bytes& bytes) {
+void fill_ordinary_values(const Type& type, Bytes& bytes) {
   std::normal_distribution<double> normal;
   for (size_t i = 0; i < bytes.size() / 4; ++i) {
     if (type.dtype == kFloat32 || type.dtype == kComplex64) put(bytes, i, (float)normal(rng));
@@ -74,7 +75,7 @@ void fill_raw_tensor(const Type& type, Bytes& bytes) {
       put(bytes, i, normal(rng));
     }
   }
-  if (type.dtype == kFloat16 || type.dtype == kComplex32 || type.dtype == kBfloat16) {
+  if (type.dtype == kFloat16 || type.dtype == kBfloat16 || type.kind == Kind::kComplexHalf) {
     for (size_t i = 0; i < bytes.size() / 2; ++i) {
       put(bytes, i, (uint16_t)small_float(type.dtype).encode((float)normal(rng)));
     }
@@ -87,7 +88,7 @@ Inputs make_inputs(const Type& type, unsigned nsrc, size_t count, bool ordinary)
   for (unsigned j = 0; j < nsrc; ++j) {
     Bytes bytes(count * type.size);
     for (unsigned char& b : bytes) b = (unsigned char)rng();
-    if (ordinary) fill_raw_tensor(type, bytes);
+    if (ordinary) fill_ordinary_values(type, bytes);
     if (type.kind == Kind::kBool) {  // false must be as common as true
       for (unsigned char& b : bytes) b = rng() % 2 ? b : 0;
     }

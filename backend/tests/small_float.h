@@ -65,7 +65,8 @@ inline const SmallFloat& small_float(uint32_t dtype) {
   static const SmallFloat half(5, 10, 15, Top::kIeee), bfloat(8, 7, 127, Top::kIeee), e4m3fn(4, 3, 7, Top::kFn),
       e5m2(5, 2, 15, Top::kIeee), e4m3fnuz(4, 3, 8, Top::kFnuz), e5m2fnuz(5, 2, 16, Top::kFnuz);
   switch (dtype) {
-    case kBfloat16: return bfloat;
+    case kBfloat16:
+    case kBComplex32: return bfloat;
     case kFloat8E4M3FN: return e4m3fn;
     case kFloat8E5M2: return e5m2;
     case kFloat8E4M3FNUZ: return e4m3fnuz;

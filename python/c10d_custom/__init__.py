@@ -6,6 +6,7 @@ torch, import it."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ._version import __version__
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-__all__ = ["__version__", "autoload", "register", "shrink_group"]
+__all__ = ["__version__", "autoload", "register", "replace", "restore", "shrink_group"]
 
 
 def autoload() -> None:
@@ -27,6 +28,11 @@ def autoload() -> None:
         from .c10d.registration import look_for_launcher
 
         look_for_launcher()
+        if "C10D_CUSTOM_REPLACES" in os.environ:
+            from .config import replaced_wanted
+
+            for name in replaced_wanted():
+                replace(name)
     except Exception as error:
         import warnings
 
@@ -39,6 +45,25 @@ def register() -> None:
     from .c10d.registration import register
 
     register()
+
+
+def replace(name: str = "gloo") -> None:
+    """From now on, groups that are asked for as "gloo" are made by this backend: by ``init_process_group("gloo")``, in
+    a device string ("cpu:gloo,cuda:nccl" keeps NCCL; torch 2.14 or newer), by ``new_group(backend="gloo")`` and
+    wherever torch takes gloo by itself. ``torch.distributed.get_backend`` says "gloo" there. The environment variable
+    C10D_CUSTOM_REPLACES=gloo does the same at `import torch`, in child processes, too. Call it on all ranks.
+
+    Raises UsageError for another name."""
+    from .c10d.replacing import replace
+
+    replace(name)
+
+
+def restore() -> None:
+    """Undoes `replace`: from now on, groups are made by who is named. Groups that exist stay what they are."""
+    from .c10d.replacing import restore
+
+    restore()
 
 
 def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:

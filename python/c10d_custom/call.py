@@ -1,11 +1,11 @@
-"""What is being asked of a transport, and how two ranks' askings differ."""
+"""What is being asked of a transport."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import dtypes
 
@@ -17,7 +17,7 @@ ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pair
 
 
 class Op(IntEnum):
-    """Primitive operations; the values are those of backend/shm/api.h."""
+    """Primitive operations; the values are those of backend/shm/api.h. `rejected` is the last."""
 
     barrier = 0
     broadcast = 1
@@ -29,6 +29,39 @@ class Op(IntEnum):
     gather = 7
     scatter = 8
     rejected = 9
+
+
+class Shape(NamedTuple):
+    """Of one operation. ``reads``, ``writes``: which ranks have an input, an output: AT_ROOT | ELSEWHERE for all, 0 for
+    none; ``from_each``, ``to_each``: the input, the output has a part for each rank; ``reduces``: it takes a reduce
+    op."""
+
+    reads: int
+    writes: int
+    from_each: bool = False
+    to_each: bool = False
+    reduces: bool = False
+
+    @property
+    def rooted(self) -> bool:
+        return any(side in (AT_ROOT, ELSEWHERE) for side in (self.reads, self.writes))
+
+
+AT_ROOT, ELSEWHERE = 1, 2
+_ALL = AT_ROOT | ELSEWHERE
+SHAPES = {
+    Op.barrier: Shape(0, 0),
+    Op.broadcast: Shape(AT_ROOT, ELSEWHERE),
+    Op.all_reduce: Shape(_ALL, _ALL, reduces=True),
+    Op.reduce: Shape(_ALL, AT_ROOT, reduces=True),
+    Op.all_gather: Shape(_ALL, _ALL, to_each=True),
+    Op.reduce_scatter: Shape(_ALL, _ALL, from_each=True, reduces=True),
+    Op.all_to_all: Shape(_ALL, _ALL, from_each=True, to_each=True),
+    Op.gather: Shape(_ALL, AT_ROOT, to_each=True),
+    Op.scatter: Shape(AT_ROOT, _ALL, from_each=True),
+}
+REDUCING = tuple(op for op, shape in SHAPES.items() if shape.reduces)
+ROOTED = tuple(op for op, shape in SHAPES.items() if shape.rooted)
 
 
 class Memory(IntEnum):
@@ -122,14 +155,6 @@ class Call:
     stream_op: StreamOp | None = None
     copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
-    @classmethod
-    def fast_all_reduce(cls, address: int, count: int, kind: dtypes.Kind, nanoseconds: int) -> Call:
-        """In place, of ``count`` items of the dtypes.Kind at ``address``; ``nanoseconds``: its time-out."""
-        region = [Region(address, count * kind.dtype.item_bytes, count)]
-        return cls(
-            Op.all_reduce, "all_reduce", kind.dtype, nanoseconds / 1e9, region, region, count=count, redop=kind.redop
-        )
-
 
 @dataclass(slots=True)
 class Message:
@@ -146,55 +171,3 @@ class Message:
     device: torch.device | None = None
     stream_op: StreamOp | None = None
     copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What a rank announced: the fields in which ranks may not differ."""
-
-    seq: int
-    op: int
-    redop: int
-    dtype: int
-    root: int
-    count: int
-    device: int
-
-    def __str__(self) -> str:
-        op = Op(self.op) if self.op in Op.__members__.values() else None
-        if op is Op.rejected:
-            return f"a call whose arguments were refused (#{self.seq})"
-        text = [f"{op.name if op is not None else f'operation {self.op}'} #{self.seq}"]
-        if op in (Op.all_reduce, Op.reduce, Op.reduce_scatter):
-            text.append(dtypes.REDUCE_OPS.get(self.redop, f"reduce op {self.redop}"))
-        if op is not Op.barrier:
-            dtype = dtypes.BY_CODE.get(self.dtype)
-            count = "uneven" if self.count == ANY_COUNT else self.count
-            text.append(f"{dtype.name if dtype else f'dtype {self.dtype}'}[{count}]")
-        if self.root >= 0:
-            text.append(f"root {self.root}")
-        if self.device:
-            text.append("on CUDA")
-        return " ".join(text)
-
-    def differing_fields(self, other: Fingerprint) -> list[str]:
-        """Their names, but for the sequence number."""
-        names = ("op", "redop", "dtype", "count", "root", "device")
-        return [n for n in names if getattr(self, n) != getattr(other, n)]
-
-
-def mismatch_table(
-    fingerprints: Mapping[int, Fingerprint | None], members: Sequence[int], parts: Mapping[int, str] | None = None
-) -> str:
-    """The side-by-side table of an error message. ``fingerprints``: group rank -> Fingerprint, or
-    None where a rank has not called yet; ``members``: group rank -> global rank; ``parts``: group rank ->
-    text on the sizes of a call whose count may differ."""
-    known = [f for f in fingerprints.values() if f is not None]
-    fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
-    lines = [
-        f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
-        f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}"
-        for r, f in sorted(fingerprints.items())
-    ]
-    head = f"they differ in {', '.join(fields)}" if fields else "they differ in the sizes of their parts"
-    return f"{head}:\n" + "\n".join(lines)

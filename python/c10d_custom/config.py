@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -52,10 +53,19 @@ class Config:
         0,
         1_000_000,
         "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
-        "microseconds; where cores are busy with other work it sleeps at once",
+        "microseconds; where yielding takes so long that other work must have had the core, it sleeps at once for a "
+        "while (backend/shm/spinner.h)",
     )
     launcher: int = _number(
         "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)"
+    )
+
+    replaces: str = _choice(
+        "C10D_CUSTOM_REPLACES",
+        "",
+        ("", "gloo"),
+        "`gloo`: groups that are asked for by that name are made by this backend (docs/frameworks.md); read at "
+        "`import torch`",
     )
 
     cuda_mode: str = _choice(
@@ -106,14 +116,22 @@ class Config:
         64,
         "number of a signal on which a process writes it, too, and goes on (10 is SIGUSR1; 0: none)",
     )
+    trace_frames: int = _number(
+        "C10D_CUSTOM_TRACE_FRAMES",
+        0,
+        0,
+        1,
+        "1: remember from where in the program each call was made, for the files of TORCH_FR_DUMP_TEMP_FILE; 0: of the "
+        "call that failed only",
+    )
 
     @classmethod
-    def from_env(cls) -> Config:
-        """What this process's environment says. ValueError, which names the variable, for a value that it cannot
-        have."""
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
+        """What this process's environment says. ValueError, which begins with the variable's name, for a value that it
+        cannot have."""
         values: dict[str, Any] = {}
         for f in fields(cls):
-            text = os.environ.get(f.metadata["env"])
+            text = environ.get(f.metadata["env"])
             if text is None:
                 continue
             if among := f.metadata.get("among"):
@@ -137,22 +155,49 @@ class Config:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
         if config.cuda_staging_bytes % 65536:
             raise ValueError(f"C10D_CUSTOM_CUDA_STAGING_BYTES={config.cuda_staging_bytes}: must be a multiple of 65536")
-        if config.trace_signal and not config.trace_dir:
-            raise ValueError("C10D_CUSTOM_TRACE_SIGNAL needs C10D_CUSTOM_TRACE_DIR, a folder to write to")
+        if config.trace_signal and not (config.trace_dir or flight_recorder_file()):
+            raise ValueError(
+                "C10D_CUSTOM_TRACE_SIGNAL needs C10D_CUSTOM_TRACE_DIR, a folder to write to, or TORCH_FR_DUMP_TEMP_FILE"
+            )
         if config.trace_signal and config.trace_signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             raise ValueError(f"C10D_CUSTOM_TRACE_SIGNAL={config.trace_signal}: no signal that a process can handle")
         return config
 
 
 def restart_attempt() -> int:
-    """How often torchrun has restarted the job (0 without torchrun): the same on all its ranks. ValueError where
-    torchrun's variable is no number."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    """How often torchrun has restarted the job, where all ranks agree on that: 0 without torchrun, and where it has an
+    agent on each of several hosts, each of which leaves out the restarts that another's failure has caused. ValueError
+    where torchrun's variable is no number."""
+    count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return count if os.environ.get("GROUP_WORLD_SIZE", "1") == "1" else 0
+
+
+def _torchs(*names: str) -> str:
+    """The value of a variable of torch's, by its name or its older one."""
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def flight_recorder_file() -> str:
+    """What the names of files in the Flight Recorder's format begin with; "" where the user has named none, or turned
+    that recorder off."""
+    off = _torchs("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") == "0"
+    return "" if off else _torchs("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+def flight_recorder_on_failure() -> bool:
+    """Whether such a file is written when a group fails."""
+    said = _torchs("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+    return said.lower() not in ("0", "n", "no", "f", "false")
 
 
 def launcher_wanted() -> bool:
     """`Config.launcher`, for `import torch`: there no variable's value may raise."""
     return os.environ.get("C10D_CUSTOM_LAUNCHER", "1") != "0"
+
+
+def replaced_wanted() -> list[str]:
+    """`Config.replaces`, for `import torch`."""
+    return [name for name in ("gloo",) if os.environ.get("C10D_CUSTOM_REPLACES") == name]
 
 
 # (variable, default or "none", what it says) of each, for docs/configuration.md.

@@ -19,7 +19,7 @@ _COMPLEX = _ARITHMETIC + ("PREMUL_SUM",)
 _BOOL = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 # The native code of a dtype is its place in this list. Those with no reduce ops only move.
-_TABLE: list[tuple[str, tuple[str, ...]]] = [
+TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("uint8", _INTEGER),
     ("int8", _INTEGER),
     ("int16", _INTEGER),
@@ -40,6 +40,7 @@ _TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("float8_e5m2", _REAL),
     ("float8_e4m3fnuz", _REAL),
     ("float8_e5m2fnuz", _REAL),
+    ("bcomplex32", _COMPLEX),  # from torch 2.15 on: two bfloat16
     ("float8_e8m0fnu", ()),
     ("float4_e2m1fn_x2", ()),
     ("bits8", ()),
@@ -52,7 +53,6 @@ _TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("qint32", ()),
     ("quint4x2", ()),
     ("quint2x4", ()),
-    ("bcomplex32", ()),  # torch 2.15 has no arithmetic for it either
 ]
 
 
@@ -69,7 +69,7 @@ class DType:
 
 BY_DTYPE = {
     dtype: DType(name, code, dtype.itemsize, reduces)
-    for code, (name, reduces) in enumerate(_TABLE)
+    for code, (name, reduces) in enumerate(TABLE)
     if (dtype := getattr(torch, name, None)) is not None
 }
 BY_CODE = {d.code: d for d in BY_DTYPE.values()}
@@ -77,27 +77,13 @@ SUM, AVG, PREMUL_SUM = (int(getattr(RedOp, n)) for n in ("SUM", "AVG", "PREMUL_S
 REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if name != "UNUSED"}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A DType and the code of a reduce op, and both, with the size of an item, as one number of the native core."""
-
-    dtype: DType
-    redop: int
-    packed: int
-
-
-# By the code of a dtype and the hash of a ReduceOp, which is a function of its kind. Without PREMUL_SUM, which needs a
-# factor as well.
-KINDS = {
-    dtype.code: {
-        hash(ReduceOp(RedOp.__members__[name])): Kind(dtype, code, dtype.code | code << 8 | dtype.item_bytes << 16)
-        for code, name in REDUCE_OPS.items()
-        if name in dtype.reduces and name != "PREMUL_SUM"
-    }
-    for dtype in BY_CODE.values()
+# By the code of a dtype: it and the size of an item as the native core packs them; and a bit for each reduce op that
+# has a meaning for it (1 << its code, which is the hash of a ReduceOp, too) but PREMUL_SUM, which needs a factor.
+PACKED = {d.code: d.code | d.item_bytes << 16 for d in BY_CODE.values()}
+REDUCES = {
+    d.code: sum(1 << code for code, name in REDUCE_OPS.items() if name in d.reduces and name != "PREMUL_SUM")
+    for d in BY_CODE.values()
 }
-# By the code of a dtype: what `packed` is for an operation that reduces nothing.
-MOVED = {dtype.code: dtype.code | dtype.item_bytes << 16 for dtype in BY_CODE.values()}
 _CODES = {member: int(member) for member in RedOp.__members__.values()}
 
 
@@ -119,11 +105,6 @@ def split_op(op: Any) -> tuple[int, float | torch.Tensor | None]:
     if code is None:
         raise UsageError(f"reduce op {op!r} is not known")
     return code, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
-
-
-def kind_of(code: int, op: ReduceOp) -> Kind | None:
-    """The Kind of a dtype's code and a ReduceOp; None where they have no meaning together, or need a factor."""
-    return KINDS[code].get(hash(op))
 
 
 def check_reduce(dtype: DType, code: int) -> None:

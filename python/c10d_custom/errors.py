@@ -6,6 +6,8 @@ docs/errors.md has an example of each."""
 
 from torch.distributed import DistBackendError
 
+DOCTOR = "python -m c10d_custom doctor shows what this machine allows"
+
 
 class CustomBackendError(DistBackendError):
     """Base of everything this backend raises on purpose; itself, of a call on a group that is over."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness import join_by_rank
 
 from . import reference, values
-from .layouts import Placed, blank
+from .strides import Placed, blank
 
 
 @dataclasses.dataclass(frozen=True)

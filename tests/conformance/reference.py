@@ -11,6 +11,8 @@ from . import values
 
 # Where a type is accumulated when not in itself.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+if hasattr(torch, "bcomplex32"):
+    _WIDER[torch.bcomplex32] = torch.complex64
 _WIDER.update(dict.fromkeys(values.FLOAT8, torch.float32))
 
 _FLOAT_STEP = {
@@ -73,7 +75,8 @@ def reduce_in_order(inputs, op, factors=None, divisor=None):
         return _reduce_integers(inputs, op, divisor)
     if dtype in values.COMPLEX and op != "PRODUCT":
         # Componentwise, so that no complex division or multiplication adds roundings of its own.
-        return torch.view_as_complex(reduce_in_order([torch.view_as_real(t) for t in inputs], op, factors, divisor))
+        parts = reduce_in_order([torch.view_as_real(t) for t in inputs], op, factors, divisor)
+        return values.of_parts(parts, dtype)
     terms = [t.to(_WIDER.get(dtype, dtype)) for t in inputs]
     if op == "PREMUL_SUM":
         terms = [term * torch.full_like(term, factor) for term, factor in zip(terms, factors)]

@@ -19,7 +19,7 @@ import torch
 
 from . import values
 from .cases import Case
-from .layouts import LAYOUTS
+from .strides import LAYOUTS
 
 KIB = 1024
 # Around the engine's thresholds: small-message paths end at 16 to 64 KiB, a block is 128 KiB.
@@ -54,6 +54,8 @@ def pairs(reducing):
 
 def torch_refuses(collective, case):
     """Pairs that have a meaning but that torch.distributed never hands to a backend as they are."""
+    if collective.startswith("functional") and case.dtype is getattr(torch, "bcomplex32", ()):
+        return True  # torch 2.15 cannot make complex numbers of its parts again
     if case.dtype in values.COMPLEX and case.op == "PRODUCT":
         # The functional ones hand on the real view unasked: the product is one of components.
         return "all_reduce" in collective or collective.startswith("functional")

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from . import reference, values
 from .cases import check, finish
 from .cases import group as make_group
-from .layouts import Placed
 from .selection import SECTIONS
+from .strides import Placed
 
 
 def all_gather(case, group):

@@ -10,6 +10,8 @@ from . import reference
 from .cases import Case, check, finish
 from .cases import group as make_group
 
+pytestmark = pytest.mark.world_sizes(2, 4)  # what lies above the transports is the same for any number of ranks
+
 
 def _parts(case):
     """Three lengths for one case: its own, a small one, half of it."""

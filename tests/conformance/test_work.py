@@ -12,6 +12,8 @@ from . import reference
 from .cases import Case, Signal, check
 from .cases import group as make_group
 
+pytestmark = pytest.mark.world_sizes(2, 4)  # what lies above the transports is the same for any number of ranks
+
 
 def _issue(name, g, count):
     """An async call; (work, what it uses, [(output, expected)])."""

@@ -17,7 +17,11 @@ SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 INTEGERS = UNSIGNED + SIGNED
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64) + FLOAT8
-COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+# Each complex type, and that of its two parts.
+PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+if hasattr(torch, "bcomplex32"):  # torch 2.15
+    PARTS[torch.bcomplex32] = torch.bfloat16
+COMPLEX = tuple(PARTS)
 MOVE_ONLY = (torch.float8_e8m0fnu,)  # exponents alone: no sign, no zero
 REDUCIBLE = INTEGERS + (torch.bool,) + FLOATS + COMPLEX
 DTYPES = REDUCIBLE + MOVE_ONLY
@@ -66,6 +70,11 @@ def raw(tensor):
     return flat.view(torch.uint8)
 
 
+def of_parts(parts, dtype):
+    """Complex numbers of tensors whose last dimension is their two parts: torch.view_as_complex, of every type."""
+    return parts.contiguous().view(dtype).squeeze(-1)
+
+
 def tile(pattern, count, start=0):
     """Elements start .. start + count of the endless repetition of a pattern of PERIOD elements."""
     size = pattern.dtype.itemsize
@@ -89,9 +98,7 @@ def pattern(dtype, rank, kind, product=False):
     if kind == "mild":
         return _small_integers(dtype, product, generator)
     if dtype in COMPLEX:
-        part = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-        parts = [_rough(part[dtype], product, generator) for _ in range(2)]
-        return torch.view_as_complex(torch.stack(parts, dim=1))
+        return of_parts(torch.stack([_rough(PARTS[dtype], product, generator) for _ in range(2)], dim=1), dtype)
     values = _rough(dtype, product, generator)
     if kind == "special":
         # Later ranks differ in where and which, so that a nan meets numbers, infinities their opposites.

@@ -12,10 +12,8 @@ from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    return [
-        {"gpu": g, "pid": (pids or range(len(gpus)))[i], "mode": mode, "staging": 1, "order": "auto", **other}
-        for i, g in enumerate(gpus)
-    ]
+    alike = {"mode": mode, "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
+    return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +36,14 @@ def test_the_mode_follows_from_gpus_and_processes(table, mode):
 def test_modes_that_cannot_be_are_refused():
     with pytest.raises(TransportError, match="needs a GPU for each rank"):
         choose(words("aa", "p2p"))
+
+
+@pytest.mark.parametrize("what", ["mode", "staging_bytes", "order", "one_shot_bytes"])
+def test_variables_that_differ_are_refused(what):
     mixed = words("aa")
-    mixed[1]["mode"] = "staged"
-    with pytest.raises(TransportError, match="differs between the ranks.*rank 1: staged"):
+    mixed[1][what] = "other"
+    variable = f"C10D_CUSTOM_CUDA_{what.upper()}"
+    with pytest.raises(TransportError, match=f"{variable} differs between the ranks.*rank 1: other"):
         choose(mixed)
 
 

@@ -78,7 +78,8 @@ def _port():
 
 
 def run(size, scenario, missing=()):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
     answers, port = context.Queue(), _port()
     ranks = [context.Process(target=_rank, args=(r, size, port, scenario, answers)) for r in range(size)]
     for p in ranks:

@@ -150,9 +150,8 @@ class _Crew:
         parts = [f"{fn.__qualname__} on {self.world_size} ranks of {backend()!r}, after {seconds:.1f} s:"]
         for rank, reply in enumerate(replies):
             if rank in waiting:
-                stacks = self._stacks(rank).read_text(errors="replace")
-                parts.append(f"--- rank {rank} had not ended; its stacks:\n{stacks}")
-            elif reply[0] == "error":
+                continue
+            if reply[0] == "error":
                 stacks = self._stacks(rank)
                 fatal = stacks.read_text(errors="replace") if stacks.exists() else ""
                 same = next((r for r in range(rank) if replies[r] == reply), None)
@@ -160,6 +159,9 @@ class _Crew:
                 parts.append(f"--- rank {rank} failed{what}")
             else:
                 parts.append(f"--- rank {rank} ended well")
+        for rank in sorted(waiting):  # after what failed: stacks are long
+            stacks = self._stacks(rank).read_text(errors="replace")
+            parts.append(f"--- rank {rank} had not ended; its stacks:\n{stacks}")
         return "\n".join(parts) + self.ranks.last_words()
 
     def close(self):

@@ -4,6 +4,7 @@ The backward pass of each is the collective's transpose; both directions are
 compared with the same function of all ranks' inputs, computed in one process.
 """
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -70,6 +71,7 @@ def test_gradients_through_collectives():
     run(everything, 2)
 
 
+@pytest.mark.full("on two ranks it runs above")
 def test_gradients_through_collectives_on_four_ranks():
     run(everything, 4)
 

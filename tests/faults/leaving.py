@@ -229,7 +229,7 @@ def what_is_wrong(text, wanted, twice):
     text = re.sub(r"(?m)^\[rank\d\]: ?", "", text)  # torch's hook marks each line
     if twice:  # the second may come while that hook, torch's own, is at work
         text = re.sub(
-            r"Error in sys\.excepthook:\nTraceback.*\n(?:  .*_distributed_excepthook\n(?:    .*\n|  .*\n)*).*\n\n"
+            r"Error in sys\.excepthook:\nTraceback.*\n(?:  .*\n)*  .*_distributed_excepthook\n(?:  .*\n)*\n*.*\n\n"
             r"Original exception was:\n",
             "",
             text,

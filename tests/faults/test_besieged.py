@@ -127,9 +127,9 @@ def test_a_thousand_strangers():
     try:
         first = threading.Thread(target=join, args=(0,))
         first.start()
-        while not store.check(["watch/0"]):
+        while not store.check(["failure_detector/0"]):
             time.sleep(0.01)
-        port = Exchange(store, 1, 2, 60.0).hear("watch/0", "rank 0")["port"]
+        port = Exchange(store, 1, 2, 60.0).hear("failure_detector/0", "rank 0")["port"]
         for i in range(1000):
             strangers.append(socket.create_connection(("127.0.0.1", port), 10))
             if i % 3 == 0:
@@ -168,7 +168,7 @@ except RuntimeError as error:
 
 
 def test_two_pods_of_one_machine(tmp_path):
-    """One boot id, two network namespaces: two hosts. Without MPI both are told so, at once."""
+    """One boot id, two network namespaces: two hosts. Without a network between them both are told so, at once."""
     apart = ["unshare", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("making a network namespace takes unshare (util-linux) and root")

@@ -2,6 +2,7 @@
 the last one's call; nothing is written to any tensor or beside it; and the group says why it is of no more use."""
 
 import re
+import statistics
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -96,8 +97,8 @@ def check(by_rank, late=()):
     problems = {problem for rank in by_rank for _, _, wrong in rank for problem in wrong}
     assert not problems, "\n".join(sorted(problems))
     seconds = sorted(max(ended for _, ended, _ in case) - max(began for began, _, _ in case) for case in zip(*by_rank))
-    # Of a machine that does other things too, most cases show what the backend takes.
-    assert seconds[len(seconds) * 9 // 10 - 1 if len(seconds) > 1 else 0] < 1.0 and seconds[-1] < 5.0, seconds
+    # None of the groups' time-outs: a rank that is told late has waited for something else than the disagreement.
+    assert statistics.median(seconds) < 5.0 and seconds[-1] < 20.0, seconds
 
 
 def cases_of(name, ranks, full):

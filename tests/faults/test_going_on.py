@@ -27,7 +27,13 @@ def script(name, *arguments, seconds=120):
     return json.loads(done.stdout.splitlines()[-1]), done
 
 
-@pytest.mark.parametrize("victim", [2, 0], ids=["another", "the one that serves the store"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(2, id="another", marks=pytest.mark.full("the harder one is below")),
+        pytest.param(0, id="the one that serves the store"),
+    ],
+)
 def test_three_of_four_train_on_in_their_processes(victim):
     result, done = script("train_on.py", victim)
     assert not result["stuck"] and all(
@@ -115,7 +121,7 @@ def test_torchrun_restarts_from_a_checkpoint(tmp_path):
         deadline=120,
     )
     said = result.json_by_rank()
-    assert result.code == 0 and not result.stragglers and sorted(said) == [0, 1], str(result)
+    assert result.code == 0 and not result.left_over and sorted(said) == [0, 1], str(result)
     for value in said.values():
         # The death was in step 17; the last checkpoint but perhaps one before it is used.
         assert value["attempt"] == 1 and value["began_at"] in (16, 17), str(result)

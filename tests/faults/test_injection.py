@@ -17,7 +17,7 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_random_programs_with_faults(size):
-    count = 12 if Layout.chosen() else 40
+    count = 12 if Layout.chosen() else 36 if size == 2 else 21
     found = run(rounds, size, SEED + size, 0, count, deadline=400)
     print(f"seed {SEED + size}: {found}")
     for outcomes in found:
@@ -36,7 +36,8 @@ def test_very_many_calls_on_top_of_others():
 
 def locks_taken(rank, size, seed):
     with watched() as seen:
-        rounds(rank, size, seed, 0, 30)
+        # Watched locks are written in Python, and a handler that raises may leave one taken; a real one it cannot.
+        rounds(rank, size, seed, 0, 30, without=("raises",))
         on_top(rank, size, 3_000)
         destroyed(rank, size, seed, 20)
     seen.require_order()

@@ -61,7 +61,7 @@ def test_every_rank_is_told(results, case):
             assert (
                 "error" in said and said["error"].startswith("TransportError: ") and re.search(told, said["error"])
             ), result
-            assert said["seconds"] < 5, result
+            assert said["seconds"] < 20, result
             assert said.get("made", False) == (case.startswith("no") and "creation" not in case), result
 
 

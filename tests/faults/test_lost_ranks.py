@@ -15,7 +15,7 @@ def test_survivors_name_the_lost_rank_and_see_no_wrong_result(full):
         Path(__file__).with_name("lost_ranks.py"),
         "--json",
         "--trials",
-        "400" if full else "12",
+        "400" if full else "8",
         "--seed",
         "20",
     ]

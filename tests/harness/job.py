@@ -1,4 +1,4 @@
-"""Ranks as one MPI job, on this machine or over emulated hosts, as harness/spawned.py offers processes.
+"""Ranks as one job, on this machine or over emulated hosts, as harness/spawned.py offers processes.
 
 The launcher starts rank.py on every rank. It connects back through a socket in a folder that only we may enter:
 sockets with a path reach across network namespaces, and the hosts share the file system. The kernel then tells
@@ -99,6 +99,8 @@ class JobRanks:
                         {**os.environ, MARK: self._mark},
                         stdout=output,
                         stderr=subprocess.STDOUT,
+                        # For last_words()
+                        flags=["-print-all-exitcodes"] if layout.mpi == "mpich" else [],
                     )
                 self._welcome(listener, target, args)
         except BaseException:

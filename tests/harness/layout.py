@@ -1,7 +1,7 @@
-"""Where the ranks of a test run: in spawned processes, or as an MPI job over emulated hosts.
+"""Where the ranks of a test run: in spawned processes, or as a job over emulated hosts.
 
-A *layout* is written as ranks per host: 2+2 or 3+1, with MPICH; openmpi:2+2 with Open MPI; 4 is one host, the
-machine itself, which needs no rig. pytest's --job, or C10D_TEST_JOB in the environment, chooses one.
+A *layout* is written as ranks per host: 2+2 or 3+1, with MPICH; openmpi:2+2 with Open MPI; torchrun:2+2 by torchrun; 4
+is one host, the machine itself, which needs no rig. pytest's --job, or C10D_TEST_JOB in the environment, chooses one.
 """
 
 import os

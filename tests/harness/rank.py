@@ -10,10 +10,14 @@ from multiprocessing.connection import Connection
 
 def launcher_rank():
     """(rank, number of ranks) as the launcher's environment has them."""
-    for rank, size in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+    for rank, size in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("RANK", "WORLD_SIZE"),  # torchrun
+    ):
         if rank in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
-    raise RuntimeError("no MPI launcher has started this process")
+    raise RuntimeError("no launcher has started this process")
 
 
 def extend_path(search_path):

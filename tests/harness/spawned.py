@@ -1,4 +1,5 @@
-"""Ranks as processes of this machine, spawned by the parent."""
+"""Ranks as processes of this machine, forked by a server that has imported torch and nothing of ours: importing it
+takes longer than most tests, and its memory is shared that way."""
 
 import ctypes
 import multiprocessing
@@ -16,14 +17,15 @@ class SpawnedRanks:
 
     def __init__(self, world_size, target, args):
         self.processes, self.connections = [], []
-        spawn = multiprocessing.get_context("spawn")
+        forkserver = multiprocessing.get_context("forkserver")
+        forkserver.set_forkserver_preload(["torch.distributed"])
         for rank in range(world_size):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
+            ours, theirs = forkserver.Pipe()
+            process = forkserver.Process(
                 target=_main,
                 name=f"rank{rank}of{world_size}",
                 daemon=True,
-                args=(os.getpid(), target, rank, world_size, theirs, args),
+                args=(dict(os.environ), target, rank, world_size, theirs, args),
             )
             process.start()
             theirs.close()
@@ -51,7 +53,9 @@ def die_with(parent):
         os._exit(1)
 
 
-def _main(parent, target, rank, world_size, connection, args):
-    die_with(parent)
+def _main(environment, target, rank, world_size, connection, args):
+    die_with(os.getppid())  # the server, which ends with the tests
+    os.environ.clear()  # it is as old as the server
+    os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     target(rank, world_size, connection, *args)

@@ -36,7 +36,7 @@ class Installation:
     def finish(self, ranks, *command, **options):
         """What the ranks said in JSON, by rank; all must be well."""
         result = self.start(ranks, *command, **options)
-        assert result.code == 0 and not result.stragglers, str(result)
+        assert result.code == 0 and not result.left_over, str(result)
         return result.json_by_rank()
 
 

@@ -1,4 +1,5 @@
-"""Scripts under mpirun, on this machine and over emulated hosts. The articles' programs: programs, with --job."""
+"""Scripts under mpirun and torchrun, on this machine and over emulated hosts. The articles' programs: programs, with
+--job."""
 
 import hashlib
 import socket
@@ -53,6 +54,8 @@ def one_process(ranks_per_host):
         "2+2",
         "3+1",
         "openmpi:3+1",
+        "torchrun:3+1",
+        pytest.param("torchrun:2+2", marks=pytest.mark.full("test_suites.py has programs in this layout")),
         *(
             pytest.param(
                 layout,

@@ -1,4 +1,4 @@
-"""The suites that run on one host, as MPI jobs over two emulated hosts.
+"""The suites that run on one host, as jobs over two emulated hosts, that mpirun or torchrun starts.
 
 Each is a pytest of its own, with --job; one may be run by hand:
     pytest tests/conformance --job 3+1
@@ -18,10 +18,20 @@ TESTS = Path(__file__).resolve().parents[1]
 # These are about what lies above the transports, which cannot tell one layout from another; random programs take long,
 # and run in one layout.
 ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse")
-TRANSPORTS = sorted(
-    f"conformance/{path.name}"
-    for path in (TESTS / "conformance").glob("test_*.py")
-    if path.stem.removeprefix("test_") not in ABOVE
+TRANSPORTS, ABOVE_THEM = [], []
+for path in sorted((TESTS / "conformance").glob("test_*.py")):
+    (ABOVE_THEM if path.stem.removeprefix("test_") in ABOVE else TRANSPORTS).append(f"conformance/{path.name}")
+# Which ranks of a host take part differs where hosts have different numbers of ranks.
+WHO_TAKES_PART = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "bits",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
 )
 TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_checkpoint.py"]
 FOUR_RANKS = [
@@ -30,10 +40,12 @@ FOUR_RANKS = [
 ]
 
 # One pytest for each layout, since starting one takes seconds. What lies above the transports runs in one layout, but
-# for the programs of four ranks (those of two are split alike by every layout) and, with Open MPI, DDP.
+# for the programs of four ranks (those of two are split alike by every layout) and, with Open MPI, DDP. Under torchrun
+# run what shows that MPI is up, and the programs.
 RUNS = {
     "2+2": [
-        "conformance",
+        *TRANSPORTS,
+        "conformance/test_random_programs.py",
         *TRAINING,
         "programs/test_programs.py",
         "faults/test_interrupted.py",
@@ -42,27 +54,31 @@ RUNS = {
         "faults/test_injection.py",
         "torch_suite",
     ],
-    "3+1": [*TRANSPORTS, *FOUR_RANKS],
+    "3+1": [*(f"conformance/test_{name}.py" for name in WHO_TAKES_PART), *FOUR_RANKS],
+    "torchrun:2+2": [
+        *(f"conformance/test_{name}.py" for name in ("bits", "send_recv")),
+        *FOUR_RANKS,
+        "programs/test_programs.py::test_sgd_partitioned",
+        "programs/test_programs.py::test_ddp_basic",
+    ],
+    "2+2, above the transports": ABOVE_THEM,
     "openmpi:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
         TRAINING[0],
         *FOUR_RANKS,
     ],
 }
+FULL = {
+    "2+2, above the transports": pytest.mark.full("it cannot tell one layout from another"),
+    "openmpi:2+2": pytest.mark.full("the other tests here run Open MPI, too"),
+}
 
 
 @pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(layout, marks=pytest.mark.full("the other tests here run Open MPI, too"))
-        if layout.startswith("openmpi")
-        else layout
-        for layout in RUNS
-    ],
-)
-def test_over_two_hosts(layout, backend):
+@pytest.mark.parametrize("run", [pytest.param(run, marks=FULL.get(run, ())) for run in RUNS])
+def test_over_two_hosts(run, backend):
+    layout = run.partition(",")[0]
     if reason := Layout.parse(layout).why_not():
         pytest.skip(reason)
     pytest_command = Path(sys.executable).with_name("pytest")
@@ -76,7 +92,7 @@ def test_over_two_hosts(layout, backend):
         "-p",
         "no:cacheprovider",
         "--color=no",
-        *(TESTS / path for path in RUNS[layout]),
+        *(TESTS / path for path in RUNS[run]),
     ]
     done = subprocess.run(
         command,

@@ -1,55 +1,232 @@
-"""Several hosts without MPI: what torchrun starts there is refused on every rank, with a way out."""
+"""Several hosts without an MPI launcher: MPI starts over the group's store. What torchrun starts, conformance among it,
+is in test_suites.py and test_programs.py; here are ranks that are started by hand, and what cannot start."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from harness import Layout
-from harness.job import rig_of
+from rig import Hosts
 
-CODE = """
-import torch.distributed as dist
-try:
-    dist.init_process_group("custom")
-except dist.DistBackendError as error:
-    print("REFUSED", error)
+from .by_hand import Ranks
+
+pytestmark = pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not()))
+
+APART = ["hosta", "hostb"]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """As on Debian, names of hosts resolve to 127.0.1.1 there."""
+    with Hosts(own_name_is_loopback=True) as hosts:
+        yield hosts
+
+
+USE = """
+import subprocess
+def use(port):
+    init(port=port)
+    x = torch.arange(300_000) * (RANK + 1)
+    dist.all_reduce(x)
+    told = [None] * SIZE
+    dist.all_gather_object(told, RANK)
+    y = torch.full((3,), RANK)
+    pair = dist.new_group([0, 3])
+    if RANK in (0, 3):
+        dist.all_reduce(y, group=pair)
+    dist.destroy_process_group()
+    return [bool((x == torch.arange(300_000) * 10).all()), told, y.tolist()]
+given = dict(os.environ)
+once, again = use(0), use(1)
+# Nothing of it in the environment, and no socket of it: neither reaches child processes.
+fds = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n.isdigit()"
+fds += " and os.path.exists(f'/proc/self/fd/{n}')])"
+child = subprocess.run([sys.executable, "-c", fds], capture_output=True, text=True, check=True).stdout
+say(once=once, again=again, pmi=[k for k in os.environ if k.startswith("PMI")], sockets=child.count("socket:"))
 """
 
 
-def test_ranks_of_several_hosts_that_no_mpi_launcher_started_are_refused():
-    layout = Layout.parse("1+1")
-    if reason := layout.why_not():
-        pytest.skip(reason)
-    hosts = rig_of(layout)
-    address = hosts.addresses[hosts.names[0]]
-    ranks = []
-    for rank, name in enumerate(hosts.names):
-        # As torchrun --nnodes 2 sets them.
-        env = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": address,
-            "MASTER_PORT": "29555",
-        }
-        ranks.append(
-            subprocess.Popen(
-                hosts.command(name, [sys.executable, "-c", CODE]),
-                env=env,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
+def test_ranks_of_hosts_mixed_in_any_order(hosts):
+    """And a group of the same ranks, made again over another store; on hosts of one name."""
+    for name in hosts.names:
+        hosts.run(name, ["hostname", "twin"], check=True)
     try:
-        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+        with Ranks(hosts, ["hosta", "hostb", "hosta", "hostb"], USE) as ranks:
+            for rank, said in enumerate(ranks.all()):
+                right = [True, [0, 1, 2, 3], [3, 3, 3] if rank in (0, 3) else [rank] * 3]
+                assert said == {"once": right, "again": right, "pmi": [], "sockets": 0}, said
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for text in said:
-        assert "REFUSED" in text and "mpirun" in text and "hosta" in text and "hostb" in text, said
+        for name in hosts.names:
+            hosts.run(name, ["hostname", name], check=True)
+    for name in hosts.names:
+        assert os.fsdecode(hosts.run(name, ["ls", "/dev/shm"], capture_output=True).stdout) == ""
+
+
+SPAWN = """
+import multiprocessing
+import torch.multiprocessing as mp
+sys.path.insert(0, {folder!r})
+from spawn_on_host import rank_main
+mp.spawn(rank_main, (int(os.environ["RANK"]), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]), nprocs=2)
+say(done=True)
+"""
+
+
+def test_spawn_on_each_host(hosts):
+    folder = str(Path(__file__).with_name("scripts"))
+    with Ranks(hosts, APART, SPAWN.format(folder=folder)) as ranks:
+        assert ranks.all() == [{"done": True}] * 2
+
+
+def test_one_host_needs_no_mpi(hosts):
+    code = "init(); x = torch.ones(5); dist.all_reduce(x); say(x=x.tolist(), mpi='mpi4py' in sys.modules)"
+    with Ranks(hosts, ["hosta", "hosta"], code) as ranks:
+        assert ranks.all() == [{"x": [2.0] * 5, "mpi": False}] * 2
+
+
+# --- what cannot start
+
+REFUSED = """
+def started():
+    mpi4py = sys.modules.get("mpi4py.MPI")
+    return bool(mpi4py and mpi4py.Is_initialized())
+def attempt(**options):
+    try:
+        init(**options)
+    except dist.DistBackendError as error:
+        return dict(error=type(error).__name__, text=str(error), started=started())
+"""
+ATTEMPT = f"{REFUSED}\nsay(**attempt())"
+# (what rank 1 finds, what every rank is told)
+UNEQUAL = [
+    ('patch.dict(sys.modules, {"mpi4py": None})', ['pip install "c10d-custom[mpi]"']),
+    (
+        'patch.object(mpi_job, "_library", lambda MPI: "Open MPI v5.0.11, package: x")',
+        ["Open MPI v5.0.11", "mpirun", "pip install mpich"],
+    ),
+    (
+        'patch.object(mpi_job, "_library", lambda MPI: "MPICH Version: 3.4")',
+        ["different versions of an MPI", "hostb: rank 1: MPICH Version: 3.4", "hosta: rank 0: MPICH Version:"],
+    ),
+    (
+        'patch.object(mpi_start, "__version__", "9.9")',
+        ["different versions of c10d-custom", "hostb: rank 1: 9.9", "hosta: rank 0: "],
+    ),
+]
+ATTEMPTS = f"""
+from contextlib import nullcontext
+from unittest.mock import patch
+from c10d_custom.creation import mpi_start
+from c10d_custom.launch import mpi_job
+said = []
+for port, found in enumerate({[found for found, _ in UNEQUAL]!r}):
+    with eval(found) if RANK == 1 else nullcontext():
+        said.append(attempt(port=port))
+init(port=100)
+x = torch.ones(3)
+dist.all_reduce(x)
+dist.destroy_process_group()
+say(said=said, x=x.tolist())
+"""
+
+
+def test_what_cannot_start_is_refused_on_every_rank(hosts):
+    """Before anything is touched: after it, MPI starts as if nothing had been."""
+    with Ranks(hosts, APART, f"{REFUSED}\n{ATTEMPTS}") as ranks:
+        for rank in ranks.all():
+            for (_, words), said in zip(UNEQUAL, rank["said"], strict=True):
+                assert said["error"] == "TransportError" and not said["started"], said
+                assert all(word in said["text"] for word in [*words, "hosta", "hostb"]), said
+            assert rank["x"] == [2.0] * 3
+
+
+def test_open_mpi_names_its_mpirun(hosts):
+    if "C10D_TEST_OPENMPI" not in os.environ:
+        pytest.skip("C10D_TEST_OPENMPI names no environment that has it (scripts/test makes one)")
+    python = Path(os.environ["C10D_TEST_OPENMPI"], "bin", "python")
+    with Ranks(hosts, APART, ATTEMPT, python=python) as ranks:
+        for said in ranks.all():
+            assert said["error"] == "TransportError" and not said["started"], said
+            assert "Open MPI" in said["text"] and "mpirun" in said["text"], said
+
+
+def test_an_mpi_that_the_program_started(hosts):
+    with Ranks(hosts, APART, ATTEMPT, {1: "from mpi4py import MPI"}) as ranks:
+        for said in ranks.all():
+            assert said["error"] == "TransportError" and "the program has initialised MPI itself" in said["text"], said
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_its_port():
+    with Hosts(["hosta", "hostb", "hostc"]) as hosts:
+        # The store is on hosta, which both reach.
+        for here, there in (("hostb", "hostc"), ("hostc", "hostb")):
+            hosts.run(here, ["ip", "route", "add", "unreachable", hosts.addresses[there]], check=True)
+        with Ranks(hosts, ["hosta", "hostb", "hostc"], ATTEMPT) as ranks:
+            for said in ranks.all():
+                assert said["error"] == "TransportError" and not said["started"], said
+                assert "hostb (rank 1) cannot reach hostc (rank 2) by TCP: 10.99.0.4, port " in said["text"], said
+
+
+LEAVES = """
+import os
+import c10d_custom.launch.pmi as pmi
+pmi.PmiServer.serve = lambda self, started: os._exit(9)
+"""
+
+
+def test_a_rank_that_dies_while_mpi_starts(hosts):
+    code = f"{REFUSED}\nsay(**attempt(timeout=timedelta(seconds=8)))"
+    with Ranks(hosts, APART, code, {1: LEAVES}) as ranks:
+        assert ranks.end(1)[0] == 9
+        status, said, _ = ranks.end(0)
+        assert status == 0 and said[0]["error"] == "TransportError" and "Not there yet: rank 1" in said[0]["text"], said
+
+
+OUTSIDE = """
+init("gloo")
+first = dist.new_group([0, 1], backend="custom")
+x = torch.ones(3)
+if RANK < 2:
+    dist.all_reduce(x, group=first)
+try:
+    dist.new_group([0, 1, 2], backend="custom")
+    say(error=None)
+except dist.DistBackendError as error:
+    say(x=x.tolist(), error=type(error).__name__, text=str(error))
+"""
+
+
+def test_a_group_with_ranks_outside_the_first_that_spans_hosts(hosts):
+    with Ranks(hosts, ["hosta", "hostb", "hosta"], OUTSIDE) as ranks:
+        for rank, said in enumerate(ranks.all()):
+            assert said["error"] == "TransportError" and said["x"] == [2.0 if rank < 2 else 1.0] * 3, said
+            assert "hosta: rank 0: in job 1; hosta: rank 2: in none; hostb: rank 1: in job 1" in said["text"], said
+            assert "a group of all ranks" in said["text"], said
+
+
+# --- how ranks end
+
+ENDS = """
+init()
+x = torch.ones(3)
+dist.all_reduce(x)
+if RANK == 3:
+    say(ready=True)
+    sys.stdin.read()  # until the others have ended
+dist.destroy_process_group()
+if RANK == 1:
+    raise KeyError
+if RANK == 2:
+    raise SystemExit(3)
+"""
+
+
+def test_ranks_end_without_the_others(hosts):
+    with Ranks(hosts, ["hosta", "hostb", "hosta", "hostb"], ENDS, wait=True) as ranks:
+        assert ranks.line(3) == {"ready": True}
+        assert [ranks.end(rank)[0] for rank in range(3)] == [0, 1, 3]
+        ranks.processes[3].stdin.close()
+        ranks.processes[3].stdin = None
+        assert ranks.end(3) == (0, [], "")
+    for name in hosts.names:
+        assert os.fsdecode(hosts.run(name, ["ls", "/dev/shm"], capture_output=True).stdout) == ""

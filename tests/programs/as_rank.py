@@ -3,7 +3,8 @@
 Processes that one process starts cannot be on two hosts. So the launcher starts the program on every rank, and
 what the program would start here is replaced: of the processes that it makes, in order, each rank runs the one
 of its own number, by calling its function. init_process_group loses the rank, size and address that the program
-gives it, which hold for one host: with "custom" they come from the launcher. Other backends get them by env://.
+gives it, which hold for one host: with "custom" they come from the launcher. Other backends get them by env://; so do
+all under torchrun, which sets what that reads.
 """
 
 import contextlib
@@ -20,11 +21,13 @@ RANK, SIZE, LOCAL = next(
     for rank, size, local in (
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     )
     if rank in os.environ
 )
 
 os.environ.setdefault("LOCAL_RANK", LOCAL)
+_torchruns = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if "TORCHELASTIC_RUN_ID" in os.environ}
 _real_init = dist.init_process_group
 _output = sys.stdout
 
@@ -33,7 +36,9 @@ def init_process_group(backend, init_method=None, rank=-1, world_size=-1, **opti
     sys.stdout = _output  # from here on it is a rank, whoever called it
     assert rank in (-1, RANK) and world_size in (-1, SIZE), f"{rank} of {world_size} in a job's {RANK} of {SIZE}"
     given = {name: os.environ.pop(name, None) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    if backend != "custom":
+    if _torchruns:
+        os.environ.update(_torchruns)
+    elif backend != "custom":
         os.environ.update(
             RANK=str(RANK),
             WORLD_SIZE=str(SIZE),

@@ -51,18 +51,18 @@ LAUNCHER_VARIABLES = (
 
 
 class Result:
-    def __init__(self, command, code, output, errors, seconds, stragglers):
+    def __init__(self, command, code, output, errors, seconds, left_over):
         self.command = command
         self.code = code
         self.output = output
         self.errors = errors
         self.seconds = seconds
-        self.stragglers = stragglers
+        self.left_over = left_over
 
     def __str__(self):
         return (
             f"{' '.join(self.command)}\nexit code {self.code} after {self.seconds:.1f} s; "
-            f"processes left over: {self.stragglers or 'none'}\n"
+            f"processes left over: {self.left_over or 'none'}\n"
             f"--- stdout\n{self.output}\n--- stderr\n{self.errors}"
         )
 
@@ -91,9 +91,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable, flags=()):
+def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable, flags=(), cwd=None):
     """Run python (or another program) with these arguments, or python on every rank of a job of that layout
-    if given (``flags`` are its launcher's); a Result, whatever the exit code.
+    if given (``flags`` are its launcher's, and ``cwd`` does not count); a Result, whatever the exit code.
 
     address=False leaves it to the launcher to say where rank 0 is. Raises AssertionError, with all output so far,
     when the deadline passes.
@@ -124,15 +124,21 @@ def start(arguments, *, deadline=60, env=None, layout=None, address=True, progra
             process = launch(layout, arguments, environment, flags, stdout=out, stderr=err)
         else:
             process = subprocess.Popen(
-                command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+                command,
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
             )
         late = False
-        stragglers = []
+        left_over = []
         try:
             process.wait(deadline)
             # A launcher may return a moment before its last child is gone.
             grace = time.monotonic() + 2
-            while (stragglers := marked(mark)) and time.monotonic() < grace:
+            while (left_over := marked(mark)) and time.monotonic() < grace:
                 time.sleep(0.02)
         except subprocess.TimeoutExpired:
             late = True
@@ -151,7 +157,7 @@ def start(arguments, *, deadline=60, env=None, layout=None, address=True, progra
         seconds = time.monotonic() - began
         out.seek(0)
         err.seek(0)
-        result = Result(command, process.returncode, out.read(), err.read(), seconds, stragglers)
+        result = Result(command, process.returncode, out.read(), err.read(), seconds, left_over)
     assert not late, f"no end after {deadline} s\n{result}"
     return result
 
@@ -159,7 +165,7 @@ def start(arguments, *, deadline=60, env=None, layout=None, address=True, progra
 def finish(arguments, **options):
     """As start, and the command must exit with 0 and leave no process behind."""
     result = start(arguments, **options)
-    assert result.code == 0 and not result.stragglers, str(result)
+    assert result.code == 0 and not result.left_over, str(result)
     return result
 
 

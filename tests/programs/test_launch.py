@@ -13,7 +13,6 @@ LAUNCHES = [
     ("fork", "filestore", 2),
     ("fork", "env", 1),
     ("spawn", "env", 2),
-    ("spawn", "file", 2),
     ("forkserver", "tcp", 2),
 ]
 
@@ -56,8 +55,17 @@ def test_torchrun_static_rendezvous():
     check_torchrun(torchrun(arguments, "launch_torchrun"), 3)
 
 
-@pytest.mark.parametrize("shared_store", [True, False], ids=["shared_store", "own_store"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "when, shared_store",
+    [
+        pytest.param("before", True, id="before-shared_store"),
+        pytest.param("after", False, id="after-own_store"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full("both stores and both moments are in the other two"), id=name)
+            for name, case in {"before-own_store": ("before", False), "after-shared_store": ("after", True)}.items()
+        ),
+    ],
+)
 def test_torchrun_restarts_after_a_rank_failed_once(when, shared_store, tmp_path):
     """Rank 1 fails before it joins the group, or after the group was used.
 

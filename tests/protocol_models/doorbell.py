@@ -1,5 +1,5 @@
-"""Doorbell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's lanes and the messages of p2p.cpp.
-One step per access to shared memory.
+"""Doorbell, Group::wake (backend/shm/group.cpp) and who sleeps on one: all_to_all's pair rings and the messages of
+p2p.cpp. One step per access to shared memory.
 
 Each waker publishes what it has, one piece after the other, and wakes the owner after each. The owner takes all it
 finds, and sleeps when it finds nothing, until it has everything. As in wakeup.py it must not need its look every 10 ms;

@@ -1,6 +1,6 @@
-"""How all_to_all's ranks wait for all to come while they fill each other's lanes (backend/shm/all_to_all.cpp), as one
-of them sees it, the reader. One step per access to shared memory; a ring of the doorbell, which doorbell.py looks into,
-is two.
+"""How all_to_all's ranks wait for all to come while they fill each other's pair rings (backend/shm/all_to_all.cpp), as
+one of them sees it, the reader. One step per access to shared memory; a ring of the doorbell, which doorbell.py looks
+into, is two.
 
 Every writer announces its call, and rings if all have announced theirs by then; it writes, and rings if all have by
 then. The reader takes nothing before all have, and sleeps whenever there is nothing for it to do. No sleep may need its

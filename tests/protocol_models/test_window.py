@@ -12,6 +12,7 @@ SHAPES = {
     "all_reduce of more": {"reduces": True},
     "reduce of more": {"reduces": True, "drains": (0,)},
 }
+LARGE = pytest.mark.full("a larger window of the same two ranks")
 
 
 def shape(name, ranks):
@@ -22,7 +23,7 @@ def shape(name, ranks):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("n, window, blocks", [(2, 2, 6), (2, 3, 7), (2, 4, 9), (3, 2, 3)])
+@pytest.mark.parametrize("n, window, blocks", [(2, 2, 6), (2, 3, 7), (3, 2, 3), pytest.param(2, 4, 9, marks=LARGE)])
 def test_no_slot_is_reused_early_and_nobody_waits_forever(n, window, blocks, name):
     assert check(Window(n, window, blocks, **shape(name, n))) > 20
 

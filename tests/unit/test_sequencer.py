@@ -3,7 +3,11 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import pytest
+
+from c10d_custom.errors import UsageError
 from c10d_custom.native import lib
 from c10d_custom.transport.tickets import Queue
 
@@ -16,7 +20,10 @@ class Jobs:
         self.queue = Queue(self.execute, lambda token: None, "test", self)
 
     def interrupted_here(self):
-        return False
+        return self.queue.has_turn_here()
+
+    def inside(self, operation):
+        return UsageError(operation)
 
     def execute(self, number, call):
         self.under_way += 1
@@ -81,3 +88,31 @@ def test_closing_waits_for_who_has_the_turn():
     jobs.queue.wake()
     closed.join(30)
     assert not closed.is_alive()
+
+
+@pytest.mark.parametrize("issued", ["run", "submitted"])
+def test_what_a_signal_handler_calls_before_the_turn_is_freed_is_refused(issued):
+    """On top of a call whose collective is over, but that still has the turn, it would wait for itself."""
+    jobs, heard = Jobs(), []
+    call = SimpleNamespace(name="barrier")
+    free = jobs.queue._free
+
+    def interrupted():
+        heard.append(jobs.queue.run(call))
+        with pytest.raises(UsageError):
+            jobs.queue.submit(call)
+        free()
+        heard.append(jobs.queue.has_turn_here())
+
+    jobs.queue._free = interrupted
+    if issued == "run":
+        assert jobs.queue.run(call) is None
+    else:
+        jobs.queue._ensure_thread = lambda: None
+        ticket = jobs.queue.submit(call)
+        assert jobs.queue.run_next() and ticket.done()
+    (refused, still) = heard
+    assert isinstance(refused, UsageError) and still is False
+    jobs.queue._free = free
+    assert jobs.queue.run(call) is None and jobs.begun == [1, 2]
+    jobs.queue.close()

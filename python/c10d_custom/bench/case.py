@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+from .. import call
+
+ROOTED = tuple(op.name for op in call.ROOTED)
+REDUCING = tuple(op.name for op in call.REDUCING)
 # nccl-tests' names beside torch's.
 _ALIASES = {"half": torch.float16, "float": torch.float32, "double": torch.float64}
 

@@ -28,7 +28,7 @@ class Cost:
     busiest: Moved  # the root, or any rank where all do the same
     other: Moved
     others: int  # ranks that do what `other` says; the rest do what the busiest does
-    blocks: int  # that pass through a ring (all_to_all: pieces, through a lane) one after the other; 0: the small slots
+    blocks: int  # that pass through a ring (all_to_all: a pair's) one after the other; 0: the small slots
     syncs: int  # a rank's waits for all others, for each block
 
     def total(self, size: int) -> Moved:
@@ -55,7 +55,7 @@ def _blocks(nbytes: float, block: int) -> int:
 def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
     """Of ``operation`` with ``nbytes`` in its largest buffer, on ``n`` >= 2 ranks of a host."""
     S, s, small, block = nbytes, nbytes / n, config.small_bytes, config.block_bytes
-    lane = block // (n - 1) // 64 * 64  # of a block that carries other bytes for each rank
+    pair_bytes = block // (n - 1) // 64 * 64  # of a block that carries other bytes for each rank
     rest = S - s
     half: tuple[float, float]
     all_of_it: tuple[float, float]
@@ -79,10 +79,10 @@ def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
     if operation == "all_gather":
         return _alike(S + s, S + s, _blocks(s, block) if s > small else 0)
     if operation == "reduce_scatter":
-        return _alike(S + s, 2 * rest, _blocks(s, lane)) if S > small else _alike(S + s, 2 * S)
+        return _alike(S + s, 2 * rest, _blocks(s, pair_bytes)) if S > small else _alike(S + s, 2 * S)
     if operation == "all_to_all":
-        # A lane has room for four times what a ring's lane has; half of it passes at once, where ranks outnumber cores.
-        piece = 2 * lane * config.window
+        # A pair's ring has room for four times that; half of it passes at once, where ranks outnumber cores.
+        piece = 2 * pair_bytes * config.window
         return _alike(2 * S, 2 * rest, _blocks(s, piece)) if S > small else _alike(2 * S, 2 * S)
     if operation == "gather":
         if s > small:

@@ -4,9 +4,8 @@ scales."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-OURS, OTHER, INK = "#1f6fb4", "#e0872b", "#2b2f36"
+from ..plotting import INK, OTHER, OURS, pyplot
 
 
 def readable(nbytes: float) -> str:
@@ -14,17 +13,6 @@ def readable(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"
     return f"{nbytes:g} B"
-
-
-def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit("--plot draws with matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
 
 
 def draw(

@@ -1,4 +1,5 @@
-"""One run over operations and sizes, on every rank: what each reference makes of each, checked where asked."""
+"""One run over operations and sizes, on every rank: the statistics of each reference's times, and
+what it makes of each, checked where asked."""
 
 from __future__ import annotations
 

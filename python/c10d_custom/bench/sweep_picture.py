@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .picture import pyplot, readable
+from ..plotting import INK, OTHER, OURS, pyplot
+from .picture import readable
 
-_COLORS = {"custom": "#1f6fb4", "gloo": "#e0872b", "mpi": "#5a9e4b", "noop": "#9aa1ab", "floor": "#2b2f36"}
+_COLORS = {"custom": OURS, "gloo": OTHER, "mpi": "#5a9e4b", "noop": "#9aa1ab", "floor": INK}
 
 
 def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:

@@ -1,5 +1,6 @@
-"""How calls are timed: references take turns, by blocks of calls or call by call, so that what else the machine does
-hits all alike. Every rank times each of its calls; the ranks' times of one call are then made one.
+"""How calls are timed (statistics: sweep.py): references take turns, by blocks of calls or call by call, so that what
+else the machine does hits all alike. Every rank times each of its calls; the ranks' times of one call are then made
+one.
 
 In a block calls follow one another, as in a training step; before every call of call-by-call timing there is a
 barrier, and the caches hold what the other references left.

@@ -1,13 +1,22 @@
-"""The threads that end Works that nobody waits for."""
+"""The threads that end Works that nobody waits for, and run the callbacks of their futures."""
+
+from __future__ import annotations
 
 import contextlib
 import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import AbortedError, TransportError
 from ..threads import start
+
+if TYPE_CHECKING:
+    from ..transport.base import Ticket, Transport
+    from .work import Work
+
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
 # and so its methods, when Python drops it (pytorch#79176): the last few tiny ones are kept.
@@ -30,22 +39,22 @@ class Completer:
     A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken
     twice by one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs."""
 
-    def __init__(self, transport, name):
+    def __init__(self, transport: Transport, name: str) -> None:
         self._transport, self._name = transport, name
         self._lock = threading.RLock()
         self._tokens = itertools.count(1)
-        self._watched = {}  # token -> (work, index of the ticket it stands for)
-        self._in_flight = {}  # an ordered set: keeps Works, and so their tensors, alive until they end
-        self._remembered = deque(maxlen=_REMEMBERED)
-        self._held = set()  # Works that torch's registry of graph inputs has
+        self._watched: dict[int, tuple[Work, int]] = {}  # token -> (work, index of the ticket it stands for)
+        self._in_flight: dict[Work, None] = {}  # an ordered set: keeps Works, with their tensors, alive until they end
+        self._remembered: deque[Work] = deque(maxlen=_REMEMBERED)
+        self._held: set[Work] = set()  # Works that torch's registry of graph inputs has
         self._idle = 0
-        self._threads = set()
+        self._threads: set[threading.Thread] = set()
 
-    def keep(self, work):
+    def keep(self, work: Work) -> None:
         """Keeps ``work`` alive until it ends."""
         with self._lock:
             # Works that nobody waits for are let go here, a few at each call.
-            oldest = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
+            oldest: Sequence[Work] = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
             for w in oldest:
                 self._in_flight.pop(w, None)
                 self._in_flight[w] = None
@@ -54,7 +63,7 @@ class Completer:
             if w.is_completed():
                 self.forget(w)
 
-    def adopt(self, work, eager):
+    def adopt(self, work: Work, eager: bool) -> None:
         """The same of a Work that C++ may have; ``eager``: sees to its end, too."""
         self.keep(work)
         if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
@@ -62,24 +71,24 @@ class Completer:
         if eager:
             self.watch(work)
 
-    def refuse_inside(self, tickets):
+    def refuse_inside(self, tickets: Sequence[Ticket]) -> None:
         """UsageError if one of them is a collective that waits for this thread's own outer frame."""
         for ticket in tickets:
             if ticket.collective and not ticket.done() and self._transport.interrupted_here():
                 raise self._transport.inside("Work.wait of a collective")
 
-    def forget(self, work):
+    def forget(self, work: Work) -> None:
         with self._lock:
             self._in_flight.pop(work, None)
 
-    def hold(self, work):
+    def hold(self, work: Work) -> None:
         """Keeps ``work`` alive until `release`."""
         self._held.add(work)
 
-    def release(self, work):
+    def release(self, work: Work) -> None:
         self._held.discard(work)
 
-    def watch(self, work, index=0):
+    def watch(self, work: Work, index: int = 0) -> None:
         """Settles ``work`` once its tickets, from ``index`` on, are done."""
         while index < len(work._tickets):
             ticket = work._tickets[index]
@@ -95,12 +104,12 @@ class Completer:
             index += 1
         work.settle()
 
-    def wait_all(self, seconds):
+    def wait_all(self, seconds: float) -> None:
         """Waits for every Work under way, each for up to ``seconds``."""
         for work in list(self._in_flight):
             work.wait(seconds)
 
-    def close(self):
+    def close(self) -> None:
         """Ends the threads; the transport has left, so nothing keeps them."""
         # One that ends may have started another; and one that is still at the end of a callback when the interpreter
         # goes away takes the process with it.
@@ -111,16 +120,16 @@ class Completer:
             work.settle()
         self._remembered.clear()
 
-    def _others(self):
+    def _others(self) -> list[threading.Thread]:
         with self._lock:
             return [t for t in self._threads if t.is_alive() and t is not threading.current_thread()]
 
-    def drop_all(self):
+    def drop_all(self) -> None:
         """The transport is closed: nothing uses what unfinished Works have kept."""
         with self._lock:
             self._in_flight.clear()
 
-    def _start(self):
+    def _start(self) -> None:
         with self._lock:
             self._idle += 1
         try:
@@ -132,7 +141,7 @@ class Completer:
         with self._lock:
             self._threads = {t for t in self._threads if t.is_alive()} | {thread}
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             while True:
                 token = self._transport.next_completed(3600.0)

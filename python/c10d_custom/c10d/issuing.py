@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from ..dtypes import PACKED
 from ..errors import UsageError
 from ..lowering import sparse
 from ..lowering.collectives import Lowering, only
-from ..lowering.fast_path import FastPath
+from ..native import RECEIVED, SLOW_PATH
+from ..native.raw_tensor import raw_tensor
 from . import trace_dump as trace
 from .blocking import posted_to_be_awaited
 from .completer import Completer
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ..call import Call, Message
-    from ..transport.base import Ticket, Transport
+    from ..transport.base import FastMessage, Ticket, Transport
     from ..transport.by_device import ByDevice
+    from .fast_path import FastPath
 
 
 _live: weakref.WeakSet[Issuing] = weakref.WeakSet()
@@ -61,13 +65,13 @@ class Issuing:
         self.set_timeout(timeout)
         self._name, self._desc = name, ""
         self._lower = Lowering(rank, size)
-        self._fast_path = FastPath(transport, self._lower)
         self._completer = Completer(transport, name)
         self._coalescing: list[Work] | None = None
         self._extensions: list[_Extension] = []
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers = 0
         self._splits = 0
+        self._callers = trace.callers_of(transport)
         self._closed = False
         _live.add(self)
 
@@ -132,21 +136,22 @@ class Issuing:
 
     # --- issuing
 
-    def _may_be_fast(self, asynchronous: bool = False) -> bool:
-        """Whether a collective, or a message, may go the fast path (fast_path.py)."""
-        return not (asynchronous or self._detour or profiler_enabled())
+    def _may_be_fast(self) -> bool:
+        """Whether synchronous collectives, and messages, may go the fast path now."""
+        return not (self._detour or profiler_enabled())
 
-    def _limit(self, opts: Any) -> int:
-        """The time-out in ns of a call with these options."""
+    def _fast(self, path: FastPath, opts: Any, source: Any = None, target: Any = None) -> int:
+        """Tries the fast path (fast_path.py) with a collective's arguments as c10d passes them. Returns native.OK:
+        it is done; SLOW_PATH: nothing was begun; else how it failed, which `_collective` is to raise."""
+        if self._callers is not None:
+            self._callers.note(self._transport.next_sequence())
+        op, options, rooted, reduces = path
+        fast = self._transport.fast_collective
+        if type(opts) is not options or fast is None or opts.asyncOp or not self._may_be_fast():
+            return SLOW_PATH
         given = opts.timeout
-        return self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
-
-    def _fast_path_ns(self, opts: Any, kind: type[Any]) -> int:
-        """`_limit` of a collective other than all_reduce that may go the fast path, else 0; ``kind``: the type of
-        options that c10d gives."""
-        if type(opts) is kind and self._transport.fast_collective is not None and self._may_be_fast(opts.asyncOp):
-            return self._limit(opts)
-        return 0
+        ns = self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
+        return fast(op, source, target, opts.rootRank if rooted else -1, opts.reduceOp if reduces else None, ns)
 
     def _options(self, opts: Any, timeout: timedelta | None) -> tuple[bool, float]:
         """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
@@ -182,15 +187,21 @@ class Issuing:
         name: str,
         opts: Any,
         timeout: timedelta | None,
-        tensors: Sequence[torch.Tensor],
+        tensors: list[torch.Tensor],
         lower: Callable[..., Any],
         *arguments: Any,
         inputs: Sequence[torch.Tensor] | None = None,
+        tried: int = SLOW_PATH,
     ) -> Work | DoneWork:
-        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both."""
+        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
+        ``tried``: what `_fast` has returned."""
+        if self._callers is not None and tried == SLOW_PATH:
+            self._callers.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, timeout)
         with recorded(name, tensors if inputs is None else inputs) as record:
             call = self._lowered(lower, *arguments, seconds)
+            if tried != SLOW_PATH:
+                raise self._transport.last_error(call)
             if call.device is not None:
                 self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
@@ -202,11 +213,13 @@ class Issuing:
         self,
         name: str,
         opts: Any,
-        tensors: Sequence[torch.Tensor],
+        tensors: list[torch.Tensor],
         lower: Callable[..., Any],
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work | DoneWork:
+        if self._callers is not None:
+            self._callers.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, None)
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
@@ -220,11 +233,7 @@ class Issuing:
             return self._submit(calls, tensors, record)
 
     def _submit(
-        self,
-        calls: Sequence[Call],
-        tensors: Sequence[torch.Tensor],
-        record: Any,
-        then: Callable[[], None] | None = None,
+        self, calls: Sequence[Call], tensors: list[torch.Tensor], record: Any, then: Callable[[], None] | None = None
     ) -> Work:
         tickets = []
         try:
@@ -269,9 +278,11 @@ class Issuing:
         self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
     ) -> Work | DoneMessage:
         ticket = None
+        if self._callers is not None:
+            self._callers.note(0)
         try:
             if self._transport.fast_message is not None and len(tensors) == 1 and self._may_be_fast():
-                ticket = self._fast_path.message(name, tensors[0], peer, tag, self._nanoseconds, is_recv)
+                ticket = self._fast_message(name, tensors[0], peer, tag, is_recv)
                 if ticket is None:
                     return DoneMessage(list(tensors), peer if is_recv else -1)
                 if ticket:
@@ -290,6 +301,18 @@ class Issuing:
                 ticket.withdraw()
             raise
 
+    def _fast_message(
+        self, name: str, t: torch.Tensor, peer: int, tag: int, is_recv: bool
+    ) -> Ticket | Literal[False] | None:
+        """As base.FastMessage, to be asked only while the transport has one."""
+        if not (type(peer) is type(tag) is int and 0 <= peer < self._group_size and (found := raw_tensor(t))):
+            return False
+        address, count, code = found
+        fast = cast("FastMessage", self._transport.fast_message)
+        kind = PACKED[code] | RECEIVED if is_recv else PACKED[code]
+        call = partial(self._lower.message, name, t, peer, tag, self._seconds, is_recv)
+        return count > 0 and fast(kind, peer, tag, address, count, self._nanoseconds, call)
+
     @staticmethod
     def _awaited(work: Work) -> Work:
         if posted_to_be_awaited():
@@ -299,7 +322,7 @@ class Issuing:
     def _adopt(
         self,
         tickets: list[Ticket],
-        tensors: Sequence[torch.Tensor],
+        tensors: list[torch.Tensor],
         calls: Sequence[Call | Message],
         record: Any = None,
         then: Callable[[], None] | None = None,

@@ -13,10 +13,11 @@ from torch.distributed import PrefixStore
 from ..config import Config, restart_attempt
 from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange
-from ..creation.liveness import Members
 from ..creation.membership import Membership
-from ..creation.topology import by_host, locations, require_mpi, require_one_user
-from ..launch.mpi_job import abandon, job
+from ..creation.mpi_start import mpi_job
+from ..creation.processes import Members
+from ..creation.topology import by_host, locations, require_one_user
+from ..launch.mpi_job import abandon
 from ..transport.by_device import ByDevice
 from ..transport.hosts.transport import HierarchicalTransport
 from ..transport.shm.transport import ShmTransport
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store
 
-    from ..creation.liveness import Processes
+    from ..creation.processes import Processes
 
 
 @functools.cache
@@ -48,11 +49,11 @@ def meet(
 ) -> tuple[ByDevice, Store]:
     """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
     group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks;
-    ``processes``: a liveness.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
+    ``processes``: a processes.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
     device whose tensors the group takes, None for all."""
     # A store may see the same group name again after destroy_process_group: count the lives. So may it
     # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
-    # has not counted that life, hence the attempt.
+    # has not counted that life, hence the attempt (which ranks of several hosts cannot tell).
     seconds, members = timeout.total_seconds(), members or list(range(size))
     bounded = BoundedStore(
         PrefixStore(f"custom/{restart_attempt()}", store),
@@ -89,7 +90,7 @@ def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
 
 
 def _members_of_world(members: list[int]) -> Members | None:
-    """liveness.Members for ``members``, global ranks, if the default group has a segment in which to look."""
+    """processes.Members for ``members``, global ranks, if the default group has a segment in which to look."""
     world = operations_of(dist.group.WORLD)
     parent = world.cpu_transport if members and world is not None else None
     return Members(parent, members, roll=True) if isinstance(parent, ShmTransport) else None
@@ -102,8 +103,6 @@ def _transport(exchange: Exchange, name: str, members: list[int], devices: list[
         return ByDevice(
             ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices
         )
-    require_mpi(exchange, everywhere)
-    cpu = HierarchicalTransport(
-        exchange, configuration(), name, members, everywhere, ShmTransport, job(exchange.left()), abandon
-    )
+    mpi = mpi_job(exchange, everywhere, members)
+    cpu = HierarchicalTransport(exchange, configuration(), name, members, everywhere, ShmTransport, mpi, abandon)
     return ByDevice(cpu, configuration(), one_host=False, devices=devices)

@@ -12,22 +12,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+from torch.distributed.distributed_c10d import AllreduceOptions
 
-from .. import dtypes
 from ..lowering.collectives import only, own_list
-from ..lowering.raw_tensor import raw_tensor
+from ..native import SLOW_PATH
 from .dynamo import opaque_to_dynamo
+from .fast_path import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER
 from .issuing import Issuing
 from .monitored_barrier import monitored_barrier
 
@@ -46,31 +36,22 @@ class Operations(Issuing):
     def broadcast(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, root: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, BroadcastOptions))
-            and len(tensors) == 1
-            and (self._fast_path.broadcast(tensors[0], opts.rootRank, ns))
-        ):
+        if not (tried := self._fast(BROADCAST, opts, tensors, tensors)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, tensors, "broadcast")
         root = opts.rootRank if opts is not None else root or 0
-        return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root)
+        return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root, tried=tried)
 
     def allreduce(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Issued:
+        # None as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time.
+        if not (tried := self._fast(ALL_REDUCE, opts, tensors, tensors)):
+            return None
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
-            if (
-                self._may_be_fast(opts.asyncOp)
-                and len(tensors) == 1
-                and (found := raw_tensor(tensors[0]))
-                and (kind := dtypes.kind_of(found[2], op))
-            ):
-                self._transport.fast_all_reduce(found[0], found[1], kind, self._limit(opts))
-                return None  # as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time
         elif opts is not None:
             opts, op, timeout = None, opts, timeout if op is None else op
         tensor = self._lowered(only, tensors, "all_reduce")
@@ -78,7 +59,7 @@ class Operations(Issuing):
             op = ReduceOp.SUM
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, op, opts, timeout)
-        return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op)
+        return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op, tried=tried)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
@@ -92,11 +73,7 @@ class Operations(Issuing):
         op: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, ReduceOptions))
-            and len(tensors) == 1
-            and (self._fast_path.reduce(tensors[0], opts.rootRank, opts.reduceOp, ns))
-        ):
+        if not (tried := self._fast(REDUCE, opts, tensors, tensors)):
             return None
         if isinstance(opts, int):
             if root is not None:
@@ -105,7 +82,7 @@ class Operations(Issuing):
         tensor = self._lowered(only, tensors, "reduce")
         root = opts.rootRank if opts is not None else root or 0
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
-        return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op)
+        return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op, tried=tried)
 
     def allgather(
         self,
@@ -114,18 +91,22 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, AllgatherOptions))
-            and len(inputs) == 1
-            and (self._fast_path.all_gather(own_list(output_lists), inputs[0], ns))
-        ):
+        if not (tried := self._fast(ALL_GATHER, opts, inputs, output_lists)):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
         outputs = own_list(output_lists)
         return self._collective(
-            "all_gather", opts, timeout, list(outputs), self._lower.all_gather, outputs, tensor, inputs=[tensor]
+            "all_gather",
+            opts,
+            timeout,
+            list(outputs),
+            self._lower.all_gather,
+            outputs,
+            tensor,
+            inputs=[tensor],
+            tried=tried,
         )
 
     def allgather_coalesced(
@@ -145,10 +126,18 @@ class Operations(Issuing):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if (ns := self._fast_path_ns(opts, AllgatherOptions)) and self._fast_path.all_gather_single(output, input, ns):
+        if not (tried := self._fast(ALL_GATHER, opts, input, output)):
             return None
         return self._collective(
-            "_all_gather_base", opts, timeout, [output], self._lower.all_gather_single, output, input, inputs=[input]
+            "_all_gather_base",
+            opts,
+            timeout,
+            [output],
+            self._lower.all_gather_single,
+            output,
+            input,
+            inputs=[input],
+            tried=tried,
         )
 
     def all_gather_single_coalesced(
@@ -171,11 +160,7 @@ class Operations(Issuing):
         op: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, ReduceScatterOptions))
-            and len(outputs) == 1
-            and (self._fast_path.reduce_scatter(outputs[0], own_list(input_lists), opts.reduceOp, ns))
-        ):
+        if not (tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)):
             return None
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
@@ -183,15 +168,22 @@ class Operations(Issuing):
         inputs = own_list(input_lists)
         op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
         return self._collective(
-            "reduce_scatter", opts, timeout, [output], self._lower.reduce_scatter, output, inputs, op, inputs=inputs
+            "reduce_scatter",
+            opts,
+            timeout,
+            [output],
+            self._lower.reduce_scatter,
+            output,
+            inputs,
+            op,
+            inputs=inputs,
+            tried=tried,
         )
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if (ns := self._fast_path_ns(opts, ReduceScatterOptions)) and (
-            self._fast_path.reduce_scatter_single(output, input, opts.reduceOp, ns)
-        ):
+        if not (tried := self._fast(REDUCE_SCATTER, opts, input, output)):
             return None
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective(
@@ -204,6 +196,7 @@ class Operations(Issuing):
             input,
             op,
             inputs=[input],
+            tried=tried,
         )
 
     def reduce_scatter_single_coalesced(
@@ -226,10 +219,18 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (ns := self._fast_path_ns(opts, AllToAllOptions)) and self._fast_path.all_to_all(outputs, inputs, ns):
+        if not (tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)):
             return None
         return self._collective(
-            "all_to_all", opts, timeout, list(outputs), self._lower.all_to_all, outputs, inputs, inputs=inputs
+            "all_to_all",
+            opts,
+            timeout,
+            list(outputs),
+            self._lower.all_to_all,
+            outputs,
+            inputs,
+            inputs=inputs,
+            tried=tried,
         )
 
     def all_to_all_single(
@@ -241,12 +242,8 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, AllToAllOptions))
-            and not output_splits
-            and not input_splits
-            and (self._fast_path.all_to_all_single(output, input, ns))
-        ):
+        tried = SLOW_PATH
+        if not output_splits and not input_splits and not (tried := self._fast(ALL_TO_ALL, opts, input, output)):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -261,6 +258,7 @@ class Operations(Issuing):
             list(output_splits),
             list(input_splits),
             inputs=[input],
+            tried=tried,
         )
 
     def gather(
@@ -271,11 +269,7 @@ class Operations(Issuing):
         root: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, GatherOptions))
-            and len(inputs) == 1
-            and (self._fast_path.gather(own_list(output_lists), inputs[0], opts.rootRank, ns))
-        ):
+        if not (tried := self._fast(GATHER, opts, inputs, output_lists)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -283,7 +277,16 @@ class Operations(Issuing):
         root = opts.rootRank if opts is not None else root or 0
         outputs = own_list(output_lists)
         return self._collective(
-            "gather", opts, timeout, list(outputs), self._lower.gather, outputs, tensor, root, inputs=[tensor]
+            "gather",
+            opts,
+            timeout,
+            list(outputs),
+            self._lower.gather,
+            outputs,
+            tensor,
+            root,
+            inputs=[tensor],
+            tried=tried,
         )
 
     def gather_single(
@@ -307,11 +310,7 @@ class Operations(Issuing):
         root: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if (
-            (ns := self._fast_path_ns(opts, ScatterOptions))
-            and len(outputs) == 1
-            and (self._fast_path.scatter(outputs[0], own_list(input_lists), opts.rootRank, ns))
-        ):
+        if not (tried := self._fast(SCATTER, opts, input_lists, outputs)):
             return None
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
@@ -319,17 +318,19 @@ class Operations(Issuing):
         root = opts.rootRank if opts is not None else root or 0
         inputs = own_list(input_lists)
         return self._collective(
-            "scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root, inputs=inputs
+            "scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root, inputs=inputs, tried=tried
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
-        if (ns := self._fast_path_ns(opts, BarrierOptions)) and self._fast_path.barrier(ns):
+        if not (tried := self._fast(BARRIER, opts)):
             return None
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
         devices = self._transport.devices()
-        return self._collective("barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None)
+        return self._collective(
+            "barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None, tried=tried
+        )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self._monitored_barriers += 1

@@ -1,4 +1,4 @@
-"""What a group can do without. Some features rest on private names of torch, which move: then the feature is off, a
+"""Features that a group can do without. Some rest on private names of torch, which move: then the feature is off, a
 warning says so once, and all else goes on."""
 
 from __future__ import annotations

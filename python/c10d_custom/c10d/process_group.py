@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-    from ..creation.liveness import Processes
+    from ..creation.processes import Processes
     from ..transport.by_device import ByDevice
 
 

@@ -35,7 +35,8 @@ class _Record:
     def end(self) -> None:
         if self._open:
             self._open = False
-            torch.autograd._record_function_with_args_exit(self._handle)
+            with optional("recording operations for the profiler"):
+                torch.autograd._record_function_with_args_exit(self._handle)
 
 
 def _never() -> bool:

@@ -1,4 +1,5 @@
-"""Makes the backend known to torch.distributed, and makes its groups when torch asks for them.
+"""Makes the backend known to torch.distributed, and makes its groups when torch asks for them, whole or, by a device
+string ("cuda:nccl,cpu:custom"), in part.
 
 What is done at `import torch` is here and costs next to nothing; what a group needs is imported when one is made."""
 
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .names import NAME
+from .names import NAME, replaced
 from .optional import optional
 from .served import Served
 
@@ -109,8 +110,8 @@ def create(options: Any, _backend_options: Any) -> Any:
     from .process_group import build
 
     asked = _device_map(options)
-    others = {device: name for device, name in asked.items() if name != NAME}
-    ours = [device for device, name in asked.items() if name == NAME]  # none: all
+    others = {device: name for device, name in asked.items() if not _is_ours(name)}
+    ours = {device: name for device, name in asked.items() if _is_ours(name)}  # none: all
     if others:
         return _for_some_devices(options, ours, others)
     if _ready is not None:
@@ -124,7 +125,7 @@ def create(options: Any, _backend_options: Any) -> Any:
             options.timeout,
             options.group_id,
             list(options.global_ranks_in_group),
-            devices=ours or None,
+            devices=list(ours) or None,
         )
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
@@ -132,7 +133,11 @@ def create(options: Any, _backend_options: Any) -> Any:
     return group
 
 
-def _for_some_devices(options: Any, ours: list[str], others: dict[str, str]) -> Any:
+def _is_ours(name: str) -> bool:
+    return name == NAME or name in replaced
+
+
+def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]) -> Any:
     """A Backend, that torch puts beside those of the other devices."""
     import torch
     from torch.distributed import Backend, ProcessGroup
@@ -140,7 +145,7 @@ def _for_some_devices(options: Any, ours: list[str], others: dict[str, str]) -> 
     from ..errors import UsageError
     from .backend import REGISTERED, build_backend
 
-    string = ",".join(f"{device}:{name}" for device, name in {**dict.fromkeys(ours, NAME), **others}.items())
+    string = ",".join(f"{device}:{name}" for device, name in {**ours, **others}.items())
     if not REGISTERED:
         raise UsageError(
             f'backend "{string}": torch {torch.__version__} drops the other backend of a group as soon as one of '
@@ -153,7 +158,7 @@ def _for_some_devices(options: Any, ours: list[str], others: dict[str, str]) -> 
         for name in others.values()
         if Backend.backend_type_map.get(name) in (None, ProcessGroup.BackendType.CUSTOM)
     ]
-    if alike:
+    if alike and NAME in ours.values():  # under a replaced name, torch takes ours for that one's type
         raise UsageError(
             f'backend "{string}": of "{NAME}" and "{alike[0]}" torch keeps one in a group, because both are of the '
             f'type that it calls custom. Make two groups: init_process_group("{alike[0]}") and '
@@ -170,7 +175,7 @@ def _for_some_devices(options: Any, ours: list[str], others: dict[str, str]) -> 
         options.timeout,
         options.group_id,
         list(options.global_ranks_in_group),
-        ours,
+        list(ours),
     )
 
 

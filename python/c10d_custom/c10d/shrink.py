@@ -7,8 +7,7 @@ died with rank 0. Here the old group's shared memory decides, for it outlives an
 - A roll call, in rounds. A rank calls out, then waits until each other rank has called out too, or its process has
   ended (the kernel drops its lock on the segment). Both are final and seen alike by all, so all know the same ranks.
 - The first of them serves a new TCPStore and tells its port with its call. Then they make a group as always, and meet
-in a
-  barrier, which all pass or none does.
+  in a barrier, which all pass or none does.
 - If a rank dies on the way, whoever notices goes on to the next round, and the rest follow.
 
 The old groups are destroyed when the new one is there: a rank for which this raises still has them, and may try again.
@@ -32,7 +31,7 @@ from torch.distributed import (
     init_process_group,
 )
 
-from ..creation.liveness import Members
+from ..creation.processes import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from ..transport.shm.transport import ShmTransport
 from . import issuing, process_group, registration

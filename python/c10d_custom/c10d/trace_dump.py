@@ -1,16 +1,18 @@
-"""When and where the files of this process are written: on the first failure of each group, and on a signal; both only
-if C10D_CUSTOM_TRACE_DIR names a folder.
+"""When and where the files of this process are written: on the first failure of each group, and on a signal; ours only
+if C10D_CUSTOM_TRACE_DIR names a folder, torch's (flight_file.py) only if TORCH_FR_DUMP_TEMP_FILE is set.
 
 A source is a transport: it has name, rank, size, members, trace() and peers(). Files are readable by their user only,
-and no two have the same name: rank, host and pid, and a number counted up until the name is free.
+and no two of ours have the same name: rank, host and pid, and a number counted up until the name is free.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -18,16 +20,21 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from .. import config as settings
 from ..errors import UsageError
 from ..transport.trace_file import Dump, GroupTrace, write
+from . import flight_file
+from .callers import Callers, inside_call, stack
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..transport.base import Transport
+    from ..transport.trace_file import Record
 
 
 # By id; iterated over in copies that take no lock, as a signal may come at any time.
 _sources: dict[int, weakref.ref[Transport]] = {}
+_callers: dict[int, Callers] = {}  # of sources whose calls' stacks are remembered
 _said: set[int] = set()  # ids of sources whose failure has been written
 
 
@@ -35,35 +42,82 @@ def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
     _sources[key] = weakref.ref(source, lambda _: forget(None, key))  # not the source: that would keep it
-    if config.trace_dir:
+    if config.trace_frames:
+        _callers[key] = Callers(config.trace)
+    if config.trace_dir or (settings.flight_recorder_file() and settings.flight_recorder_on_failure()):
         of = weakref.ref(source)
-        source.failed = lambda error: _failed(of(), key, error, config.trace_dir)  # type: ignore[method-assign]
+        source.failed = lambda error: _failed(of(), key, error, config)  # type: ignore[method-assign]
+
+
+def callers_of(source: Transport) -> Callers | None:
+    """Who is to be told of each call of this source; None if nobody wants to know."""
+    return _callers.get(id(source))
 
 
 def forget(source: Transport | None, key: int | None = None) -> None:
     key = id(source) if key is None else key
     _sources.pop(key, None)
+    _callers.pop(key, None)
     _said.discard(key)
 
 
-def _failed(source: Transport | None, key: int, error: BaseException, folder: str) -> None:
+def _failed(source: Transport | None, key: int, error: BaseException, config: Config) -> None:
     if source is None or key in _said:
         return
     _said.add(key)
-    try:
-        path = dump(folder, f"{type(error).__name__}: {error}")
-    except OSError as problem:
-        error.add_note(f"C10D_CUSTOM_TRACE_DIR: the trace could not be written: {problem}")
-    else:
-        error.add_note(f"This rank's last calls: {path} (all ranks together: python -m c10d_custom trace {folder}/*)")
+    known = _groups()
+    groups = list(known.values())
+    _tell_frames([known[key]] if key in known else [], sys._getframe(1))
+    if config.trace_dir:
+        try:
+            path = _write(config.trace_dir, f"{type(error).__name__}: {error}", groups)
+        except OSError as problem:
+            error.add_note(f"C10D_CUSTOM_TRACE_DIR: the trace could not be written: {problem}")
+        else:
+            error.add_note(
+                f"This rank's last calls: {path} (all ranks together: python -m c10d_custom trace {config.trace_dir}/*)"
+            )
+    beginning = settings.flight_recorder_file()
+    if beginning and settings.flight_recorder_on_failure():
+        try:
+            path = flight_file.write(beginning, _rank(groups), groups, config.trace)
+        except Exception as problem:
+            error.add_note(f"TORCH_FR_DUMP_TEMP_FILE: the file could not be written: {problem}")
+        else:
+            error.add_note(f"This rank's last calls, for torchfrtrace: {path}")
 
 
-def dump(folder: str, reason: str) -> str:
-    """Writes the calls of all groups of this process. Returns the file's path."""
-    sources = [s for s in (ref() for ref in list(_sources.values())) if s is not None]
-    groups = [GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace()) for s in sources]
-    rank = next((g.members[g.rank] for g in groups), 0)
-    host = socket.gethostname()
+def _groups() -> dict[int, GroupTrace]:
+    """The calls of all groups of this process, by key."""
+    found = {}
+    for key, ref in list(_sources.items()):
+        if (s := ref()) is not None:
+            group = GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace())
+            if (callers := _callers.get(key)) is not None:
+                callers.tell(group.calls)
+            found[key] = group
+    return found
+
+
+def _tell_frames(groups: list[GroupTrace], frame: FrameType | None) -> None:
+    """``frame`` is amid the last call of these groups that has begun and has not ended well: it gets frames, if it has
+    none."""
+
+    def order(call: Record) -> tuple[bool, float]:
+        return call.began is not None, call.issued
+
+    calls = [c for g in groups for c in g.calls if c.state != "done"]
+    if calls and not (last := max(calls, key=order)).frames:
+        last.frames = stack(frame)
+
+
+def _rank(groups: list[GroupTrace]) -> int:
+    return next((g.members[g.rank] for g in groups), 0)
+
+
+def _write(folder: str, reason: str, groups: list[GroupTrace]) -> str:
+    """Writes a file of ours. Returns its path."""
+    rank, host = _rank(groups), socket.gethostname()
     text = write(Dump(rank, os.getpid(), host, time.time(), reason, groups)).encode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     for number in itertools.count():
@@ -76,6 +130,19 @@ def dump(folder: str, reason: str) -> str:
             file.write(text)
         return path
     raise AssertionError  # numbers have no end
+
+
+def dump(config: Config, reason: str, frame: FrameType | None = None) -> None:
+    """Writes the files that the environment asks for. ``frame``: where the main thread is."""
+    groups = list(_groups().values())
+    if inside_call(frame):
+        _tell_frames(groups, frame)
+    with contextlib.suppress(OSError):  # nobody here could be told
+        if config.trace_dir:
+            _write(config.trace_dir, reason, groups)
+    with contextlib.suppress(Exception):
+        if beginning := settings.flight_recorder_file():
+            flight_file.write(beginning, _rank(groups), groups, config.trace)
 
 
 def install_signal(config: Config) -> None:
@@ -92,10 +159,7 @@ def install_signal(config: Config) -> None:
     before = signal.getsignal(number)
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        try:
-            dump(config.trace_dir, f"signal {signum}")
-        except OSError:
-            pass  # nobody here could be told
+        dump(config, f"signal {signum}", frame)
         if callable(before):
             before(signum, frame)
 

@@ -1,14 +1,25 @@
 """Work handles and their futures."""
 
+from __future__ import annotations
+
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import CollectiveTimeoutError
 from .optional import optional
+
+if TYPE_CHECKING:
+    from torch.futures import Future
+
+    from ..call import StreamOp
+    from ..transport.base import Ticket
+
 
 # How long a wait for the GPU sleeps before it asks again.
 _GPU_STEP = 50e-6
@@ -17,12 +28,13 @@ _GPU_STEP = 50e-6
 _SLICE = 0.1
 
 
-def _never():
+def _never() -> bool:
     return False
 
 
 # Whether we are in torch's allow_inflight_collective_as_graph_input_ctx.
-works_are_graph_inputs, _register_work = _never, None
+works_are_graph_inputs: Callable[[], bool] = _never
+_register_work: Callable[[torch.Tensor, _TorchWork], object] | None = None
 with optional("collectives under way as inputs of compiled graphs"):
     from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input as works_are_graph_inputs  # noqa: F401 - for issuing.py
     from torch._C._distributed_c10d import _register_work
@@ -34,54 +46,69 @@ class _Failure:
 
     __slots__ = ("error",)
 
-    def __init__(self, error=None):
-        self.error = error
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error: Any = error  # None in a copy only
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[_Failure], tuple[()]]:
         return _Failure, ()
 
 
-def _value(done):
+def _value(done: Future[Any]) -> Any:
     value = done.value()
     if isinstance(value, _Failure):
         raise type(value.error)(*value.error.args)  # a new one: this frame is not to live on in its traceback
     return value
 
 
-def _can_fail(inner):
+def _can_fail(inner: Future[Any]) -> Future[Any]:
     """The future to hand out for ``inner``. Future.set_exception is for callers in Python: one in C++, as DDP's
     Reducer, would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a
     RuntimeError that quotes it)."""
     return inner.then(_value)
 
 
+class WorkKeeper(Protocol):
+    """What a Work asks of the Completer of its group."""
+
+    def hold(self, work: Work) -> None: ...
+
+    def release(self, work: Work) -> None: ...
+
+    def watch(self, work: Work) -> None: ...
+
+    def forget(self, work: Work) -> None: ...
+
+    def refuse_inside(self, tickets: Sequence[Ticket]) -> None: ...
+
+
 class DoneWork(_TorchWork):
     """A synchronous operation, over when the caller gets to see it."""
 
-    def __init__(self, tensors, stream_op=None):
+    def __init__(self, tensors: list[torch.Tensor], stream_op: StreamOp | None = None) -> None:
         super().__init__()
         self._tensors = tensors
         self._stream_op = stream_op  # of tensors on a device: the current stream waits for it already
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         return True
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return True
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return True
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         return None
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
-    def result(self):
+    def result(self) -> list[torch.Tensor]:
         return self._tensors
 
-    def get_future(self):
+    def get_future(self) -> Future[Any]:
+        future: Future[Any]
         if self._stream_op is not None:
             future = self._stream_op.future()
             self._stream_op.resolve(future, self._tensors, [self._stream_op])
@@ -94,11 +121,11 @@ class DoneWork(_TorchWork):
 class DoneMessage(DoneWork):
     """A message that is over. ``source``: the rank that a received one is from, else -1."""
 
-    def __init__(self, tensors, source):
+    def __init__(self, tensors: list[torch.Tensor], source: int) -> None:
         super().__init__(tensors)
         self._source = source
 
-    def source_rank(self):
+    def source_rank(self) -> int:
         return self._source
 
     _source_rank = source_rank
@@ -112,7 +139,14 @@ class Work(_TorchWork):
     stay alive until the end.
     """
 
-    def __init__(self, completer, tickets, tensors, finish, keep):
+    def __init__(
+        self,
+        completer: WorkKeeper,
+        tickets: Sequence[Ticket],
+        tensors: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+        keep: object,
+    ) -> None:
         super().__init__()
         self._completer = completer
         self._tickets = tickets
@@ -121,13 +155,13 @@ class Work(_TorchWork):
         self._keep = keep
         self._lock = threading.RLock()  # taken twice where a signal handler ends the group amid `settle`
         self._settling = self._over = False
-        self._error = None
-        self._futures = []
-        self._graph_inputs = ()
+        self._error: BaseException | None = None
+        self._futures: list[Future[Any]] = []
+        self._graph_inputs: Sequence[torch.Tensor] = ()
 
     # --- torch.distributed.Work
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self._await(seconds if seconds and seconds > 0 else None)
         if self._graph_inputs:
@@ -138,46 +172,46 @@ class Work(_TorchWork):
 
     # --- torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx
 
-    def become_graph_inputs(self, register):
+    def become_graph_inputs(self, register: bool) -> None:
         """A compiled graph that is given this Work's tensors may wait for them (wait_tensor), as for those of c10d's
         own Works. ``register``: enter it into torch's registry, where torch does not do that; as this does not keep our
         half of a Work alive, the completer does."""
         self._graph_inputs = self._tensors
-        if register:
+        if register and _register_work is not None:
             self._completer.hold(self)
             for tensor in self._tensors:
                 _register_work(tensor, self)
 
-    def _forget_graph_inputs(self):
+    def _forget_graph_inputs(self) -> None:
         tensors, self._graph_inputs = self._graph_inputs, ()  # first: wait_tensor comes back here
         for tensor in tensors:
             torch.ops._c10d_functional.wait_tensor(tensor)  # the only way out of torch's registry
         self._completer.release(self)
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         if not self._over and all(t.done() for t in self._tickets):
             self.settle()
         return self._over
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self.is_completed() and self._error is None
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         return self._error if self.is_completed() else None
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.wait()
 
-    def result(self):
+    def result(self) -> list[torch.Tensor]:
         self.wait()
         return self._tensors
 
-    def source_rank(self):
+    def source_rank(self) -> int:
         return self._tickets[0].source
 
     _source_rank = source_rank
 
-    def get_future(self):
+    def get_future(self) -> Future[Any]:
         future = self._new_future()
         self._futures.append(future)  # before the look whether it is over: whoever ends it then sees this one, or we do
         if self._over:
@@ -186,16 +220,16 @@ class Work(_TorchWork):
             self._completer.watch(self)
         return _can_fail(future)
 
-    def _new_future(self):
+    def _new_future(self) -> Future[Any]:
         return torch.futures.Future()
 
     # --- the end
 
-    def end(self):
+    def end(self) -> None:
         """Waits until it is over; its error is for `wait` to raise."""
         self._await(None)
 
-    def _await(self, seconds):
+    def _await(self, seconds: float | None) -> None:
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
         behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
         if self._over:
@@ -213,7 +247,7 @@ class Work(_TorchWork):
             )
         self.settle()
 
-    def _await_tickets(self, deadline):
+    def _await_tickets(self, deadline: float | None) -> Ticket | None:
         """The first that was not done by then, or None."""
         for ticket in self._tickets:
             while True:
@@ -224,13 +258,13 @@ class Work(_TorchWork):
                     return ticket
         return None
 
-    def _withdraw(self):
+    def _withdraw(self) -> None:
         for ticket in self._tickets:
             if not ticket.done():
                 ticket.withdraw()
         self.settle()
 
-    def settle(self):
+    def settle(self) -> None:
         """All tickets are done: run `finish`, drop what was kept, resolve the futures."""
         with self._lock:
             if self._over or self._settling:  # the latter: by an outer frame, below a signal handler
@@ -249,7 +283,7 @@ class Work(_TorchWork):
         finally:
             self._resolve_futures()
 
-    def _resolve_futures(self):
+    def _resolve_futures(self) -> None:
         futures, self._futures = self._futures, []  # no signal handler, and no other thread, runs amid this line
         try:
             for future in futures:
@@ -260,11 +294,11 @@ class Work(_TorchWork):
                     self._resolve(future)
             raise
 
-    def _let_go(self):
+    def _let_go(self) -> None:
         self._keep = None
         self._completer.forget(self)
 
-    def _resolve(self, future):
+    def _resolve(self, future: Future[Any]) -> None:
         if self._error is not None:
             future.set_result(_Failure(self._error))
         else:
@@ -276,11 +310,19 @@ class DeviceWork(Work):
     and `wait` lets the current stream wait for the rest. ``stream_ops``: what tells of the GPU's side, one for
     each operation. What was kept is so until a stream waits, or the GPU is done."""
 
-    def __init__(self, completer, tickets, tensors, finish, keep, stream_ops):
+    def __init__(
+        self,
+        completer: WorkKeeper,
+        tickets: Sequence[Ticket],
+        tensors: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+        keep: object,
+        stream_ops: Sequence[StreamOp],
+    ) -> None:
         super().__init__(completer, tickets, tensors, finish, keep)
         self._stream_ops = stream_ops
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         began = time.monotonic()
         super().wait(timeout)
@@ -291,7 +333,7 @@ class DeviceWork(Work):
         super()._let_go()
         return True
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         if not super().is_completed():
             return False
         if self._error is None and not all(f.completed() for f in self._stream_ops):
@@ -299,20 +341,20 @@ class DeviceWork(Work):
         super()._let_go()
         return True
 
-    def _await_gpu(self, deadline, seconds):
+    def _await_gpu(self, deadline: float, seconds: float) -> None:
         while not all(f.completed() for f in self._stream_ops):
             if time.monotonic() >= deadline:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
             time.sleep(_GPU_STEP)
 
-    def _let_go(self):
+    def _let_go(self) -> None:
         if self._error is not None:
             super()._let_go()
 
-    def _new_future(self):
+    def _new_future(self) -> Future[Any]:
         return self._stream_ops[0].future()
 
-    def _resolve(self, future):
+    def _resolve(self, future: Future[Any]) -> None:
         if self._error is not None:
             future.set_result(_Failure(self._error))
         else:

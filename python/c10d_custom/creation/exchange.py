@@ -1,4 +1,5 @@
-"""What the ranks of a group tell each other through its Store while they make it."""
+"""What the ranks of a group tell each other through its Store while they make it, and the error that names who has not
+come."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
-from .liveness import Processes
+from .processes import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
 _FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3

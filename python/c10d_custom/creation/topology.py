@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
-from ..launch.launcher import detect
-from .liveness import started
+from ..launch.host import boot_id, network
+from .processes import started
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace,
-    in which the segment is handed over (transport/shm/segment.py): two pods of one machine are two hosts. Host names
-    repeat and containers make them up; LOCAL_WORLD_SIZE says nothing about subgroups."""
+    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
+    (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups."""
 
     boot_id: str
     hostname: str
     pid: int
     uid: int
-    started: int | None  # see liveness.py
-    network: int  # the network namespace; of one boot id, equal numbers are the same
+    started: int | None  # see processes.py
+    network: int
 
     @property
     def host(self) -> str:
@@ -35,19 +34,7 @@ class Location:
 
     @classmethod
     def here(cls) -> Location:
-        try:
-            with open("/proc/sys/kernel/random/boot_id") as f:
-                boot_id = f.read().strip()
-        except OSError as error:
-            raise TransportError(f"cannot read this host's boot id: {error}") from error
-        return cls(boot_id, socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), _network())
-
-
-def _network() -> int:
-    try:
-        return os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        return 0  # a kernel without network namespaces
+        return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network())
 
 
 def locations(exchange: Exchange) -> list[Location]:
@@ -84,26 +71,7 @@ def require_one_user(all_places: Sequence[Location]) -> None:
             )
 
 
-def require_mpi(exchange: Exchange, all_places: Sequence[Location]) -> None:
-    """Raises TransportError, on every rank alike, unless an MPI launcher has started every rank."""
-
-    def decide(found: list[bool]) -> None:
-        if not all(found):
-            where = "; ".join(
-                f"{all_places[ranks[0]].hostname}: ranks {', '.join(map(str, ranks))}"
-                for ranks in by_host(all_places).values()
-            )
-            raise TransportError(
-                f"the ranks of this group run on several hosts ({where}), and not all were started by an MPI "
-                "launcher. Between hosts this backend uses MPI, which only works among processes that mpirun "
-                "(mpiexec, srun --mpi=...) has started: start the job with it, as in `mpirun -n 8 -hosts a,b "
-                f"python train.py`, instead of torchrun.{_one_machine(all_places)}"
-            )
-
-    exchange.gather_and_decide("launcher", detect() is not None, decide)
-
-
-def _one_machine(all_places: Sequence[Location]) -> str:
+def one_machine(all_places: Sequence[Location]) -> str:
     """Why ranks of one machine count as on several hosts, for an error's end."""
     machines: dict[str, list[int]] = {}
     for ranks in by_host(all_places).values():

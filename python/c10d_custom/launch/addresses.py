@@ -1,4 +1,4 @@
-"""Where other hosts may reach this one, without third-party packages."""
+"""Which addresses this host has at which others may reach it, without third-party packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import socket
 import struct
 
 _SIOCGIFADDR = 0x8915
+_QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
+
+
+def listen(everywhere: bool = True) -> socket.socket:
+    """A server on a port that the kernel chooses. ``everywhere``: peers are on other hosts, too; else nobody beyond
+    this one can connect."""
+    if not everywhere:
+        return socket.create_server(("127.0.0.1", 0), backlog=_QUEUE)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_QUEUE, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_QUEUE)
 
 
 def addresses() -> list[str]:

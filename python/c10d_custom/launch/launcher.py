@@ -36,8 +36,20 @@ class Launcher:
 
 
 def detect() -> Launcher | None:
-    """The Launcher of this process, or None. Slurm comes last: under it the others may start ranks too."""
+    """The Launcher of this process, or None. Slurm comes last: under it the others may start ranks too.
+
+    Asked only where one of the variables in c10d/registration.py is set, so that `import torch` need not load this: a
+    new launcher has one there."""
     return _open_mpi() or _pmi() or _slurm()
+
+
+def starts_mpi() -> bool:
+    """Whether libmpi in this process has a launcher to ask. Not in a worker of torchrun, which mpirun or srun may have
+    started; nor under a plain srun, which tells ranks and starts no MPI."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return False
+    found = detect()
+    return found is not None and (found.name != "srun" or "PMI_FD" in os.environ or "PMIX_NAMESPACE" in os.environ)
 
 
 def _number(*names: str) -> int | None:

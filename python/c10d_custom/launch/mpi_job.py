@@ -4,12 +4,12 @@ Every wait here polls, with a deadline: blocking calls of MPI have none, and bur
 
 from __future__ import annotations
 
-import _sitebuiltins
 import atexit
 import contextlib
 import ctypes
 import functools
 import os
+import re
 import socket
 import sys
 import threading
@@ -17,19 +17,24 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from .. import native
 from ..errors import TransportError
-from . import launcher
+from . import launcher, leaving
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from .pmi import PmiServer
 
 
 SPIN_SECONDS = 200e-6
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
+_LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
 _FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
+_FINALIZED = "MPI has been finalized in this process; it cannot start again"
 INSTALL = 'pip install "c10d-custom[mpi]"'
 # What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
 PIECE = 256 << 10
@@ -40,18 +45,20 @@ _job: Job | None = None
 _init: threading.Thread | None = None  # the thread in which MPI starts
 _ours_to_end = False
 _abandoned = False
-_exit_status = 0  # what this process is about to exit with, if it is to abort the job
 
 
 @dataclass(frozen=True)
 class Job:
-    """All ranks that the launcher started. ``world`` is COMM_WORLD itself, whose errors are exceptions."""
+    """All ranks that the launcher started; or, where none did, those for which MPI was started over a group's store.
+    ``world`` is COMM_WORLD itself, whose errors are exceptions; ``server``: what libmpi takes for its launcher in a job
+    of the second kind, with that job's name."""
 
     MPI: Any
     world: Any
     rank: int
     size: int
     pid: int
+    server: PmiServer | None = None
 
     def wait_all(self, requests: Sequence[Any], deadline: float, check: Callable[[], None] | None = None) -> bool:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
@@ -86,38 +93,35 @@ def job(seconds: float | None = None) -> Job:
     with _lock:
         if _job is None:
             _job = _begin(seconds)
-    if _job.pid != os.getpid():
+    return _usable(_job)
+
+
+def begun() -> Job | None:
+    """The process's Job, where there is one already."""
+    return None if _job is None else _usable(_job)
+
+
+def _usable(job: Job) -> Job:
+    if job.pid != os.getpid():
         raise TransportError(
             "a forked child cannot use its parent's MPI: start it with spawn, and not as a rank of the job"
         )
-    if _job.MPI.Is_finalized():
-        raise TransportError("MPI has been finalized in this process; it cannot start again")
-    return _job
+    if job.MPI.Is_finalized():
+        raise TransportError(_FINALIZED)
+    return job
 
 
 def _begin(seconds: float | None) -> Job:
     MPI = _import()
     if MPI.Is_finalized():
-        raise TransportError("MPI has been finalized in this process; it cannot start again")
+        raise TransportError(_FINALIZED)
     ours = _init is not None or not MPI.Is_initialized()
     if ours:
         _initialise(MPI, seconds)
-    world = MPI.COMM_WORLD
-    begun = Job(MPI, world, world.rank, world.size, os.getpid())
-    for comm in (world, MPI.COMM_SELF):
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    begun = _opened(MPI)
     if begun.size > 1:
-        _end_job_with_rank(begun)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise TransportError(
-            f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs. "
-            + (
-                "Use a build of MPI that has it."
-                if ours
-                else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or '
-                "leave it to us."
-            )
-        )
+        _abort_on_exceptions(begun)
+    _require_threads(MPI, ours)
     found = launcher.detect()
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
@@ -129,9 +133,88 @@ def _begin(seconds: float | None) -> Job:
     return begun
 
 
+def _opened(MPI: Any, server: PmiServer | None = None) -> Job:
+    """The Job of an MPI that has started."""
+    world = MPI.COMM_WORLD
+    for comm in (world, MPI.COMM_SELF):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return Job(MPI, world, world.rank, world.size, os.getpid(), server)
+
+
+def _require_threads(MPI: Any, ours: bool) -> None:
+    """``ours``: we have started it."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise TransportError(
+            f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs. "
+            + (
+                "Use a build of MPI that has it."
+                if ours
+                else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or '
+                "leave it to us."
+            )
+        )
+
+
+def startable() -> str:
+    """The MPI library that `start` would start, as it calls itself. TransportError: why it cannot."""
+    MPI = _import()
+    if _init is not None:
+        raise TransportError("MPI was to start in this process before, and did not; it cannot begin again")
+    if MPI.Is_finalized():
+        raise TransportError(_FINALIZED)
+    if MPI.Is_initialized():
+        raise TransportError(
+            "the program has initialised MPI itself, for this process alone, and it starts once: leave it to us. "
+            "(`from mpi4py import MPI` initialises it, unless mpi4py.rc.initialize = False before.)"
+        )
+    library = _library(MPI)
+    if "open mpi" in library.lower():
+        raise TransportError(
+            f"{library.partition(',')[0]} starts by its own mpirun only: start the job with that, or install another "
+            "MPI, in an environment without this one (pip install mpich)"
+        )
+    return library
+
+
+def start(server: PmiServer, seconds: float) -> Job:
+    """The process's Job from now on, of the ranks of ``server``. Collective over them; after an error MPI cannot be had
+    in this process. Raises what the server does; TransportError after ``seconds``."""
+    global _job
+    with _lock:
+        MPI = _import()
+        deadline = time.monotonic() + seconds
+        if "Intel" in _library(MPI):
+            _find_providers()
+        try:
+            with server.environment():
+                init = _in_thread(MPI)
+                server.serve(lambda: not init.is_alive() or time.monotonic() > deadline)
+            if not MPI.Is_initialized():
+                raise _not_started(seconds)
+        except BaseException:
+            remove_files()
+            raise
+        if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (server.rank, server.size):
+            raise TransportError(
+                f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): start "
+                "the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
+            )
+        _require_threads(MPI, ours=True)
+        _job = _opened(MPI, server)
+        server.go_on()
+        MPI.Finalize = functools.partial(_finalize_unlocked, MPI)
+    return _job
+
+
 def _initialise(MPI: Any, seconds: float | None) -> None:
-    """In a thread, because MPI's own wait for the other ranks has no end and hears no signal; by ctypes,
-    because mpi4py's Init_thread holds the interpreter's lock meanwhile."""
+    _in_thread(MPI).join(seconds)
+    if not MPI.Is_initialized():
+        raise _not_started(seconds)
+
+
+def _in_thread(MPI: Any) -> threading.Thread:
+    """The thread in which MPI starts, because its own wait for the other ranks has no end and hears no signal; by
+    ctypes, because mpi4py's Init_thread holds the interpreter's lock meanwhile."""
     global _init
     if _init is None:
         # Open MPI over TCP: a message beyond its eager limit is agreed on first, and the agreement queues behind the
@@ -144,14 +227,35 @@ def _initialise(MPI: Any, seconds: float | None) -> None:
         arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)
         _init.start()
-    _init.join(seconds)
-    if _init.is_alive():
-        raise TransportError(
+    return _init
+
+
+def remove_files() -> None:
+    """Once all ranks have started, or will not: all that want them have mapped the files in /dev/shm that MPICH would
+    remove in Finalize only, so that none is left where ranks are killed."""
+    with open("/proc/self/maps") as f:
+        files = {found[1] for line in f if (found := re.search(r"(/dev/shm/mpich_shm_\w+)$", line.rstrip()))}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # another rank of this host was faster
+            os.unlink(file)
+
+
+def _find_providers() -> None:
+    """Intel MPI's wheel has libfabric's providers beside the library, and its mpiexec says so."""
+    with open("/proc/self/maps") as f:
+        loaded = {os.path.dirname(line.split()[-1]) for line in f if "/libmpi.so" in line}
+    for folder in loaded:
+        if os.path.exists(os.path.join(folder, "libtcp-fi.so")):
+            os.environ.setdefault("FI_PROVIDER_PATH", folder)
+
+
+def _not_started(seconds: float | None) -> TransportError:
+    if _init is not None and _init.is_alive():
+        return TransportError(
             f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
             "start it; did one fail before, or not call init_process_group?"
         )
-    if not MPI.Is_initialized():
-        raise TransportError("MPI failed to start; the reason is above")
+    return TransportError("MPI failed to start; the reason is above")
 
 
 def _import() -> Any:
@@ -160,7 +264,7 @@ def _import() -> Any:
     try:
         import mpi4py
     except ImportError as error:
-        raise TransportError(f"starting under an MPI launcher needs mpi4py and an MPI library: {INSTALL}") from error
+        raise TransportError(f"MPI needs mpi4py and an MPI library: {INSTALL}") from error
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
         if mpi4py.rc.finalize is None:
@@ -177,16 +281,50 @@ def _import() -> Any:
 
 
 def abandon() -> None:
-    """A rank is lost: MPI's Finalize would wait for it, and is left out when this process ends."""
+    """A rank is lost, or was not there in time: MPI's Finalize would wait for it, and is left out when this process
+    ends."""
     global _abandoned
     _abandoned = True
 
 
 @atexit.register  # at import: exit handlers of the modules that use this one run before
 def _finalize() -> None:
-    if _ours_to_end and not _abandoned and not _exit_status and (MPI := sys.modules["mpi4py"].MPI).Is_initialized():
-        if not MPI.Is_finalized():
-            MPI.Finalize()
+    if _job is not None and _job.server is not None:
+        _end_own(_job, _job.server)
+    elif _ours_to_end and (MPI := sys.modules.get("mpi4py.MPI")):
+        if MPI.Is_initialized() and not MPI.Is_finalized():  # where it found no library there is no such module
+            if not _abandoned:
+                _end_by_exit_code(MPI)
+            elif _job is not None and _job.pid == os.getpid():
+                if "PMIX_NAMESPACE" not in os.environ:  # Open MPI aborts where it finds that a peer has ended
+                    _linger(_job)
+                leaving.tell_launcher()
+
+
+def _end_own(job: Job, server: PmiServer) -> None:
+    """Of a job that no launcher has started, each rank ends by itself. Finalize is left out: Intel MPI's waits for the
+    other ranks, and MPICH's over UCX ends the process if one of them has ended before. Who ends by an exception has
+    nothing to deliver."""
+    if job.pid != os.getpid():
+        return
+    if not _abandoned and not job.MPI.Is_finalized():
+        _linger(job)
+    server.end(job.MPI.Is_finalized())
+
+
+def _linger(job: Job) -> None:
+    """Without Finalize. MPI may still hold what this rank has sent last, and moves it while it is called."""
+    until = time.monotonic() + _LINGER_SECONDS
+    with contextlib.suppress(job.MPI.Exception):
+        while not hasattr(sys, "last_value") and time.monotonic() < until:
+            job.world.Iprobe()
+            time.sleep(SHORTEST_SLEEP)
+
+
+def _finalize_unlocked(MPI: Any) -> None:
+    """MPI_Finalize, for programs that call it, without the interpreter's lock: mpi4py holds it, and our server needs
+    it."""
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
 
 
 def _library(MPI: Any) -> str:
@@ -196,22 +334,27 @@ def _library(MPI: Any) -> str:
 # --- the end of a rank is the end of the job
 
 
-def _end_job_with_rank(job: Job) -> None:
-    """MPI's Finalize waits for all ranks, so a rank that fails would wait, at its exit, for those that
-    wait for it. Hence an uncaught exception aborts the job at once, and sys.exit(code) other than 0
-    aborts it, instead of finalising, when the interpreter has run its exit handlers."""
-    sys.excepthook = functools.partial(_abort, job)
-    _watch_exit(job)
+def _end_by_exit_code(MPI: Any) -> None:
+    """MPI_Finalize, or MPI_Abort if the process exits with another code than 0: Finalize waits for all ranks, and one
+    that fails would wait, at its exit, for those that wait for it."""
+    functions = ctypes.CDLL(MPI.__file__)
+    native.lib.c10d_end_mpi_at_exit(
+        *(ctypes.cast(functions[f"MPI_{name}"], ctypes.c_void_p) for name in ("Finalize", "Abort", "Finalized")),
+        MPI._handleof(MPI.COMM_WORLD),
+        round(_FORWARD_SECONDS * 1e9),
+    )
 
 
-def _alive(job: Job) -> bool:
-    return job.pid == os.getpid() and not job.MPI.Is_finalized()
+def _abort_on_exceptions(job: Job) -> None:
+    """An uncaught exception ends the job at once, unless the program has a hook of its own for it: then when the
+    interpreter has run its exit handlers."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = functools.partial(_abort, job)
 
 
 def _abort(job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    # To sys.__stderr__: init_process_group wraps this hook with sys.stderr captured. The hook that was
-    # there before is not called: it might wait, and the job with it.
-    if not _alive(job):
+    # To sys.__stderr__: init_process_group wraps this hook with sys.stderr captured.
+    if job.pid != os.getpid() or job.MPI.Is_finalized():
         return sys.__excepthook__(kind, error, trace)
     with contextlib.suppress(Exception):
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -227,38 +370,3 @@ def _abort(job: Job, kind: type[BaseException], error: BaseException, trace: Tra
     code = 130 if issubclass(kind, KeyboardInterrupt) else 1
     job.world.Abort(code)
     os._exit(code)  # where Abort returns, while the launcher is still about to kill
-
-
-def _watch_exit(job: Job) -> None:
-    """Python tells no exit handler the code it exits with. But the interpreter reads the attribute
-    ``code`` of a SystemExit that nobody caught, and does so when no Python frame is left. (A program
-    that raises SystemExit itself escapes this: its rank waits in Finalize.)"""
-
-    plain: Any = SystemExit.code  # what holds it
-
-    class Exit(SystemExit):
-        @property
-        def code(self) -> Any:
-            code = plain.__get__(self)
-            try:
-                sys._getframe(1)
-            except ValueError:
-                if code is not None and _alive(job):
-                    # mpi4py, at the very end, aborts with this status.
-                    global _exit_status
-                    _exit_status = code if isinstance(code, int) else 1
-                    job.MPI._set_abort_status(_exit_status)
-            return code
-
-        @code.setter
-        def code(self, value: Any) -> Any:
-            plain.__set__(self, value)
-
-    Exit.__name__, Exit.__qualname__, Exit.__module__ = "SystemExit", "SystemExit", "builtins"
-
-    def exit(status: Any = None, /) -> NoReturn:
-        raise Exit(status)
-
-    exit.__doc__ = sys.exit.__doc__
-    sys.exit = exit
-    _sitebuiltins.SystemExit = Exit  # type: ignore[attr-defined]  # what the builtins exit() and quit() raise

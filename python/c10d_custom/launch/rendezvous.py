@@ -1,4 +1,5 @@
-"""How the ranks of an MPI job find each other: ``env://`` where it would otherwise fail, and ``mpi://``.
+"""How the ranks of an MPI job find each other, and at which address rank 0 is reached: ``env://`` where it would
+otherwise fail, and ``mpi://``.
 
 We act, whatever the backend's name, if and only if either
 - init_method is "mpi://", or
@@ -31,6 +32,7 @@ from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
 from . import launcher
 from .addresses import addresses
+from .host import boot_id, network
 from .mpi_job import INSTALL, job
 
 if TYPE_CHECKING:
@@ -128,9 +130,8 @@ class _Meeting:
             )
 
     def _ranks_here(self) -> list[int]:
-        """The ranks on this host, in order. Hosts differ in their kernel's boot id; names repeat."""
-        with open("/proc/sys/kernel/random/boot_id", "rb") as f:
-            mine = hashlib.sha256(f.read()).digest()
+        """The ranks on this host, in order."""
+        mine = hashlib.sha256(f"{boot_id()}/{network()}".encode()).digest()
         every = bytearray(len(mine) * self.mpi.size)
         self._wait(self.mpi.world.Iallgather(mine, every), "the other ranks")
         width = len(mine)

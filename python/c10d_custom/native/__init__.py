@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 12
+ABI_VERSION = 15
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 JOINED, LEFT = 1, 2
-LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of quick
-SLOW_PATH, DONE_WAKE = 32, 33  # of leader_fast_path
+LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of fast_collective
+SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path
 LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
 
 
@@ -253,7 +253,6 @@ def _load() -> c.CDLL:
         "next_seq": (c.c_uint64, handle),
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
-        "all_reduce": (c.c_int, handle, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
         "fast_collective": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "last_failure": (None, failure),
         "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
@@ -303,18 +302,20 @@ def _load() -> c.CDLL:
         "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
         "board": (c.c_void_p, handle),
         "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
-        "leader_fast_path": (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint32, c.c_int64),
+        "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
         "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
         "sequencer_last": (c.c_uint64, c.c_void_p),
         "sequencer_take": (c.c_uint64, c.c_void_p),
         "sequencer_wait": (c.c_uint64, c.c_void_p),
-        "sequencer_next": (c.c_int, c.c_void_p),
-        "sequencer_taken": (c.c_int, c.c_void_p),
+        "sequencer_next": (c.c_uint64, c.c_void_p),
+        "sequencer_under_way": (c.c_uint64, c.c_void_p),
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
         "mpi_progress": (None, c.c_void_p),
+        "end_mpi_at_exit": (None, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_int64),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
+        "reduce_variant": (c.c_char_p,),
     }
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, f"c10d_{name}")
@@ -324,15 +325,12 @@ def _load() -> c.CDLL:
     return library
 
 
-def _fast_functions(
-    lib: c.CDLL,
-) -> tuple[Callable[..., int], Callable[..., int], Callable[..., int], Callable[..., int], Callable[..., bool]]:
-    """(c10d_all_reduce, c10d_fast_collective, c10d_leader_fast_path), which carry out a collective in one call,
-    c10d_settle, and c10d_message: ``message(..., ticket)`` says whether the message is over; else the ticket's address
+def _fast_functions(lib: c.CDLL) -> tuple[Callable[..., int], Callable[..., bool]]:
+    """(c10d_settle, c10d_message): ``message(..., ticket)`` says whether the message is over; else the ticket's address
     is in the list ``ticket``. What a function returns may be lost to a signal handler that raises; what is in the
     caller's list is not."""
     try:
-        from ._fast import all_reduce, fast_collective, message, settle  # see setup.py for when it is not there
+        from ._fast import message, settle  # not in a Python without a global interpreter lock, or not CPython
     except ImportError:
 
         def with_ticket(*given: Any) -> bool:
@@ -344,19 +342,13 @@ def _fast_functions(
                 if ticket.value:
                     out.append(ticket.value)
 
-        return lib.c10d_all_reduce, lib.c10d_fast_collective, lib.c10d_leader_fast_path, lib.c10d_settle, with_ticket
+        return lib.c10d_settle, with_ticket
 
     def at(function: Any) -> int:
         return c.cast(function, c.c_void_p).value or 0
 
-    return (
-        partial(all_reduce, at(lib.c10d_all_reduce)),
-        partial(fast_collective, at(lib.c10d_fast_collective)),
-        partial(all_reduce, at(lib.c10d_leader_fast_path)),
-        partial(settle, at(lib.c10d_settle)),
-        partial(message, at(lib.c10d_message)),
-    )
+    return partial(settle, at(lib.c10d_settle)), partial(message, at(lib.c10d_message))
 
 
 lib = _load()
-all_reduce, fast_collective, leader_fast_path, settle, message = _fast_functions(lib)
+settle, message = _fast_functions(lib)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..plotting import pyplot
 from ..transport.trace_file import read
 from .merge import report
+from .timeline import draw
 
 
 def add_to(commands: Any) -> None:
@@ -18,11 +20,20 @@ def add_to(commands: Any) -> None:
         "the last.",
     )
     trace.add_argument("files", nargs="+", metavar="FILE")
-    trace.set_defaults(run=lambda args: main(args.files))
+    trace.add_argument(
+        "--plot", metavar="PICTURE", help="also draw the last calls of all ranks: .svg, .png, .pdf; needs matplotlib"
+    )
+    trace.add_argument(
+        "--calls", type=int, default=8, metavar="N", help="in the picture, of each rank (default: %(default)s; 0: all)"
+    )
+    trace.set_defaults(run=lambda args: main(args.files, args.plot, args.calls))
 
 
-def main(files: list[str]) -> bool:
-    """Prints the report on these files, and on stderr which of them are none. True if none could be read."""
+def main(files: list[str], plot: str | None = None, calls: int = 8) -> bool:
+    """Prints the report on these files, and on stderr which of them are none; draws it if ``plot`` says where. True if
+    none could be read, or the picture not be written."""
+    if plot:
+        pyplot()  # which ends here where there is none
     dumps = []
     for path in files:
         try:
@@ -32,4 +43,10 @@ def main(files: list[str]) -> bool:
             print(f"trace: {path}: {error}", file=sys.stderr)
     if dumps:
         print("\n".join(report(dumps)))
+    if dumps and plot:
+        try:
+            draw(plot, dumps, calls)
+        except (OSError, ValueError) as error:
+            print(f"trace: {plot}: {error}", file=sys.stderr)
+            return True
     return not dumps

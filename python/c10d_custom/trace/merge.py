@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..transport.trace_file import Dump, GroupTrace, Peer, Record
 
 
+SEEN = {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"}  # of a Peer's states
+
+
 @dataclass(frozen=True)
 class Wait:
     """Rank ``rank`` waits for ``other``; ``why`` says in what."""
@@ -80,6 +83,10 @@ class GroupStanding:
     def _calls(self, rank: int) -> list[Record]:
         return self.views[rank].calls if rank in self.views else []
 
+    def late(self, rank: int, call: Record) -> list[int]:
+        """The ranks that have not entered this collective of ``rank``'s, as far as is known."""
+        return [r for r in range(len(self.members)) if r != rank and (self.entered(r) or 0) < call.number]
+
     def waits(self) -> Iterator[Wait]:
         for rank in self.views:
             last = self.last(rank)
@@ -90,7 +97,7 @@ class GroupStanding:
 
     def _collective_waits(self, rank: int, call: Record) -> Iterator[Wait]:
         where = f"{call.operation} #{call.number} of group {self.name or '(unnamed)'}"
-        late = [r for r in range(len(self.members)) if r != rank and (self.entered(r) or 0) < call.number]
+        late = self.late(rank, call)
         for r in late:
             yield Wait(self.members[rank], self.members[r], f"{where}, which it has not entered")
         if late or call.state == "mismatch":
@@ -126,7 +133,7 @@ def standings(newest: dict[int, Dump]) -> list[GroupStanding]:
     return list(groups.values())
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def ranks_in_words(ranks: Iterable[int]) -> str:
     ranks = sorted(ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
@@ -145,12 +152,7 @@ def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
             said = (
                 "; seen by the others: "
                 + ", ".join(
-                    [
-                        f"pid {seen.pid}",
-                        {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"}.get(
-                            seen.state, seen.state
-                        ),
-                    ]
+                    [f"pid {seen.pid}", SEEN.get(seen.state, seen.state)]
                     + ([f"entered {seen.entered} collectives"] if seen.entered is not None else [])
                     + ([f"the last was {seen.calling}"] if seen.calling != "-" else [])
                 )
@@ -169,8 +171,8 @@ def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
         else:
             place = f"past #{last.number}: {last.asked()}"
         locations[place].append(member)
-    lines = [f"group {group.name or '(unnamed)'}, {_ranks(group.members)}"]
-    lines += [f"  {_ranks(members)}: {place}" for place, members in locations.items()]
+    lines = [f"group {group.name or '(unnamed)'}, {ranks_in_words(group.members)}"]
+    lines += [f"  {ranks_in_words(members)}: {place}" for place, members in locations.items()]
     for r, member in enumerate(group.members):
         for m in group.messages(r):
             lines.append(
@@ -227,6 +229,10 @@ def circles(waits: Iterable[Wait]) -> list[tuple[int, ...]]:
     return [c for i, c in enumerate(shortest) if not any(set(d) < set(c) for d in shortest[:i])]
 
 
+def in_words(circle: Sequence[int]) -> str:
+    return " waits for ".join(f"rank {r}" for r in (*circle, circle[0]))
+
+
 def holders(waits: Sequence[Wait]) -> dict[int, set[int]]:
     """{rank that waits for nobody: ranks that wait for it, directly or through others}"""
     waiting = {w.rank for w in waits}
@@ -252,7 +258,7 @@ def report(dumps: Iterable[Dump]) -> list[str]:
     lines = [_describe_rank(rank, dump, groups) for rank, dump in sorted(newest.items())]
     everyone = {m for g in groups for m in g.members}
     if missing := everyone - newest.keys():
-        lines.append(f"no file of {_ranks(missing)}: died, did not fail, or writes elsewhere")
+        lines.append(f"no file of {ranks_in_words(missing)}: died, did not fail, or writes elsewhere")
     for group in groups:
         lines += ["", *_describe_group(group, newest)]
         disagreement: dict[int, dict[str, list[int]]] = {}
@@ -263,7 +269,8 @@ def report(dumps: Iterable[Dump]) -> list[str]:
         for number, asked in disagreement.items():
             if len(asked) > 1:
                 lines.append(
-                    f"  #{number} was not called alike: " + "; ".join(f"{_ranks(m)}: {a}" for a, m in asked.items())
+                    f"  #{number} was not called alike: "
+                    + "; ".join(f"{ranks_in_words(m)}: {a}" for a, m in asked.items())
                 )
     waits = [w for g in groups for w in g.waits()]
     lines += ["", "who waits for whom:"]
@@ -271,15 +278,14 @@ def report(dumps: Iterable[Dump]) -> list[str]:
     for w in waits:
         together[w.other, w.why].append(w.rank)
     for (other, why), ranks in sorted(together.items()):
-        lines.append(f"  {_ranks(ranks)} for rank {other}: {why}")
+        lines.append(f"  {ranks_in_words(ranks)} for rank {other}: {why}")
     if not waits:
         lines.append("  nobody for anybody")
     for circle in circles(waits):
         lines.append(
-            "circle: "
-            + " waits for ".join(f"rank {r}" for r in (*circle, circle[0]))
-            + " (a deadlock, unless these are asynchronous operations that a rank will come back to)"
+            f"circle: {in_words(circle)} (a deadlock, unless these are asynchronous operations that a rank will come "
+            "back to)"
         )
     for rank, behind in holders(waits).items():
-        lines.append(f"rank {rank} waits for nobody here, and holds up {_ranks(behind)}")
+        lines.append(f"rank {rank} waits for nobody here, and holds up {ranks_in_words(behind)}")
     return lines

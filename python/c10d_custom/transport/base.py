@@ -23,7 +23,6 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..call import Agreement, Message
-    from ..dtypes import Kind
     from ..native import Failure, PeerState
     from .trace_file import Peer, Record
 
@@ -70,22 +69,9 @@ class Ticket(ABC):
 
 
 class FastCollective(Protocol):
-    def __call__(
-        self,
-        kind: int,
-        root: int,
-        source: int | bytes | None,
-        target: int | bytes | None,
-        count: int,
-        nanoseconds: int,
-        /,
-    ) -> int:
-        """Carries out a collective of plain CPU tensors in the calling thread, as c10d_fast_collective of api.h.
-        ``kind``: operation, reduce op and dtype in one number, with LISTED_INPUTS or LISTED_OUTPUTS of native where
-        ``source`` or ``target`` is the bytes of the parts' addresses, instead of the address of all; ``root``: a group
-        rank or -1; ``count``: elements of one part; ``nanoseconds``: the time-out. Returns a status of native: OK;
-        PENDING where nothing was done and the call is to be run as others are; else it failed, and `last_error` of the
-        same thread says how."""
+    def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+        """As `run` of native.fast_collective.FastCollective. A status that is neither OK nor SLOW_PATH is a failure,
+        and `last_error` of the same thread says how."""
 
 
 class FastMessage(Protocol):
@@ -133,11 +119,6 @@ class Transport(ABC):
         the group's collectives: raises as `run`."""
 
     # --- the fast paths: plain CPU tensors, in the calling thread, whatever is not needed left out
-
-    def fast_all_reduce(self, address: int, count: int, kind: Kind, nanoseconds: int) -> None:
-        """`run` of an all_reduce in place of ``count`` items of the Kind at ``address``; ``nanoseconds``: its
-        time-out."""
-        self.run(Call.fast_all_reduce(address, count, kind, nanoseconds))
 
     # None where a transport has none, which may change while it lives. Who finds one calls it at once, and `run` or
     # `post` otherwise.

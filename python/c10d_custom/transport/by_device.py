@@ -52,7 +52,6 @@ class ByDevice(Transport):
         self._first: torch.device | None = None
         self._queue: Queue | None = None
         self._here = threading.local()
-        self.fast_all_reduce = cpu.fast_all_reduce  # type: ignore[method-assign]
         self.fast_collective, self.fast_message = cpu.fast_collective, cpu.fast_message
 
     @property
@@ -103,7 +102,6 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.fast_all_reduce = super().fast_all_reduce  # type: ignore[method-assign]
                 self.fast_collective = None
             self._cuda[device] = cuda
             return cuda

@@ -10,8 +10,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, native
-from ..call import ANY_COUNT, Fingerprint, Op
+from ..call import ANY_COUNT, REDUCING, Op
 from ..native import lib
+from .fingerprint import Fingerprint
 from .trace_file import STATES, Peer, Record
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ..dtypes import DType
 
 
-_REDUCING = Op.all_reduce, Op.reduce, Op.reduce_scatter
 _SEEN = {0: "absent", native.JOINED: "joined", native.LEFT: "left"}
 
 
@@ -42,7 +42,7 @@ def _record(r: native.TraceRecord, clock: float) -> Record:
     else:
         state = "queued" if state == "waiting" else state
         operation = Op(r.op).name if r.op in Op.__members__.values() else f"operation{r.op}"
-        reduce = dtypes.REDUCE_OPS.get(r.redop, str(r.redop)) if r.op in _REDUCING else "-"
+        reduce = dtypes.REDUCE_OPS.get(r.redop, str(r.redop)) if r.op in REDUCING else "-"
         count = "uneven" if r.count == ANY_COUNT else str(r.count)
     return Record(
         operation,

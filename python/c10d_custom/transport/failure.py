@@ -1,4 +1,5 @@
-"""What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice."""
+"""What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice. Who was lost or
+is late, and how, each transport says in it: shm/error_text.py, hosts/error_text.py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def rank_name(members: Sequence[int], rank: int) -> str:
 
 @dataclass
 class Trouble(Exception):
-    """A failure in numbers: the fields of the native Failure, ranks being those of the group."""
+    """A failure in numbers: the fields of the native Failure, ranks being those of the group. ``missing``: those that
+    whoever timed out had waited for, where it knows them."""
 
     status: int
     peer: int = -1
@@ -46,6 +48,7 @@ class Trouble(Exception):
     actual: int = 0
     expected_dtype: int = 0
     actual_dtype: int = 0
+    missing: Sequence[int] = ()
 
 
 class ErrorText:

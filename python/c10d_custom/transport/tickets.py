@@ -111,16 +111,32 @@ class Queue:
         self._jobs: deque[tuple[int, Call, QueuedTicket]] = deque()  # as many as wait for their turn
         self._starts = self._closing = False
         self._thread: threading.Thread | None = None
+        self._here = threading.local()  # .taken: for each frame of this thread that runs a job, [its number] or []
 
     @property
     def number(self) -> int:
         """Of the last collective issued."""
         return lib.c10d_sequencer_last(self._sequencer)
 
+    def has_turn_here(self) -> bool:
+        """Whether a frame of this thread has the turn: what is called on top of it, by a signal handler, would wait for
+        it in vain."""
+        under_way = lib.c10d_sequencer_under_way(self._sequencer)
+        return under_way != 0 and any(taken == [under_way] for taken in self._taken_here())
+
+    def _taken_here(self) -> list[list[int]]:
+        """A frame's list is here from before the turn is taken until after it is freed, when its number is not the one
+        under way."""
+        try:
+            return self._here.taken
+        except AttributeError:
+            return self._here.__dict__.setdefault("taken", [])
+
     def run(self, call: Call) -> BaseException | None:
         taken: list[int] = []
         ticket = None
         try:
+            self._taken_here().append(taken)
             with self._changed:
                 taken.extend(
                     map(lib.c10d_sequencer_take, (self._sequencer,))
@@ -145,6 +161,7 @@ class Queue:
         finally:
             if taken and taken[0]:
                 self._free()
+            self._forget(taken)
 
     def submit(self, call: Call) -> QueuedTicket:
         if self.owner.interrupted_here():
@@ -162,6 +179,7 @@ class Queue:
         job: list[tuple[int, Call, QueuedTicket]] = []
         error: BaseException | None = None
         try:
+            self._taken_here().append(begun)
             with self._changed:
                 begun.extend(map(lib.c10d_sequencer_next, (self._sequencer,)))
                 if not begun[0]:
@@ -179,6 +197,7 @@ class Queue:
                 self._free()
                 for _, _, ticket in job:
                     ticket.finish(error)
+            self._forget(begun)
 
     def queued(self) -> list[tuple[int, Call]]:
         """(number, Call) of what has not begun."""
@@ -190,7 +209,7 @@ class Queue:
             self._closing = True
             lib.c10d_sequencer_close(self._sequencer)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not lib.c10d_sequencer_taken(self._sequencer) and not self._jobs, 5.0)
+            self._changed.wait_for(lambda: not lib.c10d_sequencer_under_way(self._sequencer) and not self._jobs, 5.0)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         while self.run_next():
@@ -219,6 +238,10 @@ class Queue:
             self._starts = False
             raise
 
+    def _forget(self, taken: list[int]) -> None:
+        here = self._taken_here()
+        here[:] = [other for other in here if other is not taken]
+
     def _free(self) -> None:
         if lib.c10d_sequencer_free(self._sequencer):
             self.wake()
@@ -227,7 +250,7 @@ class Queue:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_taken(self._sequencer)
+                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_under_way(self._sequencer)
                 )
                 if self._closing and not self._jobs:
                     return

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 HEAD = "c10d-custom trace 1"
 MESSAGES = "send", "recv"
@@ -29,11 +31,19 @@ STATES = {
 UNDER_WAY = "queued", "waiting", "running"
 
 
+class Frame(NamedTuple):
+    """A place in the user's program."""
+
+    filename: str
+    line: int
+    name: str
+
+
 @dataclass(slots=True)
 class Record:
     """One call. ``number``: of collectives, the same on all ranks; of messages, this rank's own. ``peer``: the root; of
     messages the other rank, -1 for any. ``began``: a collective left the queue; both sides of a long message were
-    in."""
+    in. ``frames``: from where it was called, innermost first, where that is known; not in the file."""
 
     operation: str
     number: int
@@ -48,6 +58,7 @@ class Record:
     issued: float
     began: float | None
     ended: float | None
+    frames: Sequence[Frame] = ()
 
     @property
     def is_message(self) -> bool:
@@ -173,7 +184,7 @@ def write(dump: Dump) -> str:
 def _record(words: list[str]) -> Record:
     operation, number, reduce, dtype, count, in_bytes, out_bytes, peer, tag, state, when, began, ended = words
     issued = _seconds(when)
-    after = [None if t == "-" else issued + float(t) for t in (began, ended)]
+    after = {t: None if t == "-" else issued + float(t) for t in (began, ended)}
     return Record(
         operation,
         int(number),
@@ -186,7 +197,8 @@ def _record(words: list[str]) -> Record:
         int(tag),
         state,
         issued,
-        *after,
+        after[began],
+        after[ended],
     )
 
 

@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 
 how, where = sys.argv[1:]
+before = sys.exit
 dist.init_process_group(os.environ.get("C10D_TEST_BACKEND", "custom"))
+assert sys.exit is before
 if dist.get_rank() == 1:
     if how == "raise":
         raise ZeroDivisionError("the reason")
@@ -16,6 +18,11 @@ if dist.get_rank() == 1:
         raise KeyboardInterrupt
     if how == "exit":
         sys.exit(3)
+    if how == "exit_raised":
+        raise SystemExit(3)
+    if how == "own_hook":
+        sys.excepthook = lambda *_: print("the program's own hook", file=sys.stderr)
+        raise ZeroDivisionError
     if how == "exit_builtin":
         exit(3)
     if how == "exit_text":

@@ -186,7 +186,7 @@ def trouble(kind, group, rank, last):
         def handler(*_):
             raise InterruptedError("by a signal handler")
 
-        # While the last is stopped, its lane waits for it, and the others for their lane.
+        # While the last is stopped, its carrier waits for it, and the others for their carrier.
         if rank == last:
             in_the_background(f"sleep 0.3; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}")
         elif rank == (1 if kind.endswith("between") else 0):

@@ -168,7 +168,8 @@ class CudaDriver(Driver):
         try:
             import cupy
         except ImportError as error:
-            raise UsageError(f"tensors on {device} need cupy: pip install 'c10d-custom[cuda]' ({error})") from error
+            extra = f"cuda{(torch.version.cuda or '13').split('.')[0]}"
+            raise UsageError(f"tensors on {device} need cupy: pip install 'c10d-custom[{extra}]' ({error})") from error
         self._runtime = cupy.cuda.runtime
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)

@@ -1,4 +1,4 @@
-"""What makes one rank's stream come after another rank's work.
+"""What makes one rank's stream come after another rank's work (of one rank's own streams: stream_op.py).
 
 Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank
 puts data into half k % 2 of its staging memory; all ranks meet; each takes what it needs from the others'

@@ -50,8 +50,10 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
         raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    if len({w["staging"] for w in table}) > 1 or len({w["order"] for w in table}) > 1:
-        raise TransportError("C10D_CUSTOM_CUDA_STAGING_BYTES and C10D_CUSTOM_CUDA_ORDER must be equal on all ranks")
+    for variable in ("staging_bytes", "order", "one_shot_bytes"):
+        if len({w[variable] for w in table}) > 1:
+            said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
+            raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
     wanted = forced.pop()
     pids = [w["pid"] for w in table]
     gpus = [w["gpu"] for w in table]
@@ -105,8 +107,9 @@ class Setup:
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
                 "mode": c.cuda_mode,
-                "staging": c.cuda_staging_bytes,
+                "staging_bytes": c.cuda_staging_bytes,
                 "order": c.cuda_order,
+                "one_shot_bytes": c.cuda_one_shot_bytes,
             }
         )
         mode = self.mode = choose(table)

@@ -1,6 +1,13 @@
-"""Pinned host memory, through which staged tensors go."""
+"""Pinned host memory that messages of CUDA tensors pass through where they are staged; kept for the next."""
+
+from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .driver import Driver
+
 
 _KEPT = 64 << 20  # bytes kept for messages to come
 
@@ -9,15 +16,15 @@ class Pinned:
     """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any
     step."""
 
-    def __init__(self, driver):
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.RLock()
-        self._free = {}  # bytes -> addresses
+        self._free: dict[int, list[int]] = {}  # bytes -> addresses
         self._kept = 0
-        self._all = {}  # address -> bytes
+        self._all: dict[int, int] = {}  # address -> bytes
         self._closed = False
 
-    def take(self, nbytes):
+    def take(self, nbytes: int) -> int:
         size = max(4096, 1 << (nbytes - 1).bit_length()) if nbytes else 4096
         with self._lock:
             if kept := self._free.get(size):
@@ -30,7 +37,7 @@ class Pinned:
             self._all[address] = size
         return address
 
-    def give(self, address):
+    def give(self, address: int) -> None:
         """No copy from or to it is under way."""
         with self._lock:
             size = self._all[address]
@@ -42,7 +49,7 @@ class Pinned:
         with self._driver.activate():
             self._driver.free_pinned(address)
 
-    def close(self):
+    def close(self) -> None:
         """Frees what is not lent."""
         with self._lock:
             self._closed = True

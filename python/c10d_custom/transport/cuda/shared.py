@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...call import ANY_COUNT, Op
+from ...call import ANY_COUNT, REDUCING, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
 from .order import HALVES
@@ -135,7 +135,7 @@ class _Run:
         if not call.inputs or not call.outputs:
             return
         source, target = call.inputs[0], call.outputs[0]
-        if call.op in (Op.all_reduce, Op.reduce, Op.reduce_scatter):
+        if call.op in REDUCING:
             self._combine([target.data_ptr()], [source.data_ptr()], source.nbytes)
         else:
             self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)

@@ -6,48 +6,69 @@ comes from the GPU and the last goes back. A slot is used again in the order of 
 touches it only after an event that was recorded behind everything before.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ...call import ANY_COUNT, Memory, Op, Region
 from ...errors import CollectiveTimeoutError
 from .stream_op import poll
 
+if TYPE_CHECKING:
+    import torch
+
+    from ...call import Buffer, Call, Message
+    from ...config import Config
+    from ...errors import CustomBackendError
+    from ..base import Transport
+    from .driver import Driver
+
+    # (inputs, outputs in a slot; targets: the addresses to which the outputs go)
+    Piece = tuple[list[Region], list[Region], list[tuple[int, Region]]]
+
+
 _ALIGN = 256
 _MOST = 16 << 20  # bytes of a slot, but for calls whose parts are uneven: those go in one piece
-_KEPT = 64 << 20  # bytes of pinned memory kept for messages to come
 _IN_PLACE = Op.all_reduce, Op.reduce
-_LOOK = 0.02
-_LINGER = 0.02
 
 
 class StagedCollectives:
     """One collective at a time. ``late(call, what)``: the error of one for which the GPU took too long."""
 
-    def __init__(self, cpu, driver, config, stream, late):
+    def __init__(
+        self,
+        cpu: Transport,
+        driver: Driver,
+        config: Config,
+        stream: int,
+        late: Callable[[Call, str], CustomBackendError],
+    ) -> None:
         self.cpu, self.driver, self.stream, self._late = cpu, driver, stream, late
         self._slot_bytes = min(_MOST, config.cuda_staging_bytes // 2)
-        self._slots = []
+        self._slots: list[int] = []  # addresses
         self._events = [driver.create_event() for _ in range(2)]
         self._size = 0
 
-    def run(self, call, left):
+    def run(self, call: Call, left: Callable[[], float]) -> None:
         """Waits for the GPU and for the other ranks. ``left()``: the seconds it still has."""
         pieces = self._pieces(call)
         if len(pieces) > 1:
             self.cpu.agree(call, left())
         in_place = call.op in _IN_PLACE and bool(call.outputs)
-        parts = [*call.inputs] if in_place else [*call.inputs, *call.outputs]
+        parts: list[Buffer] = [*call.inputs] if in_place else [*call.inputs, *call.outputs]
         self._reserve(call, max(sum(_room(t.nbytes, lo, hi) for t in parts) for lo, hi in pieces), left)
-        staged = deque()
+        staged: deque[Piece] = deque()
         for i in range(len(pieces) + 1):
             if i < len(pieces):
                 staged.append(self._fetch(call, i % 2, *pieces[i], in_place))
             if i:
                 self._carry_out(call, (i - 1) % 2, *staged.popleft(), left)
 
-    def _pieces(self, call):
+    def _pieces(self, call: Call) -> list[tuple[int, int]]:
         """The [lo, hi) of every part that go together: alike on all ranks, as far as they agree."""
         longest = max((t.nbytes for t in [*call.inputs, *call.outputs]), default=0)
         if call.count == ANY_COUNT or not longest:
@@ -56,7 +77,7 @@ class StagedCollectives:
         each = max(_ALIGN, self._slot_bytes // parts // _ALIGN * _ALIGN)
         return [(at, min(longest, at + each)) for at in range(0, longest, each)]
 
-    def _reserve(self, call, nbytes, left):
+    def _reserve(self, call: Call, nbytes: int, left: Callable[[], float]) -> None:
         if nbytes <= self._size:
             return
         self.driver.record(self._events[0], self.stream)
@@ -66,8 +87,8 @@ class StagedCollectives:
         self._size = max(nbytes, min(self._slot_bytes, 1 << 20))
         self._slots = [self.driver.allocate_pinned(self._size) for _ in range(2)]
 
-    def _fetch(self, call, slot, lo, hi, in_place):
-        """Starts the copies of a piece of the inputs into a slot. (inputs, outputs there; targets)"""
+    def _fetch(self, call: Call, slot: int, lo: int, hi: int, in_place: bool) -> Piece:
+        """Starts the copies of a piece of the inputs into a slot."""
         at = self._slots[slot] if self._slots else 0
         item = call.dtype.item_bytes
         regions = []
@@ -84,7 +105,15 @@ class StagedCollectives:
         targets = [(t.data_ptr() + lo, r) for t, r in zip(call.outputs, outputs)]
         return inputs, outputs, targets
 
-    def _carry_out(self, call, slot, inputs, outputs, targets, left):
+    def _carry_out(
+        self,
+        call: Call,
+        slot: int,
+        inputs: list[Region],
+        outputs: list[Region],
+        targets: list[tuple[int, Region]],
+        left: Callable[[], float],
+    ) -> None:
         event = self._events[slot]
         came = poll(lambda: self.driver.done(event), time.monotonic() + left(), self.cpu.broken)
         if not came and not self.cpu.broken():
@@ -107,15 +136,15 @@ class StagedCollectives:
             if region.nbytes:
                 self.driver.copy(self.stream, address, region.address, region.nbytes)
 
-    def let_go(self):
+    def let_go(self) -> None:
         """No stream waits for another rank."""
 
-    def free(self):
+    def free(self) -> None:
         slots, self._slots, self._size = self._slots, [], 0
         for address in slots:
             self.driver.free_pinned(address)
 
-    def close(self):
+    def close(self) -> None:
         """The stream is idle."""
         self.free()
         for event in self._events:
@@ -123,13 +152,14 @@ class StagedCollectives:
         self._events = []
 
 
-def _room(nbytes, lo, hi):
+def _room(nbytes: int, lo: int, hi: int) -> int:
     return -(-max(0, min(hi, nbytes) - lo) // _ALIGN) * _ALIGN
 
 
-def timed_out(where, call, device, what):
+def timed_out(where: str, call: Call | Message, device: torch.device, what: str) -> CollectiveTimeoutError:
     """A CollectiveTimeoutError: the GPU, not a rank, is late."""
-    seconds = time.monotonic() - call.stream_op.began
+    stream_op: Any = call.stream_op
+    seconds = time.monotonic() - stream_op.began
     return CollectiveTimeoutError(
         f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
         "a kernel wait for something that does not come?"

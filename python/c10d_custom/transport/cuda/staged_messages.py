@@ -1,15 +1,28 @@
 """Messages of CUDA tensors through pinned host memory and a transport of CPU tensors."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 from ...call import Region
 from ...errors import AbortedError
 from ...threads import start
 from ..tickets import PyTicket
+
+if TYPE_CHECKING:
+    from ...call import Message
+    from ...errors import CustomBackendError
+    from ..base import Ticket, Transport
+    from .driver import Driver
+    from .pinned import Pinned
+    from .stream_op import StreamOp
+
 
 _LOOK = 0.02
 _LINGER = 0.02
@@ -19,14 +32,15 @@ class StagedTicket(PyTicket):
     """A message. A send is done when its bytes have left the pinned memory, a receive when they are on
     their way to the GPU."""
 
-    def __init__(self, messages, message, address):
+    def __init__(self, messages: StagedMessages, message: Message, address: int) -> None:
         super().__init__(messages.complete)
         self.messages, self.message, self.address = messages, message, address
-        self.deadline = message.stream_op.began + message.timeout
-        self.fetched = None  # a send: the event behind its copy to the host
-        self.inner = None  # the CPU transport's ticket
+        stream_op: Any = message.stream_op
+        self.stream_op: StreamOp = stream_op
+        self.deadline = self.stream_op.began + message.timeout
+        self.inner: Ticket | None = None  # the CPU transport's ticket
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         until = time.monotonic() + seconds
         while not self._done:
             self.messages.progress()
@@ -39,7 +53,7 @@ class StagedTicket(PyTicket):
                 time.sleep(min(left, 50e-6))
         return self._done
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         if self.inner is not None:
             self.inner.withdraw()
         else:
@@ -52,24 +66,33 @@ class StagedMessages:
     """Sends and receives of CUDA tensors, on two streams of their own. Sends reach the CPU transport in the order
     of posting; beyond that none waits for another. Whoever waits drives them all, else a thread does."""
 
-    def __init__(self, cpu, driver, pinned, streams, complete, late):
+    def __init__(
+        self,
+        cpu: Transport,
+        driver: Driver,
+        pinned: Pinned,
+        streams: tuple[int, int],
+        complete: Callable[[int], None],
+        late: Callable[[Message, str], CustomBackendError],
+    ) -> None:
         self.cpu, self.driver, self.pinned = cpu, driver, pinned
         self._out, self._in = streams
         self.complete, self._late = complete, late
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
-        self._fetching = deque()  # sends whose bytes are coming from the GPU
-        self._moving = []  # with the CPU transport
-        self._leaving = deque()  # (event, address, stream_op): receives whose bytes go to the GPU
+        self._fetching: deque[StagedTicket] = deque()  # sends whose bytes are coming from the GPU
+        self._moving: list[tuple[StagedTicket, Ticket]] = []  # with the CPU transport, whose ticket is the second
+        self._leaving: deque[tuple[StreamOp, int]] = deque()  # and addresses: receives whose bytes go to the GPU
         self._changed = threading.Condition()
-        self._thread = None
+        self._thread: threading.Thread | None = None
         self._starts = self._over = False
         self._looked = 0.0
 
-    def post(self, message):
-        stream_op, t = message.stream_op, message.tensor
+    def post(self, message: Message) -> StagedTicket:
+        t = message.tensor
         address = self.pinned.take(t.nbytes)
         ticket = StagedTicket(self, message, address)
+        stream_op = ticket.stream_op
         with self._lock, self.driver.activate():
             if self._over:
                 self.pinned.give(address)
@@ -89,16 +112,17 @@ class StagedMessages:
         self._ensure_thread()
         return ticket
 
-    def _hand_over(self, ticket):
+    def _hand_over(self, ticket: StagedTicket) -> None:
         m = ticket.message
         left = max(0.0, ticket.deadline - time.monotonic())
         region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
-        ticket.inner = self.cpu.post(replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[]))
-        self._moving.append(ticket)
+        host = replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[])
+        ticket.inner = inner = self.cpu.post(host)
+        self._moving.append((ticket, inner))
 
     # --- the engine
 
-    def progress(self):
+    def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
         me = get_ident()
         if self._by not in (0, me):
@@ -113,12 +137,13 @@ class StagedMessages:
             finally:
                 self._by = outer
 
-    def _send_on(self):
+    def _send_on(self) -> bool:
         moved = False
         while self._fetching:
-            ticket, error = self._fetching[0], None
+            ticket = self._fetching[0]
+            error: Exception | None = None
             try:
-                if not self.driver.done(ticket.message.stream_op.end):
+                if (end := ticket.stream_op.end) is None or not self.driver.done(end):
                     if time.monotonic() < ticket.deadline and not self._broken():
                         break
                     error = self._late(ticket.message, "what was queued on its stream before")
@@ -133,42 +158,43 @@ class StagedMessages:
                     error = refused
             if error is not None:
                 # A copy into the memory may still be under way: it is kept until it is over.
-                self._leaving.append((ticket.message.stream_op, ticket.address))
+                self._leaving.append((ticket.stream_op, ticket.address))
                 ticket.finish(error)
         return moved
 
-    def _broken(self):
+    def _broken(self) -> bool:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return False
         self._looked = now
         return self.cpu.broken()
 
-    def _take_in(self):
+    def _take_in(self) -> bool:
         moved = False
-        for ticket in list(self._moving):
-            if not ticket.inner.done():
+        for entry in list(self._moving):
+            ticket, inner = entry
+            if not inner.done():
                 continue
-            self._moving.remove(ticket)
+            self._moving.remove(entry)
             moved = True
-            error, m = ticket.inner.error(), ticket.message
+            error, m = inner.error(), ticket.message
             if not m.is_recv or error is not None:
                 self.pinned.give(ticket.address)
             else:
                 try:
-                    m.stream_op.begin(self._in)
+                    ticket.stream_op.begin(self._in)
                     if m.tensor.nbytes:
                         self.driver.copy(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
                     if m.copy_back:
                         self.driver.copy_tensors(self._in, m.copy_back)
-                    m.stream_op.finish(self._in)
+                    ticket.stream_op.finish(self._in)
                 except Exception as failed:
                     error = failed
-                self._leaving.append((m.stream_op, ticket.address))
-            ticket.finish(error, ticket.inner.source)
+                self._leaving.append((ticket.stream_op, ticket.address))
+            ticket.finish(error, inner.source)
         return moved
 
-    def _let_go(self):
+    def _let_go(self) -> bool:
         moved = False
         while self._leaving:
             stream_op, address = self._leaving[0]
@@ -184,7 +210,7 @@ class StagedMessages:
 
     # --- the thread
 
-    def _ensure_thread(self):
+    def _ensure_thread(self) -> None:
         with self._changed:
             if starts := self._starts:
                 self._changed.notify_all()
@@ -196,10 +222,10 @@ class StagedMessages:
                 self._starts = False
                 raise
 
-    def _live(self):
+    def _live(self) -> object:
         return self._fetching or self._moving or self._leaving
 
-    def _run(self):
+    def _run(self) -> None:
         last = time.monotonic()
         while True:
             moved, now = self.progress(), time.monotonic()
@@ -213,18 +239,18 @@ class StagedMessages:
                 self._changed.wait_for(lambda: self._over or self._live())
                 last = time.monotonic()
 
-    def leave(self):
+    def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""
         with self._lock:
             self._over = True
             while self._fetching:
                 ticket = self._fetching.popleft()
-                self._leaving.append((ticket.message.stream_op, ticket.address))
+                self._leaving.append((ticket.stream_op, ticket.address))
                 ticket.finish(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
             with self.driver.activate():
                 self._take_in()
 
-    def close(self):
+    def close(self) -> None:
         """After `leave`. The stream is idle, or nothing can be freed."""
         with self._changed:
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A call on a device from its issue until the GPU is done with it."""
+"""A call on a device from its issue until the GPU is done with it: which streams wait for which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA tensors of one group on one GPU.
+"""CUDA tensors of one group on one GPU, on a stream of the group's own.
 
 A call is issued in the caller's thread (`issue`: an event marks what its stream had queued) and carried out
 in the order of the group's collectives (`execute`), which enqueues it on the group's own stream. What the GPU

@@ -4,10 +4,18 @@ A collective first finds out whether all ranks have called the same (`Agree`), u
 so themselves, and then moves the data (`Move`). The choice depends on nothing but what all ranks agree on.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ...call import ANY_COUNT, Memory, Op
+
+if TYPE_CHECKING:
+    from ...call import Call
+    from .layout import Hosts
+
 
 MOST_RANKS = 16  # of a group in which each rank sends a message to each other one
 _HOST_BYTES = 128 << 10  # that a host may send for one call of such messages, or of its leader's
@@ -38,7 +46,7 @@ class Limits:
     leader: int
 
     @classmethod
-    def of(cls, size, hosts):
+    def of(cls, size: int, hosts: Hosts) -> Limits | None:
         """For the Hosts of a group of ``size`` ranks; None if it is too large for messages from each to each."""
         if size > MOST_RANKS:
             return None
@@ -49,7 +57,7 @@ class Limits:
         )
 
 
-def choose(call, limits):
+def choose(call: Call, limits: Limits | None) -> tuple[Agree | None, Move]:
     """(Agree, Move) of a Call in a group with these Limits."""
     if call.op is Op.rejected:
         return None, Move.REJECTED

@@ -1,46 +1,75 @@
-"""What a group over hosts knows for the text of an error: the hosts' names, and what the other ranks say in the
-store."""
+"""What a group over hosts knows for the text of an error (failure.py): who is gone, the hosts' names, and what the
+other ranks say in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from torch.distributed import PrefixStore
 
-from ...call import Fingerprint, mismatch_table
 from ...creation.exchange import Exchange
 from ...errors import TransportError
 from ...threads import start
 from ..failure import ErrorText
+from ..fingerprint import Fingerprint, mismatch_table
 from .flat_exchange import fingerprint, parse
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from ...call import Call
+    from ...creation.topology import Location
+    from ..failure import Trouble
+    from .failure_detector import FailureDetector
+
+
+class Group(Protocol):
+    """What is asked of the transport."""
+
+    rank: int
+    size: int
+    members: list[int]
+    locations: Sequence[Location]
+    store: Store
+    detector: FailureDetector
+
+    def who(self, rank: int) -> str: ...
 
 
 class HostsErrorText(ErrorText):
-    def who(self, rank):
+    t: Group
+    f: Trouble
+
+    def who(self, rank: int) -> str:
         return self.t.who(rank)
 
-    def fate(self, rank):
+    def fate(self, rank: int) -> str:
         if rank in self.t.detector.left:
             return f"{self.who(rank)} has left the group (destroy_process_group, or its process ended)"
         return f"{self.who(rank)} (pid {self.t.locations[rank].pid}) has died, or its host is gone"
 
-    def missing(self):
+    def missing(self) -> str:
         # This rank knows whom it waited for, and they may have waited for others: those who timed out alike say so in
         # the store.
         said = _published(self.t, self.f.seq, self.call, 0.3)
-        late = [r for r, fingerprint in said.items() if fingerprint is None]
+        late: Sequence[int] = [r for r, fingerprint in said.items() if fingerprint is None]
         if len(late) == self.t.size - 1:
-            late = getattr(self.f, "missing", None) or ([self.f.peer] if self.f.peer >= 0 else [])
+            late = self.f.missing or ([self.f.peer] if self.f.peer >= 0 else [])
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
 
-    def table(self):
+    def table(self) -> str:
         return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
 
 
-def _published(transport, number, call, seconds):
+def _published(transport: Group, number: int, call: Call, seconds: float) -> dict[int, Fingerprint | None]:
     """Every rank's fingerprint of a collective that failed, as far as they say so in time."""
     exchange = Exchange(PrefixStore(f"failed/{number}", transport.store), transport.rank, transport.size, seconds)
-    prints = dict.fromkeys(range(transport.size))
+    prints: dict[int, Fingerprint | None] = dict.fromkeys(range(transport.size))
     mine = parse(fingerprint(number, call))
     prints[transport.rank] = Fingerprint(*mine)
 
-    def ask():
+    def ask() -> None:
         try:
             exchange.say(str(transport.rank), mine)
             for rank in range(transport.size):

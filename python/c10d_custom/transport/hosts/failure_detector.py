@@ -1,4 +1,4 @@
-"""Who is gone, told between hosts.
+"""Who is gone, told between hosts over TCP connections: which there are, and what goes over them.
 
 MPI does not say that a rank has died (its launcher kills the job, or the survivors hang), so the ranks
 of a group also hold TCP connections that carry nothing but bad news. They form a tree: the first rank
@@ -10,8 +10,15 @@ A disagreement about a collective is no reason for an earlier one, in which a sl
 fault, which is, may follow it.
 
 A rank that leaves in good order says so first. What hung below it in the tree is then no longer
-watched from beyond it; waits there have their deadlines.
+watched from beyond it; waits there have their deadlines. A host without power or behind a cut cable closes no
+connection: that, too, is for the deadlines.
+
+The thread here hears at once. A rank that waits looks at what it has heard (health.py) every 2 ms (_CHECK in link.py,
+SLICE_NS in leader_all_reduce.py, kLook in backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside
+its host, 10 ms (kSlice in backend/shm/group.h).
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
@@ -23,11 +30,17 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ... import native
 from ...errors import TransportError
-from ...launch.addresses import addresses
+from ...launch.addresses import addresses, listen
+
+if TYPE_CHECKING:
+    from ...creation.exchange import Exchange
+
 
 _HELLO = struct.Struct("<16sI")
 _NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
@@ -35,7 +48,6 @@ _LEFT, _FAILED = 1, 2
 _CONNECT_SECONDS = 3.0
 _STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
 _AT_ONCE = 64  # connections taken between two looks at those that are there
-_QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _SLICE = 20e-3  # s: between two looks at who is alive
 
 
@@ -49,42 +61,33 @@ class Fault:
     number: int
 
 
-def _listen(everywhere):
-    """``everywhere``: peers are on other hosts, too; else nobody beyond this one can connect."""
-    if not everywhere:
-        return socket.create_server(("127.0.0.1", 0), backlog=_QUEUE)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_QUEUE, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=_QUEUE)
-
-
 class _Door:
     """Where the ranks below this one connect. Anybody can: all are heard at once, in few bytes, and none is waited for;
     those that say nothing are closed when there are too many, the oldest first."""
 
-    def __init__(self, server, token, ranks):
+    def __init__(self, server: socket.socket, token: bytes, ranks: Sequence[int]) -> None:
         self._server, self._token = server, token
         self.waiting = set(ranks)
         self._most = len(self.waiting) + _STRANGERS
-        self._silent = {}  # connection -> what it has said so far; the oldest first
+        self._silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
 
-    def admit(self, seconds):
+    def admit(self, seconds: float) -> list[tuple[socket.socket, int]]:
         """[(connection, rank)] of those that have come within that time."""
-        ready = [key.fileobj for key, _ in self._selector.select(seconds)]
+        ready: list[Any] = [key.fileobj for key, _ in self._selector.select(seconds)]
         heard = [(link, self._hear(link)) for link in ready if link is not self._server]
         if self._server in ready:
             self._accept()  # last: it may close those that have said nothing
         return [(link, rank) for link, rank in heard if rank is not None]
 
-    def close(self):
+    def close(self) -> None:
         for link in list(self._silent):
             self._drop(link)
         self._selector.close()
 
-    def _accept(self):
+    def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             if len(self._silent) >= self._most:
                 self._drop(next(iter(self._silent)))
@@ -102,7 +105,7 @@ class _Door:
             self._silent[link] = b""
             self._selector.register(link, selectors.EVENT_READ)
 
-    def _hear(self, link):
+    def _hear(self, link: socket.socket) -> int | None:
         """The rank that it is; None: not known yet, or closed as a stranger's."""
         try:
             said = link.recv(_HELLO.size - len(self._silent[link]))
@@ -127,11 +130,11 @@ class _Door:
         self._drop(link)
         return None
 
-    def _forget(self, link):
+    def _forget(self, link: socket.socket) -> None:
         del self._silent[link]
         self._selector.unregister(link)
 
-    def _drop(self, link):
+    def _drop(self, link: socket.socket) -> None:
         self._forget(link)
         link.close()
 
@@ -140,32 +143,33 @@ class FailureDetector:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
     ``on_fault``: called in the detector's thread with a Fault that another rank reports."""
 
-    def __init__(self, exchange, hosts, on_fault):
+    def __init__(self, exchange: Exchange, hosts: Sequence[list[int]], on_fault: Callable[[Fault], object]) -> None:
         self.rank = exchange.rank
-        self.left = set()
-        self.fault = self.disagreement = None
+        self.left: set[int] = set()
+        self.fault: Fault | None = None
+        self.disagreement: Fault | None = None
         self._on_fault = on_fault
-        self._links = {}  # socket -> rank at its other end
+        self._links: dict[socket.socket, int] = {}  # socket -> rank at its other end
         self._pending = b""  # news to send, made by other threads
         self._lock = threading.RLock()  # a signal handler may interrupt who holds it, and report, too
         self._closing = False
         self._connect(exchange, hosts)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="c10d_custom:watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()
 
-    def report(self, fault):
+    def report(self, fault: Fault) -> None:
         """This rank found out; the others will know. Later faults are not news, unless all before was a
         disagreement."""
         if not self._is_news(fault):
             return
         self._send(_FAILED, fault.status, fault.peer, fault.by, fault.number)
 
-    def leave(self):
+    def leave(self) -> None:
         """This rank wants nothing more of the group."""
         self._send(_LEFT, 0, self.rank, self.rank, 0)
 
-    def close(self):
+    def close(self) -> None:
         with self._lock:
             if self._closing:
                 return
@@ -179,7 +183,7 @@ class FailureDetector:
 
     # --- connecting
 
-    def _connect(self, exchange, hosts):
+    def _connect(self, exchange: Exchange, hosts: Sequence[list[int]]) -> None:
         mine = next(h for h in hosts if self.rank in h)
         leader, hub = mine[0], hosts[0][0]
         parent = None if self.rank == hub else hub if self.rank == leader else leader
@@ -188,16 +192,16 @@ class FailureDetector:
             children = children + [h[0] for h in hosts[1:]]
         with contextlib.ExitStack() as cleanup:
             if children:
-                server, token = _listen(not set(children) <= set(mine)), secrets.token_bytes(16)
+                server, token = listen(not set(children) <= set(mine)), secrets.token_bytes(16)
                 cleanup.callback(server.close)
                 door = _Door(server, token, children)
                 cleanup.callback(door.close)
                 exchange.say(
-                    f"watch/{self.rank}",
+                    f"failure_detector/{self.rank}",
                     {"port": server.getsockname()[1], "token": token.hex(), "addresses": addresses()},
                 )
             if parent is not None:
-                offer = exchange.hear(f"watch/{parent}", f"rank {parent}")
+                offer = exchange.hear(f"failure_detector/{parent}", f"rank {parent}")
                 self._links[self._call(offer, parent, parent in mine, exchange)] = parent
             while children and door.waiting:
                 self._links.update(door.admit(_SLICE))
@@ -211,7 +215,7 @@ class FailureDetector:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setblocking(False)
 
-    def _call(self, offer, parent, same_host, exchange):
+    def _call(self, offer: dict[str, Any], parent: int, same_host: bool, exchange: Exchange) -> socket.socket:
         addresses, token = offer["addresses"], bytes.fromhex(offer["token"])
         if same_host:
             addresses = ["127.0.0.1", *addresses]
@@ -238,14 +242,14 @@ class FailureDetector:
 
     # --- the thread
 
-    def _send(self, *news):
+    def _send(self, *news: int) -> None:
         data = _NEWS.pack(*news)
         with self._lock:
             self._pending += data
             if not self._closing:
                 os.write(self._waker, b"x")
 
-    def _run(self):
+    def _run(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         by_fd = {link.fileno(): link for link in self._links}
@@ -280,14 +284,14 @@ class FailureDetector:
             if closing:
                 return
 
-    def _spread(self, data, but=None):
+    def _spread(self, data: bytes, but: socket.socket | None = None) -> None:
         for link in self._links:
             if link is not but:
                 # A few bytes now and then: they fit the socket's buffer, unless the peer is beyond help.
                 with contextlib.suppress(OSError):
                     link.send(data, socket.MSG_NOSIGNAL)
 
-    def _news(self, link, data):
+    def _news(self, link: socket.socket, data: bytes) -> None:
         kind, status, peer, by, number = _NEWS.unpack(data)
         if kind == _LEFT:
             if peer not in self.left:
@@ -297,19 +301,19 @@ class FailureDetector:
             if self._fail(Fault(status, peer, by, number)):
                 self._spread(data, but=link)
 
-    def _gone(self, rank):
+    def _gone(self, rank: int) -> None:
         if rank not in self.left and not self._closing:
             fault = Fault(native.PEER_LOST, rank, self.rank, 0)
             if self._fail(fault):
                 self._spread(_NEWS.pack(_FAILED, fault.status, fault.peer, fault.by, fault.number))
 
-    def _fail(self, fault):
+    def _fail(self, fault: Fault) -> bool:
         if not self._is_news(fault):
             return False
         self._on_fault(fault)
         return True
 
-    def _is_news(self, fault):
+    def _is_news(self, fault: Fault) -> bool:
         with self._lock:
             if self.fault is not None:
                 return False
@@ -321,7 +325,7 @@ class FailureDetector:
                 return False
             return True
 
-    def trouble(self, number):
+    def trouble(self, number: int) -> Fault | None:
         """The Fault that is one for the collective ``number``; None: there is none."""
         disagreement = self.disagreement
         if disagreement is not None and disagreement.number <= number:

@@ -6,8 +6,12 @@ outnumber cores. Before larger messages these still go, without payload, so that
 (algorithm.py says when).
 """
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_void_p, memmove
+from typing import TYPE_CHECKING
 
 from ... import native
 from ...call import Op
@@ -17,6 +21,21 @@ from ..failure import Trouble
 from .layout import Reduction
 from .link import HEAD, Buffer
 
+if TYPE_CHECKING:
+    from ctypes import Array
+
+    from mpi4py.MPI import Request
+
+    from ...call import Buffer as Tensor
+    from ...call import Call
+    from ...dtypes import DType
+    from .board import Board
+    from .layout import Hosts
+    from .link import MpiLink
+
+    HeadFields = tuple[int, int, int, int, int, int]  # up to the count
+
+
 _HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
 _COMPARED = 32
 _TINY = 64
@@ -24,17 +43,17 @@ _DEVICE = 1 << 16
 HEAD_BYTES = _HEAD.size
 
 
-def announced(call):
+def announced(call: Call) -> int:
     """The operation, and whether its tensors are a device's."""
     return call.op | _DEVICE if call.memory else call.op
 
 
-def fingerprint(number, call):
+def fingerprint(number: int, call: Call) -> bytes:
     """What must be equal on all ranks, as bytes."""
     return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)[:_COMPARED]
 
 
-def parse(head):
+def parse(head: bytes | memoryview) -> tuple[int, ...]:
     """(number, op, redop, dtype, root, count, device) of a head."""
     number, op, *others = _HEAD.unpack(bytes(head[:_COMPARED]) + bytes(HEAD_BYTES - _COMPARED))[:6]
     return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
@@ -44,19 +63,19 @@ class FlatExchange:
     """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the
     host that call a small all_reduce (leader_all_reduce.py) and wait for no message."""
 
-    def __init__(self, link, hosts, board, limit):
+    def __init__(self, link: MpiLink, hosts: Hosts, board: Board, limit: int) -> None:
         self._link, self.board = link, board
         n, self.limit = link.size, max(limit, _TINY)
         self.peers = [r for r in range(n) if r != link.rank]
         self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
-        self._out = {}  # what is for one peer only
+        self._out: dict[int, Buffer] = {}  # what is for one peer only
         self.partials = [Buffer(self.limit) for _ in hosts.ranks]
         self._heads = [(p, self.slots[p].memory[:_COMPARED]) for p in self.peers]
         # What every call does again: receive from all, and send all the same few bytes.
         self._start = link.MPI.Prequest.Startall
         self.receives = [link.comm.Recv_init([self.slots[p].memory, link.MPI.BYTE], p, HEAD) for p in self.peers]
         tiny = [self.slots[link.rank].memory[: HEAD_BYTES + _TINY], link.MPI.BYTE]
-        self._tiny = [link.comm.Send_init(tiny, p, HEAD) for p in self.peers]
+        self._tiny: list[Request] = [link.comm.Send_init(tiny, p, HEAD) for p in self.peers]
         # The payloads of each host's ranks, where the reduce kernel finds them.
         self._by_host = [
             (members, self._addresses([self.slots[r].address + HEAD_BYTES for r in members]), partial, partial.address)
@@ -65,19 +84,19 @@ class FlatExchange:
         self._between = self._addresses([b.address for b in self.partials])
 
     @staticmethod
-    def _addresses(values):
+    def _addresses(values: Sequence[int]) -> Array[c_void_p]:
         return (c_void_p * len(values))(*values)
 
-    def run(self, number, call, deadline):
+    def run(self, number: int, call: Call, deadline: float) -> None:
         """Does it all."""
         self._exchange(number, call, deadline, payload=True)
         _FINISH[call.op](self, call)
 
-    def announce(self, number, call, deadline):
+    def announce(self, number: int, call: Call, deadline: float) -> None:
         """Only finds out whether all ranks ask for the same."""
         self._exchange(number, call, deadline, payload=False)
 
-    def tell(self, number, call):
+    def tell(self, number: int, call: Call) -> tuple[list[Request], Buffer]:
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
         head = _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
@@ -87,12 +106,12 @@ class FlatExchange:
 
     # --- the exchange
 
-    def _exchange(self, number, call, deadline, payload):
+    def _exchange(self, number: int, call: Call, deadline: float, payload: bool) -> None:
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
         self.board.put(_HEAD.pack(*head, 0, 0.0))
         self._start(self.receives)
-        sends = None
+        sends: list[Request] | None = None
         if payload and call.inputs:
             if call.op in (Op.reduce_scatter, Op.scatter):
                 sends = self._send_parts(head, call)
@@ -111,7 +130,7 @@ class FlatExchange:
             _HEAD.pack_into(mine.memory, 0, *head, 0, call.factor)
         self._agree(number, sends, deadline)
 
-    def _send_same(self, head, nbytes, factor):
+    def _send_same(self, head: HeadFields, nbytes: int, factor: float) -> list[Request]:
         mine = self.slots[self._link.rank]
         _HEAD.pack_into(mine.memory, 0, *head, nbytes, factor)
         if nbytes <= _TINY:
@@ -120,7 +139,7 @@ class FlatExchange:
         message = [mine.memory[: HEAD_BYTES + nbytes], self._link.MPI.BYTE]
         return [self._link.comm.Isend(message, p, HEAD) for p in self.peers]
 
-    def _send_parts(self, head, call):
+    def _send_parts(self, head: HeadFields, call: Call) -> list[Request]:
         sends = []
         for p in self.peers:
             out = self._out.get(p)
@@ -132,10 +151,10 @@ class FlatExchange:
             sends.append(self._send(out, nbytes, p))
         return sends
 
-    def _send(self, buffer, nbytes, peer):
+    def _send(self, buffer: Buffer, nbytes: int, peer: int) -> Request:
         return self._link.comm.Isend([buffer.memory[: HEAD_BYTES + nbytes], self._link.MPI.BYTE], peer, HEAD)
 
-    def _agree(self, number, sends, deadline):
+    def _agree(self, number: int, sends: list[Request], deadline: float) -> None:
         """Waits for everyone's message, and compares."""
         self._link.wait(self.receives + sends, deadline, self.peers)
         wanted = self.slots[self._link.rank].memory[:_COMPARED]
@@ -143,27 +162,27 @@ class FlatExchange:
             while theirs != wanted:
                 self.again(number, p, self.slots[p], deadline)
 
-    def again(self, number, peer, slot, deadline):
+    def again(self, number: int, peer: int, slot: Buffer, deadline: float) -> None:
         """The message of ``peer`` is another than wanted: that of a call that was refused there and here
         is over, and the next one counts; anything else is a disagreement."""
         if parse(slot.memory)[0] >= number:
             raise Trouble(native.MISMATCH, peer)
         self._link.wait([self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)], deadline, [peer])
 
-    def steps(self, dtype, redop):
+    def steps(self, dtype: DType, redop: int) -> Reduction:
         return Reduction.of(dtype, redop, self._link.size)
 
     # --- what becomes of the payloads
 
-    def _payload(self, rank):
+    def _payload(self, rank: int) -> int:
         return self.slots[rank].address + HEAD_BYTES
 
-    def _copy(self, call, output, rank):
+    def _copy(self, call: Call, output: Tensor, rank: int) -> None:
         nbytes = output.nbytes
         if nbytes:
             memmove(output.data_ptr(), self._payload(rank), nbytes)
 
-    def _reduce(self, dtype, redop, target, count, steps):
+    def _reduce(self, dtype: int, redop: int, target: int, count: int, steps: Reduction) -> None:
         if not count:
             return
         reduce, inside, between = lib.c10d_reduce, steps.inside, steps.between
@@ -174,26 +193,26 @@ class FlatExchange:
             reduce(dtype, inside.redop, address, sources, len(members), count, factors)
         reduce(dtype, between.redop, target, self._between, len(self._by_host), count, between.factors)
 
-    def _finish_reduction(self, call):
+    def _finish_reduction(self, call: Call) -> None:
         if call.outputs:
             output = call.outputs[0]
             self._reduce(
                 call.dtype.code, call.redop, output.data_ptr(), output.numel(), self.steps(call.dtype, call.redop)
             )
 
-    def _finish_broadcast(self, call):
+    def _finish_broadcast(self, call: Call) -> None:
         for output in call.outputs:
             self._copy(call, output, call.root)
 
-    def _finish_gather(self, call):
+    def _finish_gather(self, call: Call) -> None:
         for rank, output in enumerate(call.outputs):
             self._copy(call, output, rank)
 
-    def _finish_scatter(self, call):
+    def _finish_scatter(self, call: Call) -> None:
         self._copy(call, call.outputs[0], call.root)
 
 
-_FINISH = {
+_FINISH: dict[Op, Callable[[FlatExchange, Call], None]] = {
     Op.barrier: lambda self, call: None,
     Op.reduce: FlatExchange._finish_reduction,
     Op.reduce_scatter: FlatExchange._finish_reduction,

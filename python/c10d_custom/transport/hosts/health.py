@@ -1,12 +1,23 @@
 """Who is gone, and whether a group over hosts is still of use: what the failure detector has heard of other hosts, and
 what the shared memory shows of this one."""
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
 from ..failure import Trouble
 from .failure_detector import Fault
+
+if TYPE_CHECKING:
+    from ...native import Failure
+    from ..base import LocalTransport
+    from .failure_detector import FailureDetector
+    from .layout import Hosts
+
 
 # Ranks of other hosts, in the record of what ended the local group.
 _REMOTE = 1 << 20
@@ -15,7 +26,7 @@ _GRACE = 1.0
 _REASON = 0.3  # s: for the news of why a neighbour left
 
 
-def group_rank(hosts, index):
+def group_rank(hosts: Hosts, index: int) -> int:
     """The group rank of what the local group has as a rank."""
     return index - _REMOTE if index >= _REMOTE else hosts.here[index] if index >= 0 else -1
 
@@ -24,15 +35,17 @@ class Health:
     """``local``: the transport inside this host; ``stop``: called once the group has ended, so that nothing takes the
     fast path; ``abandon``: called if MPI can no longer end in good order. ``detector`` is set once it is there."""
 
-    detector = None
+    detector: FailureDetector
 
-    def __init__(self, rank, hosts, local, stop, abandon):
+    def __init__(
+        self, rank: int, hosts: Hosts, local: LocalTransport, stop: Callable[[], None], abandon: Callable[[], None]
+    ) -> None:
         self.rank, self.hosts, self.local = rank, hosts, local
         self._stop, self._abandon = stop, abandon
-        self._left_at = {}
+        self._left_at: dict[int, float] = {}
         self.over = False  # this rank has left
 
-    def check(self, peers, number=native.NEVER):
+    def check(self, peers: Sequence[int], number: int = native.NEVER) -> None:
         """Raises Trouble if the group is of no more use, at least not for the collective ``number``, or a rank of
         ``peers`` has left it."""
         self.check_quickly(number)
@@ -45,7 +58,7 @@ class Health:
                 if time.monotonic() - first > _GRACE:
                     raise Trouble(native.PEER_LOST, peer)
 
-    def check_quickly(self, number=native.NEVER):
+    def check_quickly(self, number: int = native.NEVER) -> None:
         """The same of what is known already."""
         if self.over:
             raise Trouble(native.ABORTED)
@@ -55,38 +68,38 @@ class Health:
                 raise Trouble(native.ABORTED)
             raise Trouble(native.BROKEN, fault.peer, fault.by, fault.status, seq=fault.number)
 
-    def broken(self):
+    def broken(self) -> bool:
         try:
             self.check([])
         except Trouble:
             return True
         return False
 
-    def sound(self):
+    def sound(self) -> bool:
         """Whether no rank has reported a failure."""
         return self.detector.trouble(native.NEVER) is None
 
     # --- news
 
-    def abort(self, number=0):
+    def abort(self, number: int = 0) -> None:
         """This rank ends the group, amid the collective ``number``."""
         self.spread(Fault(native.ABORTED, self.rank, self.rank, number))
 
-    def spread(self, fault):
+    def spread(self, fault: Fault) -> None:
         """Tells all ranks."""
         self.record(fault)
         self.detector.report(fault)
 
-    def record(self, fault):
+    def record(self, fault: Fault) -> None:
         """What a Fault means for the ranks of this host."""
         self._stop()
         # One that has left is alive, and waits for the others in MPI's Finalize.
-        left = self.detector.left if self.detector is not None else ()
+        left = self.detector.left if hasattr(self, "detector") else ()
         if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:
             self._abandon()
         self.local.end_for_all(fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
 
-    def tell_what_this_host_knows(self):
+    def tell_what_this_host_knows(self) -> None:
         """Before leaving. The shared memory may show what the detector has not heard: a rank that has just died, of
         which the others would see no more than this rank's end; or that a neighbour gave up, whose news of the reason
         is about to come."""
@@ -104,7 +117,7 @@ class Health:
 
     # --- reasons
 
-    def why_left(self, trouble):
+    def why_left(self, trouble: Trouble) -> Trouble:
         """A neighbour that leaves in the middle of a call has a reason, a lost rank for one, and has told it before;
         but the shared memory may show that it left before the news is here."""
         if trouble.peer not in self.hosts.here:
@@ -122,7 +135,7 @@ class Health:
             return reason
         return trouble
 
-    def explain(self, error):
+    def explain(self, error: Exception) -> Trouble | TransportError:
         """The Trouble behind an error of MPI's, which may come before the news of a lost rank."""
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
@@ -133,7 +146,7 @@ class Health:
             time.sleep(5e-3)
         return error if isinstance(error, TransportError) else TransportError(f"MPI: {error}")
 
-    def trouble(self, failure):
+    def trouble(self, failure: Failure) -> Trouble:
         """The Trouble for a native Failure of the local group."""
         return Trouble(
             failure.status,
@@ -145,7 +158,7 @@ class Health:
 
     # --- ranks, as the local group knows them
 
-    def _index(self, rank):
+    def _index(self, rank: int) -> int:
         if rank < 0:
             return -1
         return self.hosts.here.index(rank) if rank in self.hosts.here else rank + _REMOTE

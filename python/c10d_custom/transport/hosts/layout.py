@@ -6,11 +6,21 @@ not depend on sizes or algorithms. AVG of floating-point numbers is divided insi
 intermediate sum overflows), of integers at the end.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Sequence
 from ctypes import c_double
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...dtypes import AVG, PREMUL_SUM, SUM
+
+if TYPE_CHECKING:
+    from ctypes import Array
+
+    from ...creation.topology import Location
+    from ...dtypes import DType
 
 
 @dataclass(frozen=True)
@@ -20,14 +30,14 @@ class Hosts:
     host carry its traffic, the first ones."""
 
     rank: int
-    ranks: list
+    ranks: list[list[int]]
     mine: int
     local: int
     carriers: int
 
     @classmethod
-    def of(cls, locations, rank):
-        by_host = {}
+    def of(cls, locations: Sequence[Location], rank: int) -> Hosts:
+        by_host: dict[str, list[int]] = {}
         for r, place in enumerate(locations):
             by_host.setdefault(place.host, []).append(r)
         ranks = sorted(by_host.values())
@@ -35,23 +45,23 @@ class Hosts:
         return cls(rank, ranks, mine, ranks[mine].index(rank), min(map(len, ranks)))
 
     @property
-    def here(self):
+    def here(self) -> list[int]:
         """The ranks of this host."""
         return self.ranks[self.mine]
 
     @property
-    def others(self):
+    def others(self) -> list[int]:
         """The indices of the other hosts."""
         return [h for h in range(len(self.ranks)) if h != self.mine]
 
-    def of_rank(self, rank):
+    def of_rank(self, rank: int) -> tuple[int, int]:
         """(host, index in it) of a rank."""
         for h, members in enumerate(self.ranks):
             if rank in members:
                 return h, members.index(rank)
         raise ValueError(rank)
 
-    def partner(self, host, index):
+    def partner(self, host: int, index: int) -> int:
         """The rank of ``host`` that deals with the rank of index ``index`` on another host."""
         return self.ranks[host][index % len(self.ranks[host])]
 
@@ -64,12 +74,12 @@ class Step:
     divisor: float | None = None
 
     @property
-    def factors(self):
+    def factors(self) -> Array[c_double] | None:
         return None if self.divisor is None else _double(self.divisor)
 
 
 @functools.cache
-def _double(value):
+def _double(value: float) -> Array[c_double]:
     return (c_double * 1)(value)
 
 
@@ -82,7 +92,7 @@ class Reduction:
 
     @classmethod
     @functools.cache
-    def of(cls, dtype, redop, size):
+    def of(cls, dtype: DType, redop: int, size: int) -> Reduction:
         if redop == AVG:
             whole = dtype.name.startswith(("int", "uint"))
             return cls(Step(SUM), Step(AVG, float(size))) if whole else cls(Step(AVG, float(size)), Step(SUM))

@@ -6,32 +6,48 @@ The leaders' messages begin as those of flat_exchange.py, and go with the same t
 else is found out by those that hear from it.
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
 from ctypes import addressof, c_char, c_uint64, c_void_p, memmove
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ... import dtypes, native
 from ...call import Op
 from ...errors import TransportError
 from ...native import Head, LeaderCall, lib
+from ...native.fast_collective import fast_collective
 from ..failure import LATER, Trouble
 from .flat_exchange import HEAD_BYTES, announced
 from .link import HEAD, Buffer
 from .mpi_calls import STATUS_BYTES
 
-# Payloads are sent as one of these lengths, for each of which there are requests.
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
+    from ...call import Call
+    from ...native import TraceRecord
+    from .flat_exchange import FlatExchange
+    from .layout import Hosts
+    from .link import MpiLink
+    from .mpi_calls import MpiCalls
+
+
+# Payloads are sent as one of these lengths, for each of which there are requests. As many as native.LENGTHS and
+# kLengths of backend/hosts/leader_all_reduce.h.
 _LENGTHS = (64, 1024, 4096, 16384, 65536)
 SLICE_NS = 2_000_000  # in the core, before Python looks at the group's health
 _MOMENT_NS = 5_000_000  # for what is about to be done
-_LINE = 128  # bytes: of a slot of the board, what comes before the payload (backend/hosts/board.h)
-_INSIDE = 1  # stage of a LeaderCall
+_INSIDE = 1  # step of a LeaderCall
 
 
 @dataclass(frozen=True)
 class _Prepared:
     """What all calls with one dtype, reduce op and length have in common. ``requests``: between the hosts."""
 
-    requests: list
+    requests: list[Request]
     reduce: LeaderCall
 
 
@@ -39,11 +55,21 @@ class LeaderAllReduce:
     """``limit``: bytes of the largest tensor. ``idle``: the address of a request that lets MPI make progress.
     ``made``: called with each _Prepared and the index of its length."""
 
-    def __init__(self, link, calls, hosts, flat, idle, limit, made):
+    def __init__(
+        self,
+        link: MpiLink,
+        calls: MpiCalls,
+        hosts: Hosts,
+        flat: FlatExchange,
+        idle: int,
+        limit: int,
+        made: Callable[[_Prepared, int], None],
+    ) -> None:
         self._link, self._flat, self._mpi, self.made = link, flat, calls, made
         self.limit = limit
         self.lengths = [min(length, limit) for length in _LENGTHS]
-        self._prepared, self._requests = {}, {}
+        self._prepared: dict[tuple[int, int, int, int], _Prepared] = {}  # by dtype, reduce op, length and operation
+        self._requests: dict[int, tuple[list[Request], int]] = {}
         self._leads = hosts.local == 0
         self._leaders = [hosts.ranks[h][0] for h in hosts.others] if self._leads else []
         # With room for what a rank sends that takes the other way, since it calls something else.
@@ -71,29 +97,29 @@ class LeaderAllReduce:
         )
         self._here, self._board = hosts.here, board
 
-    def _of_length(self, length):
+    def _of_length(self, length: int) -> tuple[list[Request], int]:
         """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their
         handles)."""
         if length not in self._requests:
-            requests = list(self._receives)
-            if self._leaders:
+            requests: list[Request] = list(self._receives)
+            if self._own is not None:
                 message = [self._own.memory[: HEAD_BYTES + length], self._link.MPI.BYTE]
                 requests += [self._link.comm.Send_init(message, r, HEAD) for r in self._leaders]
             self._requests[length] = requests, self._mpi.array(requests)
         return self._requests[length]
 
-    def run(self, number, call, deadline):
+    def run(self, number: int, call: Call, deadline: float) -> None:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():
             memmove(result.data_ptr(), tensor.data_ptr(), tensor.nbytes)
         index = next(i for i, length in enumerate(self.lengths) if tensor.nbytes <= length)
         self._carry_out(number, call, deadline, index, tensor.nbytes)
 
-    def announce(self, number, call, deadline):
+    def announce(self, number: int, call: Call, deadline: float) -> None:
         """Only finds out whether all ranks call the same all_reduce."""
         self._carry_out(number, call, deadline, 0, 0)
 
-    def _carry_out(self, number, call, deadline, index, payload):
+    def _carry_out(self, number: int, call: Call, deadline: float, index: int, payload: int) -> None:
         op = announced(call)
         prepared = self._prepared.get((call.dtype.code, call.redop, index, op)) or self._prepare(call, index, op)
         reduce = prepared.reduce
@@ -102,7 +128,7 @@ class LeaderAllReduce:
         reduce.data, reduce.step = call.outputs[0].data_ptr(), 0
         self.go_on(lib.c10d_leader_all_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
 
-    def go_on(self, status, prepared, deadline):
+    def go_on(self, status: int, prepared: _Prepared, deadline: float) -> None:
         """With a call of which the core has said ``status``, until it is done."""
         reduce = prepared.reduce
         while status:
@@ -120,7 +146,7 @@ class LeaderAllReduce:
                 self._link.look(prepared.requests, deadline, self._leaders)
             status = lib.c10d_leader_all_reduce(self.way, reduce, SLICE_NS)
 
-    def _look_inside(self, reduce, deadline):
+    def _look_inside(self, reduce: LeaderCall, deadline: float) -> int:
         """A wait for ranks of this host: raises Trouble if it is in vain, or too long; else the status of the call."""
         awaited = range(1, len(self._here)) if self._leads else [0]
         try:
@@ -135,12 +161,10 @@ class LeaderAllReduce:
         if not self._leads and self._here[0] not in late:
             deadline += LATER
         if time.monotonic() >= deadline:
-            trouble = Trouble(native.TIMEOUT, late[0] if late else -1)
-            trouble.missing = late
-            raise trouble
+            raise Trouble(native.TIMEOUT, late[0] if late else -1, missing=late)
         return native.PENDING
 
-    def _prepare(self, kind, index, op):
+    def _prepare(self, kind: Call, index: int, op: int) -> _Prepared:
         dtype, redop = kind.dtype, kind.redop
         steps = self._flat.steps(dtype, redop)
         requests, handles = self._of_length(self.lengths[index])
@@ -162,71 +186,54 @@ class LeaderAllReduce:
 class LeaderFastPath:
     """``trace``: calls to remember. Until `serve`, all calls go the slow path."""
 
-    def __init__(self, trace):
+    def __init__(self, trace: int) -> None:
         self._calls = (c_void_p * ((1 + max(dtypes.BY_CODE)) * native.REDUCE_OPS * native.LENGTHS))()
         self._log = (native.TraceRecord * max(1, trace))()
         self._state = native.LeaderFastPath(
             stopped=1, calls=addressof(self._calls), log=addressof(self._log), room=trace
         )
-        self._prepared = {}
+        self._prepared: dict[int, _Prepared] = {}  # by the address of its LeaderCall
         self.at = addressof(self._state)
         self.sequencer = self.at + native.LeaderFastPath.sequencer.offset
+        # An all_reduce does not ask for rank and size.
+        self.run = fast_collective(lib.c10d_leader_fast_path, self.at, 0, 1).run
 
-    def serve(self, leader):
+    def serve(self, leader: LeaderAllReduce) -> None:
         """From now on, calls that ``leader`` has prepared."""
         self._leader = leader
-        self._state.limit, self._state.way = leader.limit, addressof(leader.way)
+        # The core looks for the first length that a tensor up to the limit fits.
+        self._state.limit, self._state.way = min(leader.limit, leader.lengths[-1]), addressof(leader.way)
         self._state.lengths = (c_uint64 * native.LENGTHS)(*leader.lengths)
         self._state.stopped = 0
 
-    def add(self, prepared, index):
+    def add(self, prepared: _Prepared, index: int) -> None:
         head, address = prepared.reduce.head, addressof(prepared.reduce)
         if head.op == Op.all_reduce:  # not one of a device's tensors
             self._prepared[address] = prepared
             self._calls[(head.dtype * native.REDUCE_OPS + head.redop) * native.LENGTHS + index] = address
 
-    def stop(self):
+    def stop(self) -> None:
         self._state.stopped = 1
 
     @property
-    def runner(self):
+    def runner(self) -> int:
         """The thread that is amid a call; 0: none."""
         return self._state.runner
 
     @property
-    def under_way(self):
+    def under_way(self) -> tuple[int, float]:
         """(number, seconds when it began) of the call."""
         return self._prepared[self._state.now].reduce.head.number, self._state.began * 1e-9
 
-    def go_on(self, status, seconds):
+    def go_on(self, status: int, seconds: float) -> None:
         """Ends the call under way, of which the core has said ``status``."""
         self._leader.go_on(status, self._prepared[self._state.now], self._state.began * 1e-9 + seconds)
 
-    def over(self, status):
+    def over(self, status: int) -> bool:
         """The call under way has ended with a native status. True if somebody waits for the turn."""
         return lib.c10d_leader_fast_path_over(self.at, status) == native.DONE_WAKE
 
-    def records(self):
+    def records(self) -> list[TraceRecord]:
         """TraceRecords of the last calls."""
         records = (native.TraceRecord * len(self._log))()
         return records[: lib.c10d_leader_fast_path_log(self.at, addressof(records))]
-
-
-class Board:
-    """Of a native group. ``payload``: bytes that a slot has room for."""
-
-    def __init__(self, handle, local, payload):
-        self.address, self.stride = lib.c10d_board(handle), slot_bytes(payload)
-        self._local = local
-
-    def put(self, head):
-        """This rank's call: the bytes of a Head."""
-        lib.c10d_board_call(self.address, self.stride, self._local, head)
-
-    def has(self, local, number):
-        """Whether a rank of this host has put up that call, or a later one."""
-        return c_uint64.from_address(self.address + local * self.stride).value >= number
-
-
-def slot_bytes(payload):
-    return _LINE + (payload + _LINE - 1) // _LINE * _LINE

@@ -1,17 +1,28 @@
 """Bytes between the ranks of one group over MPI: non-blocking underneath, so that every wait has a
 deadline and looks at who is gone."""
 
+from __future__ import annotations
+
 import os
 import threading
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, memmove
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
 from ...launch.mpi_job import PIECE
 from ..failure import Trouble
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm, Request
+
+    from ...creation.exchange import Exchange
+    from ...launch.mpi_job import Job
+
 
 # Kinds of message, by MPI tag. Point-to-point messages use the tags from POINT_TO_POINT on.
 HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 5, 16
@@ -24,7 +35,7 @@ _CHECK = 2e-3  # s between two looks at the group's health
 _LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
 # What MPI may still write to or read from, of groups that have failed.
-_ORPHANS = []
+_ORPHANS: list[tuple[Sequence[Request], object]] = []
 
 
 class MpiLink:
@@ -32,22 +43,24 @@ class MpiLink:
     Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or
     a rank of those it is given is gone."""
 
-    def __init__(self, job, exchange, ranks, name, check):
+    def __init__(
+        self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str, check: Callable[[Sequence[int]], None]
+    ) -> None:
         self.rank, self.size = exchange.rank, exchange.size
         self.MPI = job.MPI
         self.check = check
         self._gave_up = False
         self.comm = self._create(job, exchange, ranks, name)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
-        self.tag_limit = self.comm.Get_attr(self.MPI.TAG_UB)
+        self.tag_limit: int = self.comm.Get_attr(self.MPI.TAG_UB) or 0
         self._view = self.MPI.buffer.fromaddress
         self._byte = self.MPI.BYTE
 
-    def _create(self, job, exchange, ranks, name):
+    def _create(self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str) -> Intracomm:
         # Create_group has no deadline of its own.
-        made = []
+        made: list[Intracomm | Exception] = []
 
-        def create():
+        def create() -> None:
             try:
                 members = job.world.Get_group().Incl(ranks)
                 made.append(job.world.Create_group(members, zlib.crc32(name.encode()) % 32000))
@@ -65,15 +78,27 @@ class MpiLink:
 
     # --- bytes
 
-    def send(self, address, nbytes, peer, tag=DATA, requests=None):
+    def send(
+        self, address: int, nbytes: int, peer: int, tag: int = DATA, requests: list[Request] | None = None
+    ) -> list[Request]:
         """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each
         is made, so that none is lost to a signal handler that raises."""
         return self.pieces(self.comm.Isend, address, nbytes, peer, tag, requests)
 
-    def receive(self, address, nbytes, peer, tag=DATA, requests=None):
+    def receive(
+        self, address: int, nbytes: int, peer: int, tag: int = DATA, requests: list[Request] | None = None
+    ) -> list[Request]:
         return self.pieces(self.comm.Irecv, address, nbytes, peer, tag, requests)
 
-    def pieces(self, make, address, nbytes, peer, tag=DATA, requests=None):
+    def pieces(
+        self,
+        make: Callable[..., Request],
+        address: int,
+        nbytes: int,
+        peer: int,
+        tag: int = DATA,
+        requests: list[Request] | None = None,
+    ) -> list[Request]:
         """What ``make``, a method of the communicator, makes of each piece: Send_init a request to be started again and
         again."""
         made = [] if requests is None else requests
@@ -81,7 +106,7 @@ class MpiLink:
         made.extend(map(make, pieces, repeat(peer), repeat(tag)))
         return made
 
-    def wait(self, requests, deadline, peers, keep=None):
+    def wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int], keep: object = None) -> None:
         """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
         broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it."""
         try:
@@ -90,7 +115,7 @@ class MpiLink:
             self.give_up(requests, keep)
             raise
 
-    def _wait(self, requests, deadline, peers):
+    def _wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int]) -> None:
         test = self.MPI.Request.Testall
         try:
             for _ in range(20):
@@ -110,7 +135,7 @@ class MpiLink:
                 raise Trouble(native.MISMATCH) from error
             raise TransportError(f"MPI: {error}") from error
 
-    def look(self, requests, deadline, peers):
+    def look(self, requests: Sequence[Request], deadline: float, peers: Sequence[int]) -> bool:
         """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
         try:
             self.check(peers)
@@ -123,7 +148,7 @@ class MpiLink:
             raise self.late(requests, peers)
         return False
 
-    def settle(self, requests):
+    def settle(self, requests: Sequence[Request]) -> bool:
         """True if all become complete within a moment."""
         until = time.monotonic() + _MOMENT
         while not (done := self.MPI.Request.Testall(requests)) and time.monotonic() < until:
@@ -131,24 +156,22 @@ class MpiLink:
         return done
 
     @staticmethod
-    def pause(waited):
+    def pause(waited: float) -> None:
         """Between two looks of a wait that has lasted ``waited`` seconds."""
         if waited < _YIELD:
             os.sched_yield()
         else:
             time.sleep(_SHORT if waited < _PATIENCE else _LONG)
 
-    def late(self, requests, peers):
+    def late(self, requests: Sequence[Request], peers: Sequence[int]) -> Trouble:
         """The Trouble of a time-out. ``requests`` begin with one of each of ``peers``, or are of all of them."""
         late = list(peers)
         if len(requests) >= len(peers) > 1:
             done = self.MPI.Request.Testsome(requests) or []
             late = [p for i, p in enumerate(peers) if i not in done] or late
-        trouble = Trouble(native.TIMEOUT, late[0] if late else -1)
-        trouble.missing = late
-        return trouble
+        return Trouble(native.TIMEOUT, late[0] if late else -1, missing=late)
 
-    def withdraw(self, receives, keep):
+    def withdraw(self, receives: Sequence[Request], keep: object) -> None:
         """Of a call that has failed: nothing more comes into the memory of these. What has not begun to come is
         cancelled; what is under way is awaited for a moment, and else ``keep`` kept, since MPI may still write
         there."""
@@ -164,12 +187,12 @@ class MpiLink:
         if not done:
             self.give_up(receives, keep)
 
-    def give_up(self, requests, keep):
+    def give_up(self, requests: Sequence[Request], keep: object) -> None:
         """MPI may go on with these for as long as the process lives."""
         self._gave_up = True
         _ORPHANS.append((requests, keep))
 
-    def close(self, healthy):
+    def close(self, healthy: bool) -> None:
         """Frees the communicator, if nothing is under way on it."""
         if healthy and not self._gave_up:
             self.comm.Free()
@@ -178,13 +201,13 @@ class MpiLink:
 class Buffer:
     """Bytes of our own at a fixed address, a multiple of 64."""
 
-    def __init__(self, nbytes):
+    def __init__(self, nbytes: int) -> None:
         self._owner = (c_char * (nbytes + 64))()
         self.address = (addressof(self._owner) + 63) // 64 * 64
         self.nbytes = nbytes
         start = self.address - addressof(self._owner)
         self.memory = memoryview(self._owner).cast("B")[start : start + nbytes]
 
-    def fill(self, at, address, nbytes):
+    def fill(self, at: int, address: int, nbytes: int) -> None:
         if nbytes:
             memmove(self.address + at, address, nbytes)

@@ -1,26 +1,34 @@
 """Messages between ranks of one host in a group over several: the local transport carries them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..base import Ticket
+
+if TYPE_CHECKING:
+    from ...call import Message
+    from ..base import LocalTransport
 
 
 class LocalMessages:
     """``local``: the transport inside this host; ``here``: the group ranks of it, in its order."""
 
-    def __init__(self, local, here):
+    def __init__(self, local: LocalTransport, here: Sequence[int]) -> None:
         self._local, self._here = local, here
 
-    def post(self, message):
+    def post(self, message: Message) -> Ticket:
         """Issues a message to or from a rank of this host; returns its Ticket."""
         local = replace(message, peer=self._here.index(message.peer))
         return _LocalTicket(self._local.post(local), self._here)
 
-    def post_from(self, message, source):
+    def post_from(self, message: Message, source: int) -> Ticket:
         """A receive from any source, once it is known that ``source`` has sent what it waits for."""
         return self.post(replace(message, peer=source))
 
-    def probe(self, tag):
+    def probe(self, tag: int) -> int:
         """The group rank whose message of that tag waits for a receive from any source; -1: none."""
         source = self._local.probe(tag)
         return self._here[source] if source >= 0 else -1
@@ -29,25 +37,25 @@ class LocalMessages:
 class _LocalTicket(Ticket):
     """Names ranks as the group does."""
 
-    def __init__(self, ticket, here):
+    def __init__(self, ticket: Ticket, here: Sequence[int]) -> None:
         self._inner, self._here = ticket, here
 
-    def done(self):
+    def done(self) -> bool:
         return self._inner.done()
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         return self._inner.wait(seconds, may_run)
 
-    def error(self):
+    def error(self) -> BaseException | None:
         return self._inner.error()
 
-    def watch(self, token):
+    def watch(self, token: int) -> bool:
         return self._inner.watch(token)
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         self._inner.withdraw()
 
     @property
-    def source(self):
+    def source(self) -> int:
         source = self._inner.source
         return self._here[source] if source >= 0 else -1

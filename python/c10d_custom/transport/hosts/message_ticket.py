@@ -1,34 +1,64 @@
 """A message between hosts: its ticket, its head, and the tags it goes by."""
 
+from __future__ import annotations
+
 import struct
 import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from ... import native
 from ..failure import Trouble
 from ..tickets import PyTicket
-from .link import LARGE_TAGS, POINT_TO_POINT
+from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
+
+if TYPE_CHECKING:
+    from itertools import count
+
+    from mpi4py.MPI import Message as Found
+    from mpi4py.MPI import Request, Status
+
+    from ...call import Message
+    from ..base import Ticket
+    from .link import MpiLink
+
 
 HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
 SHARED_TAGS = LARGE_TAGS, LARGE_TAGS + 1
 
 
+class Engine(Protocol):
+    """What a ticket asks of the Messages that it belongs to."""
+
+    link: MpiLink
+    numbers: count[int]
+    complete: Callable[[int], None]
+
+    def refuse_inside(self, name: str) -> None: ...
+
+    def progress(self) -> bool: ...
+
+    def withdraw(self, ticket: MessageTicket) -> None: ...
+
+
 class MessageTicket(PyTicket):
-    def __init__(self, engine, message):
+    def __init__(self, engine: Engine, message: Message) -> None:
         super().__init__(engine.complete)
         self.engine, self.message = engine, message
         self.began = time.monotonic()
         self.deadline = self.began + message.timeout
         self.number = next(engine.numbers)
-        self.requests, self.keep = [], None
+        self.requests: list[Request] = []
+        self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor
         self.posted = False  # a send: MPI has all of it
         self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
         self.matched = False
-        self.inner = None  # the local ticket that a receive from any source has become
+        self.inner: Ticket | None = None  # the local ticket that a receive from any source has become
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         self.engine.withdraw(self)
 
-    def wait(self, seconds, may_run=False):
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
         begun = time.monotonic()
         while not self._done:
             self.engine.refuse_inside(self.message.name)
@@ -40,14 +70,21 @@ class MessageTicket(PyTicket):
         return self._done
 
 
-def tags_of(tag, limit):
+def tags_of(tag: int, limit: int) -> tuple[int, int]:
     """MPI's tags, up to ``limit``, of the heads and the data of messages with that tag; negative ones are torch's
     own."""
     at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
     return (at, at + 1) if at + 1 <= limit else SHARED_TAGS
 
 
-def unlike(ticket, nbytes, dtype):
+def receive_head(link: MpiLink, found: Found, status: Status) -> Buffer:
+    """The head of the message that a matched probe has found."""
+    head = Buffer(max(HEAD.size, status.Get_count(link.MPI.BYTE)))
+    found.Recv([head.memory, link.MPI.BYTE])
+    return head
+
+
+def unlike(ticket: MessageTicket, nbytes: int, dtype: int) -> Trouble | None:
     """The Trouble of a message whose head says that it is not what its receive is for; else None."""
     message = ticket.message
     if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
@@ -60,3 +97,15 @@ def unlike(ticket, nbytes, dtype):
         expected_dtype=message.dtype.code,
         actual_dtype=dtype,
     )
+
+
+def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> Trouble | None:
+    """Of one that is here. Who was interrupted while it sent has its tensor back, and has said before that the group is
+    of no more use: the bytes may not be those that were sent. ``check``: see Messages."""
+    if ticket.message.is_recv:
+        try:
+            check([])
+        except Trouble as trouble:
+            if trouble.status == native.BROKEN and trouble.cause == native.ABORTED and trouble.by == ticket._source:
+                return trouble
+    return None

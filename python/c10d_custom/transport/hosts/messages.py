@@ -4,10 +4,7 @@ A message is a head (size, dtype, and the bytes themselves if they are few) and,
 data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
-anything to do.
-
-Tags beyond those of MPI (MPICH's end at 2^29) share one, and their messages are told apart by their
-heads; what comes before its receive is taken in and kept.
+anything to do. Those with tags that MPI does not have: early_messages.py.
 
 Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
 taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
@@ -18,21 +15,38 @@ lost.
 A receive from any source also looks at what the ranks of this host have sent: `local` is asked for it.
 """
 
+from __future__ import annotations
+
 import itertools
 import threading
 import time
+from collections.abc import Callable, Sequence
 from ctypes import memmove
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
 from ...threads import start
 from ..failure import Trouble
+from .early_messages import EarlyMessages
 from .link import Buffer
-from .message_ticket import HEAD, SHARED_TAGS, MessageTicket, tags_of, unlike
+from .message_ticket import HEAD, SHARED_TAGS, MessageTicket, late_news, receive_head, tags_of, unlike
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
+    from ...call import Message
+    from ...errors import UsageError
+    from ..base import Ticket
+    from ..call_log import CallLog
+    from .link import MpiLink
+
+    Wanted = tuple[int, tuple[int, int], MessageTicket]  # peer, MPI's tags, the receive
+
 
 _EAGER = 16 << 10
-_CHECK = 5e-3
+_CHECK = 5e-3  # s between two looks at the group's health
 _LINGER = 0.05
 _GRACE = 1.0
 _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
@@ -40,28 +54,40 @@ _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within 
 
 class Messages:
     """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
-    the rank of this host whose message waits for a receive, or -1; ``post_local(message)``: its ticket; ``log``: the
-    CallLog to tell of messages; ``abort()`` ends the group; ``inside(name)``: the UsageError of a call amid another."""
+    the rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its ticket; ``log``:
+    the CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``, to what makes the
+    UsageError of a call amid another, from its name."""
 
-    def __init__(self, link, complete, fail, check, local, post_local, log, abort, inside):
+    def __init__(
+        self,
+        link: MpiLink,
+        complete: Callable[[int], None],
+        fail: Callable[[Trouble, Message, float], BaseException],
+        check: Callable[[Sequence[int]], None],
+        local: Callable[[int], int],
+        post_local: Callable[[Message, int], Ticket],
+        log: CallLog,
+        abort: Callable[[], Callable[[], None] | None],
+        inside: Callable[[], Callable[[str], UsageError] | None],
+    ) -> None:
         self.link, self.complete = link, complete
         self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
         self._log, self.numbers, self._abort, self._inside = log, itertools.count(1), abort, inside
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
-        self._taking = None  # the ticket that it is changing
-        self._wanted = []  # receives that have found no message, in order of posting
-        self._moving = []  # tickets with requests under way, or a local ticket
-        self._drains = []
-        self._early = []  # (source, tag, head, requests of its data, buffer) of tags that share one
+        self._taking: MessageTicket | None = None  # the ticket that it is changing
+        self._wanted: list[Wanted] = []  # receives that have found no message, in order of posting
+        self._moving: list[MessageTicket] = []  # tickets with requests under way, or a local ticket
+        self._drains: list[tuple[list[Request], Buffer]] = []
+        self._early = EarlyMessages(link)
         self._checked = 0.0
-        self._failed = None  # (when, error) of MPI; who is lost may be known a moment later
+        self._failed: tuple[float, Exception] | None = None  # of MPI, and when; who is lost may be known later
         self._work = threading.Condition()  # of an RLock, as above
-        self._thread = None
+        self._thread: threading.Thread | None = None
         self._starts = False
         self._over = False
 
-    def post(self, message):
+    def post(self, message: Message) -> MessageTicket:
         self.refuse_inside(message.name)
         if self._over:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
@@ -87,11 +113,11 @@ class Messages:
             self.withdraw(ticket)
             raise
 
-    def refuse_inside(self, name):
-        if self._taking is not None and self._by == get_ident():
-            raise self._inside()(name)
+    def refuse_inside(self, name: str) -> None:
+        if self._taking is not None and self._by == get_ident() and (inside := self._inside()) is not None:
+            raise inside(name)
 
-    def _send(self, message, tags, ticket):
+    def _send(self, message: Message, tags: tuple[int, int], ticket: MessageTicket) -> None:
         t, link = message.tensor, self.link
         eager = t.nbytes <= _EAGER
         head = Buffer(HEAD.size + (t.nbytes if eager else 0))
@@ -104,7 +130,7 @@ class Messages:
             link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
         ticket.posted = True
 
-    def withdraw(self, ticket):
+    def withdraw(self, ticket: MessageTicket) -> None:
         """See Ticket.withdraw."""
         with self._lock:
             if ticket.done():
@@ -130,13 +156,13 @@ class Messages:
                 self._drop(ticket)
                 self._end(ticket, Trouble(native.ABORTED))
 
-    def _end_group(self):
+    def _end_group(self) -> None:
         if (abort := self._abort()) is not None:
             abort()
 
     # --- the engine
 
-    def progress(self):
+    def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
         me = get_ident()
         if self._by not in (0, me) or self._taking is not None and self._by == me:
@@ -158,7 +184,7 @@ class Messages:
                     self._fail_all()
         return moved
 
-    def _pass(self):
+    def _pass(self) -> bool:
         moved = False
         try:
             if self._failed is None:
@@ -174,7 +200,7 @@ class Messages:
             self._look(now)
         return moved
 
-    def _broken(self, ticket):
+    def _broken(self, ticket: MessageTicket) -> None:
         """A signal handler raised while ``ticket`` was being changed."""
         self._end_group()
         if ticket.matched and ticket.requests:
@@ -186,7 +212,7 @@ class Messages:
             self.link.give_up(ticket.requests, ticket)
             self._end(ticket, Trouble(native.ABORTED))
 
-    def _match(self):
+    def _match(self) -> bool:
         moved, seen = False, set()
         probe, MPI = self.link.comm.Iprobe, self.link.MPI
         for entry in list(self._wanted):
@@ -211,41 +237,32 @@ class Messages:
             found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
             if found is not None:
                 self._wanted.remove(entry)
-                self._deliver(ticket, found, status, tags)
+                self._deliver(ticket, status.Get_source(), receive_head(self.link, found, status), tags)
                 moved = True
             self._taking = None
         return moved
 
-    def _match_shared(self, entry):
-        peer, tags, ticket = entry
-        MPI = self.link.MPI
-        while self.link.comm.Iprobe(MPI.ANY_SOURCE, tags[0]):
-            self._taking, status = ticket, MPI.Status()
-            if (found := self.link.comm.Improbe(MPI.ANY_SOURCE, tags[0], status)) is not None:
-                source, head = status.Get_source(), self._head(found, status)
-                nbytes, _, eager, tag = HEAD.unpack_from(head.memory)
-                data, requests = head if eager else Buffer(nbytes), []
-                self._early.append((source, tag, head, requests, data))
-                if not eager:
-                    self.link.receive(data.address, nbytes, source, tags[1], requests)
+    def _match_shared(self, entry: Wanted) -> bool:
+        peer, _, ticket = entry
+        while self._early.has_come():
+            self._taking = ticket
+            self._early.take_in()
             self._taking = None
-        for early in list(self._early):
-            source, tag, head, requests, data = early
-            if tag != ticket.message.tag or peer not in (-1, source):
-                continue
-            if not MPI.Request.Testall(requests):
+        kept = self._early.kept
+        for early in self._early.of(ticket.message.tag, peer):
+            if not self.link.MPI.Request.Testall(early.requests):
                 return False
-            if early not in self._early or entry not in self._wanted:
+            if early not in kept or entry not in self._wanted:
                 continue
             self._taking = ticket
-            self._early.remove(early)
+            kept.remove(early)
             self._wanted.remove(entry)
-            self._take(ticket, source, head, data)
+            self._take(ticket, early.source, early.head, early.data)
             self._taking = None
             return True
         return False
 
-    def _take(self, ticket, source, head, data):
+    def _take(self, ticket: MessageTicket, source: int, head: Buffer, data: Buffer) -> None:
         """All of the message is here."""
         t, at = ticket.message.tensor, HEAD.size if data is head else 0
         nbytes, dtype, _, _ = HEAD.unpack_from(head.memory)
@@ -255,28 +272,22 @@ class Messages:
             memmove(t.data_ptr(), data.address + at, nbytes)
         self._end(ticket, trouble)
 
-    def _head(self, found, status):
-        head = Buffer(max(HEAD.size, status.Get_count(self.link.MPI.BYTE)))
-        found.Recv([head.memory, self.link.MPI.BYTE])
-        return head
-
-    def _deliver(self, ticket, found, status, tags):
-        source, t = status.Get_source(), ticket.message.tensor
-        head = self._head(found, status)
+    def _deliver(self, ticket: MessageTicket, source: int, head: Buffer, tags: tuple[int, int]) -> None:
         nbytes, dtype, eager, _ = HEAD.unpack_from(head.memory)
         if eager:
             return self._take(ticket, source, head, head)
         ticket.matched, ticket._source = True, source
         if (trouble := unlike(ticket, nbytes, dtype)) is not None:
-            scratch, requests = Buffer(nbytes), []  # what follows must not be taken for another message
+            scratch = Buffer(nbytes)  # what follows must not be taken for another message
+            requests: list[Request] = []
             self._drains.append((requests, scratch))
             self.link.receive(scratch.address, nbytes, source, tags[1], requests)
             self._end(ticket, trouble)
         else:
-            self.link.receive(t.data_ptr(), nbytes, source, tags[1], ticket.requests)
+            self.link.receive(ticket.message.tensor.data_ptr(), nbytes, source, tags[1], ticket.requests)
             self._moving.append(ticket)
 
-    def _advance(self):
+    def _advance(self) -> bool:
         moved = False
         test = self.link.MPI.Request.Testall
         for ticket in list(self._moving):
@@ -289,30 +300,19 @@ class Messages:
                 ticket._source = inner.source
                 ticket.finish(inner.error(), ticket._source)
             else:
-                self._end(ticket, self._late_news(ticket))
+                self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
         for drain in list(self._drains):
             if test(drain[0]) and drain in self._drains:
                 self._drains.remove(drain)
         return moved
 
-    def _late_news(self, ticket):
-        """Who was interrupted while it sent has its tensor back, and has said before that the group is of no more use:
-        the bytes may not be those that were sent."""
-        if ticket.message.is_recv:
-            try:
-                self._check([])
-            except Trouble as trouble:
-                if trouble.status == native.BROKEN and trouble.cause == native.ABORTED and trouble.by == ticket._source:
-                    return trouble
-        return None
-
-    def _end(self, ticket, trouble=None):
+    def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
         self._log.finish(ticket, native.OK if trouble is None else trouble.status)
         error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began)
         ticket.finish(error, ticket._source)
 
-    def _look(self, now):
+    def _look(self, now: float) -> None:
         for ticket in [e[2] for e in self._wanted] + list(self._moving):
             if ticket.inner is not None:
                 continue
@@ -337,7 +337,7 @@ class Messages:
                 ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
             self._taking = None
 
-    def _drop(self, ticket):
+    def _drop(self, ticket: MessageTicket) -> None:
         for entry in list(self._wanted):
             if entry[2] is ticket:
                 self._wanted.remove(entry)
@@ -350,7 +350,7 @@ class Messages:
 
     # --- the thread
 
-    def _ensure_thread(self):
+    def _ensure_thread(self) -> None:
         with self._work:
             if starts := self._starts:
                 self._work.notify_all()
@@ -362,7 +362,7 @@ class Messages:
                 self._starts = False
                 raise
 
-    def _run(self):
+    def _run(self) -> None:
         last = time.monotonic()
         while True:
             moved = self.progress()
@@ -378,7 +378,7 @@ class Messages:
                 self._work.wait_for(lambda: self._over or self._wanted or self._moving)
                 last = time.monotonic()
 
-    def close(self):
+    def close(self) -> None:
         """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it
         returns."""
         with self._work:
@@ -387,13 +387,13 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for *_, requests, memory in [*self._drains, *self._early]:
+            for requests, memory in [*self._drains, *((e.requests, e.data) for e in self._early.kept)]:
                 if not self.link.MPI.Request.Testall(requests):
                     self.link.give_up(requests, memory)  # MPI may still write there
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
-    def _fail_all(self):
+    def _fail_all(self) -> None:
         for ticket in [e[2] for e in self._wanted] + list(self._moving):
             self._drop(ticket)
             self._end(ticket, Trouble(native.ABORTED))

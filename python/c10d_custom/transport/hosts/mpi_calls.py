@@ -1,26 +1,36 @@
 """What the native core needs to call MPI itself: functions of the library that mpi4py has loaded, and
 requests as that library has them (backend/hosts/leader_all_reduce.h)."""
 
+from __future__ import annotations
+
 import ctypes
+from collections.abc import Sequence
 from ctypes import addressof, c_char, c_int, c_void_p, memmove
+from typing import TYPE_CHECKING, Any
 
 from ... import native
 from ...native import lib
 from .link import NOTHING, Buffer
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
+    from .link import MpiLink
+
+
 STATUS_BYTES = 64  # at least sizeof(MPI_Status) of any MPI
 
 
-def _address(function):
-    return ctypes.cast(function, c_void_p).value
+def _address(function: Any) -> int:
+    return ctypes.cast(function, c_void_p).value or 0
 
 
 class MpiCalls:
     """MPI_Startall and MPI_Testall as addresses. Where they cannot be had, they lead to mpi4py's."""
 
-    def __init__(self, MPI):
+    def __init__(self, MPI: Any) -> None:
         self.MPI = MPI
-        self._lists = {}
+        self._lists: dict[int, tuple[Sequence[Request], ctypes.Array[c_char]]] = {}  # by the handles' address
         library = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the MPI it is linked with
         if hasattr(library, "MPI_Startall") and hasattr(library, "MPI_Testall"):
             self.startall, self.testall = _address(library.MPI_Startall), _address(library.MPI_Testall)
@@ -30,8 +40,8 @@ class MpiCalls:
         self._keep = start, test
         self.startall, self.testall = _address(start), _address(test)
 
-    def array(self, requests):
-        """The requests' handles, as MPI wants them. Persistent requests keep theirs."""
+    def array(self, requests: Sequence[Request]) -> int:
+        """The address of the requests' handles, as MPI wants them. Persistent requests keep theirs."""
         each = self.MPI._sizeof(self.MPI.Request)
         handles = (c_char * max(1, each * len(requests)))()
         for i, request in enumerate(requests):
@@ -39,17 +49,17 @@ class MpiCalls:
         self._lists[addressof(handles)] = requests, handles
         return addressof(handles)
 
-    def forget(self, at):
+    def forget(self, at: int) -> None:
         self._lists.pop(at, None)
 
-    def _start(self, count, at):
+    def _start(self, count: int, at: int) -> int:
         try:
             self.MPI.Prequest.Startall(self._lists[at][0])
             return 0
         except self.MPI.Exception:
             return 1
 
-    def _test(self, count, at, done, statuses):
+    def _test(self, count: int, at: int, done: ctypes._Pointer[c_int], statuses: object) -> int:
         try:
             done[0] = self.MPI.Request.Testall(self._lists[at][0])
             return 0
@@ -62,7 +72,7 @@ class Progress:
     while their owner is inside MPI, and two ranks that each wait for a local rank whose data the other
     is to send would wait for ever."""
 
-    def __init__(self, link, calls, handle):
+    def __init__(self, link: MpiLink, calls: MpiCalls, handle: int) -> None:
         MPI = link.MPI
         self._calls = calls  # owns the handles' memory
         self._buffer = Buffer(64)
@@ -73,7 +83,7 @@ class Progress:
         self._idle = native.Idle(calls.testall, self.request, addressof(self._status))
         lib.c10d_set_elsewhere(handle, _address(lib.c10d_mpi_progress), addressof(self._idle))
 
-    def close(self):
+    def close(self) -> None:
         """The native group is closed by now."""
         self._request.Cancel()
         self._request.Wait()

@@ -6,10 +6,14 @@ What the network carries: all_reduce sends S bytes from each of two hosts, 2 (M-
 (reduce-scatter and all-gather of Rabenseifner 2004, by messages to each host).
 """
 
+from __future__ import annotations
+
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_char, c_void_p
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ... import native
 from ...errors import TransportError
@@ -19,6 +23,22 @@ from .layout import Reduction, Step
 from .link import DATA, SUMS, Buffer
 from .local_call import LocalCall
 from .mpi_calls import STATUS_BYTES
+
+if TYPE_CHECKING:
+    from ctypes import Array
+
+    from mpi4py.MPI import Request
+
+    from ...call import Call
+    from ...native import Failure, PipelinedSlot
+    from .layout import Hosts
+    from .link import MpiLink
+    from .mpi_calls import MpiCalls
+
+    Key = tuple[int, int, int, tuple[int, int] | None]  # bytes, dtype, reduce op, root
+    Phases = list[list[list["_Phase"]]]  # by slot, length and order
+    Span = tuple[int, int]  # address, bytes
+
 
 _SLOTS = 2  # chunks under way: with more, less of what is moved stays in the caches
 _LINE = 64  # bytes of a cache line: parts begin at multiples
@@ -31,19 +51,18 @@ class _Phase:
     """Transfers of one chunk that go together. ``requests`` begin with one from each of ``peers``, or are all to
     them."""
 
-    requests: list
-    peers: list
+    requests: Sequence[Request]
+    peers: Sequence[int]
 
 
 @dataclass
 class _Plan:
-    """What calls have in common. ``pipelined`` is at ``address`` and knows ``statuses``; ``phases``: by slot, length
-    and order; ``root``: for the core."""
+    """What calls have in common. ``pipelined`` is at ``address`` and knows ``statuses``; ``root``: for the core."""
 
     pipelined: native.PipelinedReduce
     address: int
     statuses: object
-    phases: list
+    phases: Phases
     inside: Step
     root: int
 
@@ -52,20 +71,31 @@ class PipelinedReduce:
     """``attempt``: runs a CallArgs in the host's native group; returns None, or a native Failure. ``trouble``: the
     Trouble for one. ``chunk``: bytes that one rank sends at once."""
 
-    def __init__(self, link, calls, hosts, chunk, attempt, trouble):
+    def __init__(
+        self,
+        link: MpiLink,
+        calls: MpiCalls,
+        hosts: Hosts,
+        chunk: int,
+        attempt: Callable[[Any], Failure | None],
+        trouble: Callable[[Failure], Trouble],
+    ) -> None:
         self._link, self._mpi, self._hosts, self._chunk = link, calls, hosts, chunk
         self._attempt, self._trouble = attempt, trouble
         self._carrier = hosts.local < hosts.carriers
         looks = self._looks()
         next(looks)
         self._look = native.Look(looks.__next__)
-        self._slots, self._theirs = [], []
-        self._plans = {}  # by bytes, dtype, reduce op, root
-        self._requests = OrderedDict()  # by lengths of a part, and whom it is for: phases, and the core's slots
+        self._slots: list[Buffer] = []
+        self._theirs: list[list[Buffer]] = []
+        self._plans: dict[Key, _Plan] = {}
+        # By lengths of a part, and whom it is for: phases, and the core's slots.
+        self._requests: OrderedDict[tuple[tuple[int, ...], int | None], tuple[Phases, Array[PipelinedSlot]]]
+        self._requests = OrderedDict()
         self._local_calls = [LocalCall(1, 0), LocalCall(1, 1)]
-        self._said = None
+        self._said: BaseException | None = None
 
-    def reduce(self, number, call, deadline, outer, root):
+    def reduce(self, number: int, call: Call, deadline: float, outer: int, root: tuple[int, int] | None) -> None:
         """The collective ``number``, all_reduce, or reduce to ``root``, a (host, index). ``outer``: see CallArgs."""
         source, outputs = call.inputs[0], call.outputs
         key = source.nbytes, call.dtype.code, call.redop, root
@@ -97,7 +127,7 @@ class PipelinedReduce:
             self._give_up(call)
             raise
 
-    def _make_plan(self, key, call, root):
+    def _make_plan(self, key: Key, call: Call, root: tuple[int, int] | None) -> _Plan:
         hosts, nbytes = self._hosts, key[0]
         cut = chunks(nbytes, self._chunk * hosts.carriers)
         each = -(-cut[0][1] // _LINE) * _LINE if cut else _LINE
@@ -121,7 +151,8 @@ class PipelinedReduce:
             0,
             0,
         )
-        phases, statuses = [], None
+        phases: Phases = []
+        statuses: Array[c_char] | None = None
         if self._carrier and cut:
             phases, pipelined.slots = self._carry(
                 tuple(self._part(hi - lo) for lo, hi in (cut[0], cut[-1])), root and root[0]
@@ -137,9 +168,9 @@ class PipelinedReduce:
         )
         return plan
 
-    def _explain(self, failure, pipelined):
+    def _explain(self, failure: Failure, pipelined: native.PipelinedReduce) -> BaseException:
         """What to raise for a native Failure."""
-        if pipelined.end == native.LOOKED:
+        if pipelined.end == native.LOOKED and self._said is not None:
             return self._said
         if pipelined.end == native.LATE:
             phase = self._awaited()
@@ -150,18 +181,18 @@ class PipelinedReduce:
             )
         return self._trouble(failure)
 
-    def _give_up(self, call):
+    def _give_up(self, call: Call) -> None:
         """MPI may go on with what is under way, for as long as it likes."""
         under_way = [r for slot in self._plan.phases for pair in slot for phase in pair for r in phase.requests]
         self._link.give_up(under_way, (self._slots, self._theirs, self._requests, self._plan, call))
         self._plans, self._slots, self._requests, self._said = {}, [], OrderedDict(), None
 
-    def _awaited(self):
+    def _awaited(self) -> _Phase:
         """The transfers that the core waits for."""
         phases = [p for pair in self._plan.phases[self._plan.pipelined.slot] for p in pair]
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
 
-    def _looks(self):
+    def _looks(self) -> Iterator[int]:
         # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for
         # the sake of signal handlers, as in shm/transport.py.
         answer = 0
@@ -175,7 +206,7 @@ class PipelinedReduce:
             except BaseException as error:
                 self._said, answer = error, 1
 
-    def _look_around(self):
+    def _look_around(self) -> None:
         phase = self._awaited()
         try:
             self._link.check(phase.peers)
@@ -186,12 +217,12 @@ class PipelinedReduce:
 
     # --- memory and requests
 
-    def _part(self, nbytes):
+    def _part(self, nbytes: int) -> int:
         """Bytes of this rank's part of a chunk."""
         cut = evenly(nbytes, self._hosts.carriers, _LINE)
         return cut[self._hosts.local + 1] - cut[self._hosts.local]
 
-    def _carry(self, lengths, root):
+    def _carry(self, lengths: tuple[int, ...], root: int | None) -> tuple[Phases, Array[PipelinedSlot]]:
         """What moves parts of these two lengths, of a usual chunk and of the last: (the phases by slot, length and
         order; the core's slots). ``root``: the host that they are for, or None: all."""
         if not self._slots or self._slots[0].nbytes < max(lengths):
@@ -208,7 +239,7 @@ class PipelinedReduce:
         self._requests.move_to_end(key)
         return self._requests[key]
 
-    def _transfers(self, slot, length, root):
+    def _transfers(self, slot: int, length: int, root: int | None) -> list[_Phase]:
         """The two phases of a part in a slot. Two hosts: all of it goes over, in one phase. More: in the first each
         gets its share, in the second it gives the sum of it to all, or to the root's host."""
         hosts, pieces = self._hosts, self._link.pieces
@@ -218,7 +249,9 @@ class PipelinedReduce:
         sources = [h for h in hosts.others if root in (None, hosts.mine)]
         targets = [h for h in hosts.others if root in (None, h)]
 
-        def phase(sources, targets, into, out, tag):
+        def phase(
+            sources: list[int], targets: list[int], into: Callable[[int], Span], out: Callable[[int], Span], tag: int
+        ) -> _Phase:
             requests = [r for h in sources for r in pieces(receive, *into(h), carriers[h], tag)]
             requests += [r for h in targets for r in pieces(send, *out(h), carriers[h], tag)]
             return _Phase(requests, [carriers[h] for h in sources or targets])
@@ -230,7 +263,7 @@ class PipelinedReduce:
             ]
         cut = evenly(length, len(hosts.ranks), _LINE)
 
-        def share(host):
+        def share(host: int) -> Span:
             return mine + cut[host], cut[host + 1] - cut[host]
 
         own = share(hosts.mine)
@@ -241,7 +274,7 @@ class PipelinedReduce:
             phase(sources, targets, share, lambda h: own, SUMS),
         ]
 
-    def _native(self, phases):
+    def _native(self, phases: Phases) -> Array[PipelinedSlot]:
         slots = (native.PipelinedSlot * _SLOTS)()
         for s, slot in enumerate(slots):
             theirs = (c_void_p * len(self._hosts.ranks))(*[b.address for b in self._theirs[s]])
@@ -251,7 +284,7 @@ class PipelinedReduce:
                     slot.phases[2 * i + j] = native.Phase(self._mpi.array(phase.requests), len(phase.requests))
         return slots
 
-    def _free(self, phases, slots):
+    def _free(self, phases: Phases, slots: Array[PipelinedSlot]) -> None:
         for s, slot in enumerate(phases):
             for i, pair in enumerate(slot):
                 for j, phase in enumerate(pair):
@@ -259,7 +292,7 @@ class PipelinedReduce:
                     for request in phase.requests:
                         request.Free()
 
-    def free(self):
+    def free(self) -> None:
         """Frees the requests. None may be under way."""
         self._plans.clear()
         for phases, slots in self._requests.values():

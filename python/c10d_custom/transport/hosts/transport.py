@@ -4,16 +4,20 @@ Which algorithm a collective takes, algorithm.py says; messages go by shared mem
 leads to the peer. Bad news travels by itself (failure_detector.py, health.py).
 """
 
+from __future__ import annotations
+
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
-from ... import native
-from ...call import Agreement, Call, Memory
+from ... import dtypes, native
+from ...call import Agreement, Call, Memory, Op
 from ...creation.exchange import Exchange
-from ...creation.liveness import Processes
+from ...creation.processes import Processes
 from ...errors import TransportError
 from ..base import Transport
 from ..call_log import CallLog
@@ -21,12 +25,13 @@ from ..failure import Trouble, rank_name
 from ..tickets import Queue
 from ..trace_file import Peer
 from .algorithm import Agree, Limits, Move, choose
+from .board import Board, slot_bytes
 from .error_text import HostsErrorText
 from .failure_detector import FailureDetector, Fault
 from .flat_exchange import FlatExchange
 from .health import Health, group_rank
 from .layout import Hosts
-from .leader_all_reduce import SLICE_NS, Board, LeaderAllReduce, LeaderFastPath, slot_bytes
+from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
 from .link import MpiLink
 from .local_messages import LocalMessages
 from .messages import Messages
@@ -34,25 +39,52 @@ from .mpi_calls import MpiCalls, Progress
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
+    from ...call import Message
+    from ...config import Config
+    from ...creation.topology import Location
+    from ...launch.mpi_job import Job
+    from ..base import LocalTransport, Ticket
+    from ..trace_file import Record
+    from .link import Buffer
+    from .local_call import LocalCall
+
+    OpenLocal = Callable[[Exchange, Config, str, list[int], Callable[[int], str], int], LocalTransport]
+
 
 class HierarchicalTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
     ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
     arguments); ``job``: the process's use of MPI; ``abandon``: called if MPI can no longer end in good order."""
 
-    def __init__(self, exchange, config, group_name, members, locations, open_local, job, abandon):
+    # Of small calls; there where `limits` is.
+    flat: FlatExchange
+    leader: LeaderAllReduce
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        config: Config,
+        group_name: str,
+        members: list[int],
+        locations: Sequence[Location],
+        open_local: OpenLocal,
+        job: Job,
+        abandon: Callable[[], None],
+    ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.locations, self.store = locations, exchange.store.plain
         self.hosts = hosts = Hosts.of(locations, self.rank)
-        self._limits = limits = Limits.of(self.size, hosts)
+        self.limits = limits = Limits.of(self.size, hosts)
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
-        self._runner = None  # the thread that carries out a collective
-        self._number = native.NEVER  # of that collective
+        self._number = native.NEVER  # of the collective under way
         self._sound = True  # no collective has failed here: MPI is through with all memory
         self._fast_path = LeaderFastPath(config.trace)
-        self.local_calls = {}
-        self.told = []
+        self.local_calls: dict[tuple[int, int], LocalCall] = {}
+        self.told: list[tuple[list[Request], Buffer]] = []
         with ExitStack() as cleanup:
             failure = None
             try:
@@ -68,7 +100,7 @@ class HierarchicalTransport(Transport):
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
-        self.local.failed = lambda error: self.failed(error)
+        self.local.failed = lambda error: self.failed(error)  # type: ignore[method-assign]
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         self._messages = Messages(
@@ -83,7 +115,9 @@ class HierarchicalTransport(Transport):
             weakref.WeakMethod(self.inside),
         )
 
-    def _open_local(self, open_local, exchange, config, board_bytes):
+    def _open_local(
+        self, open_local: OpenLocal, exchange: Exchange, config: Config, board_bytes: int
+    ) -> LocalTransport:
         """The transport inside this host. Collective over its ranks."""
         hosts = self.hosts
         neighbours = Processes(self._who_local)
@@ -97,11 +131,10 @@ class HierarchicalTransport(Transport):
         finally:
             neighbours.close()
 
-    def _open_algorithms(self, calls):
-        hosts, limits = self.hosts, self._limits
+    def _open_algorithms(self, calls: MpiCalls) -> None:
+        hosts, limits = self.hosts, self.limits
         self._progress = Progress(self.link, calls, self.local.handle)
         self.pipelined = PipelinedReduce(self.link, calls, hosts, self.chunk, self.local.attempt, self.health.trouble)
-        self.flat = self.leader = None
         if limits is not None:
             board, idle = Board(self.local.handle, hosts.local, limits.leader), self._progress.request
             self.flat = FlatExchange(self.link, hosts, board, limits.flat)
@@ -112,22 +145,24 @@ class HierarchicalTransport(Transport):
 
     # --- the Transport's face
 
-    def run(self, call):
+    def run(self, call: Call) -> None:
         error = self._queue.run(call)
         if error is not None:
             raise error
 
-    def fast_all_reduce(self, address, count, kind, nanoseconds):
-        """As ShmTransport's. What takes less than a slice has no use for a time-out."""
+    def fast_collective(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+        """As ShmTransport's, of a small all_reduce. What takes less than a slice has no use for a time-out."""
+        if op != Op.all_reduce:
+            return native.SLOW_PATH
         error = None
         try:
-            status = native.leader_fast_path(self._fast_path.at, address, count, kind.packed, SLICE_NS)
-            if not status:
-                return
+            status = self._fast_path.run(op, source, target, root, redop, SLICE_NS)
+            if status in (native.OK, native.SLOW_PATH):
+                return status
             if status == native.DONE_WAKE:
                 self._queue.wake()
-            elif status != native.SLOW_PATH:
-                error = self._finish_quickly(status, address, count, kind, nanoseconds)
+            else:
+                error = self._finish_quickly(status, source, redop, nanoseconds)
         except BaseException:
             if self._fast_path.runner == get_ident():  # a signal handler raised
                 self.health.abort(self._fast_path.under_way[0])
@@ -135,10 +170,9 @@ class HierarchicalTransport(Transport):
             raise
         if error is not None:
             raise error
-        if status == native.SLOW_PATH:
-            self.run(Call.fast_all_reduce(address, count, kind, nanoseconds))
+        return native.OK
 
-    def _finish_quickly(self, status, address, count, kind, nanoseconds):
+    def _finish_quickly(self, status: int, tensors: Any, redop: Any, nanoseconds: int) -> BaseException | None:
         self._number = self._fast_path.under_way[0]
         try:
             self._fast_path.go_on(status, nanoseconds * 1e-9)
@@ -146,51 +180,54 @@ class HierarchicalTransport(Transport):
             return None
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             number, began = self._fast_path.under_way
-            call = Call.fast_all_reduce(address, count, kind, nanoseconds)
+            t = tensors[0] if isinstance(tensors, list) else tensors
+            dtype, code = dtypes.lookup(t.dtype), dtypes.split_op(redop)[0]
+            call = Call(Op.all_reduce, "all_reduce", dtype, nanoseconds / 1e9, [t], [t], count=t.numel(), redop=code)
             return self._error(failure, call, began, number, self._fast_path_over)
 
-    def _fast_path_over(self, status):
+    def _fast_path_over(self, status: int) -> None:
         if self._fast_path.over(status):
             self._queue.wake()
 
-    def agree(self, call, seconds):
+    def agree(self, call: Call, seconds: float) -> Agreement:
         """As ShmTransport's, but for the factors and sizes."""
         self.run(replace(call, memory=Memory.device, timeout=seconds))
         return Agreement(self._queue.number)
 
-    def broken(self):
+    def broken(self) -> bool:
         """As ShmTransport's."""
         return self.health.broken()
 
-    def submit(self, call):
+    def submit(self, call: Call) -> Ticket:
         return self._queue.submit(call)
 
-    def post(self, message):
+    def post(self, message: Message) -> Ticket:
         if message.peer in self.hosts.here:
             return self._local_messages.post(message)
         return self._messages.post(message)
 
-    def next_completed(self, seconds):
+    def next_completed(self, seconds: float) -> int | None:
         return self.local.next_completed(seconds)
 
-    def next_sequence(self):
+    def next_sequence(self) -> int:
         return self._queue.number + 1
 
-    def interrupted_here(self):
-        return get_ident() in (self._runner, self._fast_path.runner) or self.local.interrupted_here()
+    def interrupted_here(self) -> bool:
+        here = self._fast_path.runner == get_ident() or self._queue.has_turn_here()
+        return here or self.local.interrupted_here()
 
-    def under_way(self):
-        if get_ident() not in (self._runner, self._fast_path.runner) and not self.local.interrupted_here():
+    def under_way(self) -> str:
+        if not self.interrupted_here():
             return "a message"
         number = self._number if self._fast_path.runner != get_ident() else self._fast_path.under_way[0]
         records = [r for r in self._log.records([], self._fast_path.records()) if r.number == number]
         return f"{records[-1].operation} #{number}" if records else f"collective #{number}"
 
-    def abort(self):
+    def abort(self) -> None:
         self.health.abort()
         self.local.abort()
 
-    def leave(self):
+    def leave(self) -> None:
         if not self.health.over:
             self.health.tell_what_this_host_knows()
         self.health.over = True
@@ -200,7 +237,7 @@ class HierarchicalTransport(Transport):
         self._messages.close()
         self.local.leave()
 
-    def close(self):
+    def close(self) -> None:
         if not self.health.over:
             self.leave()
         self.detector.close()
@@ -210,16 +247,17 @@ class HierarchicalTransport(Transport):
         if healthy:
             self.pipelined.free()
         else:
-            self.link.give_up([], (self.flat, self.leader, self.pipelined))
+            small = () if self.limits is None else (self.flat, self.leader)
+            self.link.give_up([], (*small, self.pipelined))
         self.link.close(healthy)
 
-    def complete(self, token):
+    def complete(self, token: int) -> None:
         self.local.complete(token)
 
     # --- one collective
 
-    def _execute(self, number, call):
-        self._runner, self._number = get_ident(), number
+    def _execute(self, number: int, call: Call) -> BaseException | None:
+        self._number = number
         nbytes = sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)
         started = self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count, *nbytes) * 1e-9
         collective = TwoLevelCollective(self, number, call, started + call.timeout)
@@ -238,11 +276,9 @@ class HierarchicalTransport(Transport):
             self.health.abort(number)
             collective.withdraw()
             raise
-        finally:
-            self._runner = None
 
-    def _carry_out(self, number, call, deadline, collective):
-        agree, move = choose(call, self._limits)
+    def _carry_out(self, number: int, call: Call, deadline: float, collective: TwoLevelCollective) -> None:
+        agree, move = choose(call, self.limits)
         if move is Move.LEADERS:
             return self.leader.run(number, call, deadline)
         if move is Move.FLAT:
@@ -260,7 +296,9 @@ class HierarchicalTransport(Transport):
         elif move is Move.TWO_LEVEL:
             collective.run()
 
-    def _error(self, trouble, call, started, number, end):
+    def _error(
+        self, trouble: Exception, call: Call, started: float, number: int, end: Callable[[int], None]
+    ) -> BaseException:
         """The exception for a call that failed. ``end``: told the native status."""
         if not isinstance(trouble, Trouble):
             trouble = self.health.explain(trouble)
@@ -281,13 +319,13 @@ class HierarchicalTransport(Transport):
         trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
         return HostsErrorText(self, trouble, call).exception()
 
-    def _message_error(self, trouble, message, began):
+    def _message_error(self, trouble: Trouble, message: Message, began: float) -> BaseException:
         trouble.elapsed_ns = int((time.monotonic() - began) * 1e9)
         return HostsErrorText(self, trouble, message).exception()
 
     # --- the trace
 
-    def trace(self):
+    def trace(self) -> list[Record]:
         # Of the native group only the messages: its collectives are steps of ours.
         inside = [r for r in self.local.trace() if r.is_message]
         for record in inside:
@@ -296,7 +334,7 @@ class HierarchicalTransport(Transport):
             self._log.records(self._queue.queued(), self._fast_path.records()) + inside, key=lambda r: r.issued
         )
 
-    def peers(self):
+    def peers(self) -> list[Peer]:
         # Nobody here knows how far the ranks of other hosts have come.
         inside = {self.hosts.here[p.rank]: p for p in self.local.peers()}
         fault = self.detector.fault
@@ -312,17 +350,17 @@ class HierarchicalTransport(Transport):
 
     # --- names, for errors
 
-    def who(self, rank):
+    def who(self, rank: int) -> str:
         return f"{rank_name(self.members, rank)} on {self.locations[rank].hostname}"
 
-    def _who_local(self, index):
+    def _who_local(self, index: int) -> str:
         return self.who(group_rank(self.hosts, index))
 
-    def _check_collective(self, peers):
+    def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)
 
 
-def _all_well(said):
+def _all_well(said: list[dict[str, Any]]) -> list[int]:
     errors = [s["error"] for s in said if s["error"]]
     if errors:
         raise TransportError("; ".join(dict.fromkeys(errors)))

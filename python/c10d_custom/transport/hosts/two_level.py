@@ -6,10 +6,14 @@ under way at once. (all_reduce and reduce do all of that in one call of the core
 The network carries what the other hosts need, once per host.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
+from collections.abc import Sequence
 from ctypes import c_void_p
 from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol
 
 from ... import native
 from ...call import ANY_COUNT, Op
@@ -21,33 +25,68 @@ from .layout import Reduction
 from .link import DATA, ROUND, Buffer
 from .local_call import LocalCall
 
+if TYPE_CHECKING:
+    from ctypes import Array
+
+    from mpi4py.MPI import Request
+
+    from ...call import Buffer as Tensor
+    from ...call import Call
+    from ..base import LocalTransport
+    from .algorithm import Limits
+    from .flat_exchange import FlatExchange
+    from .health import Health
+    from .layout import Hosts, Step
+    from .link import MpiLink
+    from .pipelined_reduce import PipelinedReduce
+
+    Span = tuple[int, int]  # address, bytes
+
+
 _DEPTH = 3  # chunks under way
 _LINE = 64  # bytes of a cache line: parts begin at multiples
 _SENDS = 64  # sends under way of a call that sends straight to the ranks it is for
 
 
+class Group(Protocol):
+    """What is asked of the transport."""
+
+    rank: int
+    size: int
+    hosts: Hosts
+    link: MpiLink
+    local: LocalTransport
+    health: Health
+    chunk: int
+    pipelined: PipelinedReduce
+    limits: Limits | None
+    flat: FlatExchange  # there where `limits` is
+    local_calls: dict[tuple[int, int], LocalCall]
+    told: list[tuple[list[Request], Buffer]]
+
+
 class TwoLevelCollective:
     """One collective under way on one rank."""
 
-    def __init__(self, transport, number, call, deadline):
+    def __init__(self, transport: Group, number: int, call: Call, deadline: float) -> None:
         self.t, self.number, self.call, self.deadline = transport, number, call, deadline
         self.hosts, self.link = transport.hosts, transport.link
         self.item = call.dtype.item_bytes
         self.width = len(self.hosts.here)
         self.carrier = self.hosts.local < self.hosts.carriers
         self.outer = 0
-        self.sent = deque()
-        self.received = []  # lists of requests: all of the call
-        self.kept = []  # memory of its own that they read or write
+        self.sent: deque[tuple[list[Request], int]] = deque()
+        self.received: list[list[Request]] = []  # all of the call
+        self.kept: list[object] = []  # memory of its own that they read or write
 
-    def withdraw(self):
+    def withdraw(self) -> None:
         """After `run` has raised: MPI writes into none of the call's memory any more, or that is kept."""
         requests, keep = [r for requests, _ in self.sent for r in requests], (self.call, self.kept)
         if requests:
             self.link.give_up(requests, keep)
         self.link.withdraw([r for requests in self.received for r in requests], keep)
 
-    def run(self):
+    def run(self) -> None:
         """Once the ranks have agreed that they call the same."""
         {
             Op.all_reduce: self._reduction,
@@ -63,16 +102,16 @@ class TwoLevelCollective:
 
     # --- agreement
 
-    def reject(self):
+    def reject(self) -> None:
         """Tells the others that this rank has refused the call."""
-        if self.t.flat is None:
+        if self.t.limits is None:
             raise Trouble(native.MISMATCH, self.t.rank)
         self.t.told = [told for told in self.t.told if not self.link.MPI.Request.Testall(told[0])]
         told = self.t.flat.tell(self.number, self.call)
         self.link.settle(told[0])
         self.t.told.append(told)
 
-    def agree(self):
+    def agree(self) -> None:
         """Inside each host the core compares fingerprints; between the hosts, their first ranks do, in
         the rounds of a dissemination barrier (Hensgen, Finkel, Manber 1988): equal to a neighbour that
         is equal to its own is equal to all."""
@@ -98,8 +137,16 @@ class TwoLevelCollective:
 
     # --- steps
 
-    def _local(self, op, inputs, outputs, root=-1, step=None, count=ANY_COUNT):
-        """A collective of this host's ranks; ``inputs`` and ``outputs``: (address, bytes)."""
+    def _local(
+        self,
+        op: Op,
+        inputs: Sequence[Span],
+        outputs: Sequence[Span],
+        root: int = -1,
+        step: Step | None = None,
+        count: int = ANY_COUNT,
+    ) -> None:
+        """A collective of this host's ranks."""
         redop = step.redop if step else 0
         factor = step.divisor if step and step.divisor else self.call.factor
         left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
@@ -129,47 +176,46 @@ class TwoLevelCollective:
 
     # Requests are in the call's own lists from the moment they are made: none is lost to an exception.
 
-    def _wait(self, requests, peers):
+    def _wait(self, requests: list[Request], peers: Sequence[int]) -> None:
         self.link.wait(requests, self.deadline, peers, (self.kept, self.call))
 
-    def _receive(self, address, nbytes, peer, tag=DATA):
-        requests = []
+    def _receive(self, address: int, nbytes: int, peer: int, tag: int = DATA) -> list[Request]:
+        requests: list[Request] = []
         self.received.append(requests)
         return self.link.receive(address, nbytes, peer, tag, requests)
 
-    def _send(self, address, nbytes, peer, tag=DATA):
+    def _send(self, address: int, nbytes: int, peer: int, tag: int = DATA) -> None:
         """Sends from memory that stays as it is until the end of the call."""
-        requests = []
+        requests: list[Request] = []
         self.sent.append((requests, peer))
         self.link.send(address, nbytes, peer, tag, requests)
         while len(self.sent) > _SENDS:
             self._wait(*self._oldest())
 
-    def _oldest(self):
+    def _oldest(self) -> tuple[list[Request], list[int]]:
         requests, peer = self.sent.popleft()
         return requests, [peer]
 
-    def _flush(self):
+    def _flush(self) -> None:
         while self.sent:
             self._wait(*self._oldest())
 
-    def _combine(self, target, sources, nbytes, step):
-        """``sources``: an array of addresses."""
+    def _combine(self, target: int, sources: Array[c_void_p], nbytes: int, step: Step) -> None:
         lib.c10d_reduce(
             self.call.dtype.code, step.redop, target, sources, len(sources), nbytes // self.item, step.factors
         )
 
-    def _reduction(self):
+    def _reduction(self) -> None:
         root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
         self.t.pipelined.reduce(self.number, self.call, self.deadline, self.outer, root)
 
-    def _peer_on(self, host):
+    def _peer_on(self, host: int) -> int:
         """The carrier there of what this one carries."""
         return self.hosts.ranks[host][self.hosts.local]
 
     # --- broadcast: from host to host in a chain, the carriers each their part of a chunk
 
-    def _broadcast(self):
+    def _broadcast(self) -> None:
         call, hosts = self.call, self.hosts
         host, index = hosts.of_rank(call.root)
         region = (call.inputs or call.outputs)[0]
@@ -181,11 +227,11 @@ class TwoLevelCollective:
         ranges = chunks(total, self.t.chunk * hosts.carriers)
         cuts = [evenly(hi - lo, hosts.carriers, _LINE) for lo, hi in ranges]
 
-        def own_part(k):
+        def own_part(k: int) -> Span:
             j = hosts.local
             return base + ranges[k][0] + cuts[k][j], cuts[k][j + 1] - cuts[k][j]
 
-        arriving = deque()
+        arriving: deque[list[Request]] = deque()
         for k in range(len(ranges) + _DEPTH):
             if k < len(ranges) and position and self.carrier:
                 arriving.append(self._receive(*own_part(k), self._peer_on(before)))
@@ -219,7 +265,7 @@ class TwoLevelCollective:
 
     # --- all_gather: each rank's part once to every other host, then inside
 
-    def _all_gather(self):
+    def _all_gather(self) -> None:
         call, hosts, width = self.call, self.hosts, self.width
         mine, outputs = call.inputs[0], call.outputs
         receives, peers = [], []
@@ -239,19 +285,19 @@ class TwoLevelCollective:
                 self._local(Op.all_gather, [parts[hosts.local]], parts)
 
     @staticmethod
-    def _spans(ranks, tensors):
+    def _spans(ranks: Sequence[int], tensors: Sequence[Tensor]) -> list[Span]:
         return [(tensors[r].data_ptr(), tensors[r].nbytes) for r in ranks]
 
     # --- reduce_scatter: the hosts' sums of every part go to the rank whose part it is
 
-    def _reduce_scatter(self):
+    def _reduce_scatter(self) -> None:
         call, hosts, width = self.call, self.hosts, self.width
         steps = Reduction.of(call.dtype, call.redop, self.t.size)
         out = call.outputs[0]
         most = max(t.nbytes for t in call.inputs)
         for lo, hi in chunks(most, self.t.chunk) or [(0, 0)]:
 
-            def cut(tensor):
+            def cut(tensor: Tensor) -> Span:
                 return tensor.data_ptr() + min(lo, tensor.nbytes), max(0, min(hi, tensor.nbytes) - lo)
 
             own = cut(out)
@@ -288,7 +334,7 @@ class TwoLevelCollective:
 
     # --- what goes straight to the rank it is for
 
-    def _all_to_all(self):
+    def _all_to_all(self) -> None:
         call, hosts = self.call, self.hosts
         remote = [r for h in hosts.others for r in hosts.ranks[h]]
         receives = []
@@ -299,7 +345,7 @@ class TwoLevelCollective:
         self._local(Op.all_to_all, self._spans(hosts.here, call.inputs), self._spans(hosts.here, call.outputs))
         self._wait(receives, remote)
 
-    def _gather(self):
+    def _gather(self) -> None:
         call, hosts = self.call, self.hosts
         host, index = hosts.of_rank(call.root)
         mine = call.inputs[0]
@@ -319,7 +365,7 @@ class TwoLevelCollective:
         )
         self._wait(receives, remote)
 
-    def _scatter(self):
+    def _scatter(self) -> None:
         call, hosts = self.call, self.hosts
         host, index = hosts.of_rank(call.root)
         mine = call.outputs[0]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CustomBackendError, TransportError
+from ...errors import DOCTOR, CustomBackendError, TransportError
 from ...native import Geometry, lib
 from . import free_memory as memory
 
@@ -46,6 +46,12 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
     # Operations cut a block among the ranks, at cache lines.
     block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
     return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells, board_bytes)
+
+
+def at_once(made: Geometry) -> int:
+    """How many bytes of a segment are taken when it is made; the rest as messages need it."""
+    for_each = made.window * made.block_bytes + 2 * made.small_bytes
+    return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
 
 
 def open_segment(exchange: Exchange, config: Config, interrupted: Any, board_bytes: int) -> int:
@@ -102,17 +108,17 @@ def open_segment(exchange: Exchange, config: Config, interrupted: Any, board_byt
 def _all_well(failures: Sequence[str | None]) -> None:
     said = list(dict.fromkeys(f for f in failures if f))
     if said:
-        raise TransportError("; ".join(said))
+        raise TransportError(f"{'; '.join(said)} ({DOCTOR})")
 
 
 def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     wanted = geometry(config, size, board_bytes)
-    at_once = size * (wanted.window * wanted.block_bytes + 2 * wanted.small_bytes) + (size + 1) * board_bytes
+    takes = at_once(wanted)
     free, whose = memory.left()
-    if at_once > free:
+    if takes > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.
         raise TransportError(
-            f"it takes {at_once >> 10} KiB, and {whose} has {max(free, 0) >> 10} KiB left. C10D_CUSTOM_WINDOW "
+            f"it takes {takes >> 10} KiB, and {whose} has {max(free, 0) >> 10} KiB left. C10D_CUSTOM_WINDOW "
             "and C10D_CUSTOM_BLOCK_BYTES make it smaller."
         )
     total = c_uint64()

@@ -13,17 +13,18 @@ from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
+from ...native.fast_collective import fast_collective
 from ..base import LocalTransport, Ticket
 from ..call_log import native_peers, native_records
 from ..failure import rank_name
-from .native_failure import NativeErrorText
+from .error_text import ShmErrorText
 from .segment import open_segment
 
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
     from ...creation.exchange import Exchange
-    from ...dtypes import Kind
+    from ...native.fast_collective import FastCollective
     from ..trace_file import Peer, Record
 
 
@@ -40,6 +41,7 @@ class ShmTransport(LocalTransport):
     group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
 
     _handle: Any = None  # c10d_handle*
+    _fast: FastCollective | None = None
 
     def __init__(
         self,
@@ -58,6 +60,8 @@ class ShmTransport(LocalTransport):
         self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll, board_bytes)
         lib.c10d_keep_trace(self._handle, config.trace)
+        self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size)
+        self.fast_collective = self._fast.run
 
     # --- collectives
 
@@ -68,15 +72,6 @@ class ShmTransport(LocalTransport):
     def under_way(self) -> str:
         own = native_peers(self._handle, self.size)[self.rank].calling
         return own if own != "-" else "a collective"
-
-    def fast_all_reduce(self, address: int, count: int, kind: Kind, nanoseconds: int) -> None:
-        if native.all_reduce(self._handle, address, count, kind.packed, nanoseconds):
-            raise self.last_error(Call.fast_all_reduce(address, count, kind, nanoseconds))
-
-    def fast_collective(
-        self, kind: int, root: int, source: int | bytes | None, target: int | bytes | None, count: int, nanoseconds: int
-    ) -> int:
-        return native.fast_collective(self._handle, kind, root, source, target, count, nanoseconds)
 
     def last_error(self, call: Call | Message) -> BaseException:
         failure = Failure()
@@ -268,6 +263,8 @@ class ShmTransport(LocalTransport):
         lib.c10d_close(self._handle)
 
     def __del__(self) -> None:
+        if self._fast is not None:
+            self._fast.close()
         if self._handle is not None:
             lib.c10d_free(self._handle)
 
@@ -318,7 +315,7 @@ class ShmTransport(LocalTransport):
             return self._interruption()
         if failure.status == native.REENTERED:
             return self.inside(call.name)
-        return NativeErrorText(self, failure, call, self.states(failure.seq)).exception()
+        return ShmErrorText(self, failure, call, self.states(failure.seq)).exception()
 
 
 class ShmTicket(Ticket):
@@ -366,7 +363,7 @@ class ShmTicket(Ticket):
     def standing(self) -> tuple[str, str]:
         number = lib.c10d_ticket_number(self._ticket)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
-        return NativeErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+        return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
 
     def _said(self) -> Call | Message:
         return self._call

@@ -1,14 +1,12 @@
 """Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of
 the CPU, whose bytes are their values, and of no class of somebody's own.
 
-`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None.
-`raw_parts(tensors, n, code, elements)` is the addresses of ``n`` such, of that dtype and number of elements each, as
-bytes; None where they are not. Both in C where that can be had: backend/python/raw_tensor.h."""
+`raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None. In C where that can be had:
+backend/python/raw_tensor.h."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ import torch
 from ..dtypes import BY_DTYPE
 
 RawTensor = Callable[[Any], tuple[int, int, int] | None]
-RawParts = Callable[[Sequence[Any], int, int, int], bytes | None]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -60,22 +57,15 @@ def in_python(t: torch.Tensor) -> tuple[int, int, int] | None:
     return None
 
 
-def parts_in_python(tensors: Sequence[torch.Tensor], n: int, code: int, count: int) -> bytes | None:
-    found = [f for t in tensors if (f := in_python(t)) is not None and f[1:] == (count, code)]
-    if not len(found) == len(tensors) == n:
-        return None
-    return array("Q", [f[0] for f in found]).tobytes()
-
-
-def _in_c() -> tuple[RawTensor, RawParts]:
-    from ..native._fast import raw_parts, raw_tensor, set_up  # see setup.py for when it is not there
+def _in_c() -> RawTensor:
+    from ._fast import raw_tensor, set_up  # see setup.py for when it is not there
 
     known = bytes(n for dtype in BY_DTYPE.values() if dtype.name in _DLPACK for n in (*_DLPACK[dtype.name], dtype.code))
     set_up(torch.Tensor.__dlpack_c_exchange_api__, _TYPES, torch.Tensor.is_neg, torch.Tensor.is_conj, known)
-    return raw_tensor, raw_parts
+    return raw_tensor
 
 
 try:
-    raw_tensor, raw_parts = _in_c()
+    raw_tensor = _in_c()
 except (ImportError, AttributeError, ValueError):  # not built, or a torch that has no such exchange
-    raw_tensor, raw_parts = in_python, parts_in_python
+    raw_tensor = in_python

@@ -1,5 +1,5 @@
-"""Failures of a native group made into sentences: who is gone, who is late, and what each rank does, as the
-segment shows it."""
+"""What a group on one host knows for the text of an error (failure.py): who is gone, who is late, and what each rank
+does, as the segment shows it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from ctypes import c_uint64
 from typing import TYPE_CHECKING, Any
 
 from ... import dtypes, native
-from ...call import ANY_COUNT, Op, mismatch_table
+from ...call import ANY_COUNT, Op
 from ...native import lib
 from ..call_log import published
 from ..failure import ErrorText
+from ..fingerprint import mismatch_table
 
 if TYPE_CHECKING:
-    from ...call import Call, Fingerprint, Message
+    from ...call import Call, Message
     from ...native import Failure, PeerState
+    from ..fingerprint import Fingerprint
     from ..trace_file import Peer
 
 
 _TOLD = 16  # ranks of which an error tells what they do
 
 
-class NativeErrorText(ErrorText):
+class ShmErrorText(ErrorText):
     """``states``: see ShmTransport.states; None once the group is closed."""
 
     def __init__(self, transport: Any, failure: Failure, call: Call | Message, states: list[PeerState] | None) -> None:

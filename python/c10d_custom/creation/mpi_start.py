@@ -1,0 +1,123 @@
+"""The MPI of a group that spans hosts: that of the launcher which started its ranks; or else one that is started over
+the group's store, once in a process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..errors import TransportError
+from ..launch import launcher
+from ..launch import mpi_job as mpi
+from ..launch.pmi import PmiServer
+from .reachable import require_reachable
+from .topology import by_host, one_machine
+
+if TYPE_CHECKING:
+    from ..launch.mpi_job import Job
+    from .exchange import Exchange
+    from .topology import Location
+
+_LAUNCHER, _RUNNING, _READY, _UNABLE = "launcher", "running", "ready", "unable"
+_MPIRUN = "by mpirun (mpiexec, srun --mpi=...), as in `mpirun -n 8 -hosts a,b python train.py`"
+
+
+def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[int]) -> Job:
+    """This process's Job, which all ranks of the group are in. Collective over them; TransportError on all if they
+    cannot be. ``members``: their global ranks."""
+    how = exchange.gather_and_decide("mpi job", _found(), lambda found: _how(found, _Ranks(places, members)))
+    if how == _LAUNCHER:
+        return mpi.job(exchange.left())
+    if how == _RUNNING:
+        return mpi.job()
+    require_reachable(exchange, places)
+    hosts = list(by_host(places))
+    server = PmiServer(
+        exchange.rank,
+        exchange.size,
+        how,
+        [hosts.index(place.host) for place in places],
+        lambda topic, put: exchange.gather_and_decide(f"pmi/{topic}", put, _merged),
+    )
+    job = mpi.start(server, exchange.left())
+    exchange.gather_and_decide("mpi started", None, lambda _: None)
+    mpi.remove_files()
+    return job
+
+
+def _merged(tables: list[dict[str, str]]) -> dict[str, str]:
+    return {key: value for table in tables for key, value in table.items()}
+
+
+def _found() -> dict[str, Any]:
+    """What this rank has of an MPI."""
+    try:
+        job = mpi.begun()
+        if job is not None:
+            return {"kind": _RUNNING, "name": job.server.name} if job.server else {"kind": _LAUNCHER}
+        if launcher.starts_mpi():
+            return {"kind": _LAUNCHER}
+        return {"kind": _READY, "MPI": mpi.startable(), "c10d-custom": __version__}
+    except TransportError as error:
+        return {"kind": _UNABLE, "error": str(error)}
+
+
+def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
+    """_LAUNCHER; _RUNNING; or the name of the job that is to start."""
+    kinds = {rank["kind"] for rank in found}
+    if kinds == {_LAUNCHER}:
+        return _LAUNCHER
+    if _LAUNCHER in kinds:
+        raise TransportError(
+            f"{ranks.several()}, and an MPI launcher started some of them only: "
+            f"{ranks.grouped(lambda r: 'by a launcher' if found[r]['kind'] == _LAUNCHER else 'not')}. Start all of "
+            f"them {_MPIRUN}, or none: by torchrun, say"
+        )
+    if _UNABLE in kinds:
+        raise TransportError(
+            f"{ranks.several()}, between which this backend uses MPI, and it cannot start: "
+            f"{ranks.grouped(lambda r: found[r].get('error', 'could'))}.{one_machine(ranks.places)}"
+        )
+    jobs = sorted({str(rank["name"]) for rank in found if rank["kind"] == _RUNNING})
+    if kinds == {_RUNNING} and len(jobs) == 1:
+        return _RUNNING
+    if jobs:
+        in_job = ranks.grouped(
+            lambda r: f"in job {1 + jobs.index(found[r]['name'])}" if "name" in found[r] else "in none"
+        )
+        raise TransportError(
+            f"{ranks.several()}, and are not in one MPI job: {in_job}. Where no launcher started MPI, it starts once "
+            "in a process, for the ranks of the first group that spans hosts, and no other rank can join. Let that be "
+            'a group of all ranks, as init_process_group("custom") makes it'
+        )
+    for what in ("c10d-custom", "MPI"):
+        if len({rank[what] for rank in found}) > 1:
+            raise TransportError(
+                f"{ranks.several()}, and have different versions of {'an MPI' if what == 'MPI' else what}: "
+                f"{ranks.grouped(lambda r: found[r][what].partition(chr(10))[0])}. Install the same on every host"
+            )
+    return uuid.uuid4().hex
+
+
+class _Ranks:
+    """The group's ranks, for errors: ``members`` are their global ones."""
+
+    def __init__(self, places: Sequence[Location], members: Sequence[int]) -> None:
+        self.places, self.members = places, members
+
+    def several(self) -> str:
+        return f"the ranks of this group run on several hosts ({self.grouped(lambda _: None)})"
+
+    def grouped(self, what: Callable[[int], str | None]) -> str:
+        """Ranks of one host of which the same is said together."""
+        groups: dict[tuple[str, str | None], list[str]] = {}
+        for host in by_host(self.places).values():
+            for r in host:
+                groups.setdefault((self.places[r].host, what(r)), []).append(str(self.members[r]))
+        names = {place.host: place.hostname for place in self.places}
+        return "; ".join(
+            f"{names[host]}: rank{'s' * (len(same) > 1)} {', '.join(same)}" + (f": {said}" if said else "")
+            for (host, said), same in groups.items()
+        )

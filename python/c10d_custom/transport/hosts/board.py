@@ -1,0 +1,30 @@
+"""The board in a host's shared memory, on which its ranks put up their calls over hosts (backend/hosts/board.h)."""
+
+from __future__ import annotations
+
+from ctypes import c_uint64
+
+from ...native import lib
+
+_LINE = 128  # bytes: of a slot, what comes before the payload
+
+
+class Board:
+    """Of a native group. ``payload``: bytes that a slot has room for."""
+
+    def __init__(self, handle: int, local: int, payload: int) -> None:
+        self.address: int = lib.c10d_board(handle)
+        self.stride = slot_bytes(payload)
+        self._local = local
+
+    def put(self, head: bytes) -> None:
+        """This rank's call: the bytes of a Head."""
+        lib.c10d_board_call(self.address, self.stride, self._local, head)
+
+    def has(self, local: int, number: int) -> bool:
+        """Whether a rank of this host has put up that call, or a later one."""
+        return c_uint64.from_address(self.address + local * self.stride).value >= number
+
+
+def slot_bytes(payload: int) -> int:
+    return _LINE + (payload + _LINE - 1) // _LINE * _LINE

@@ -1,0 +1,117 @@
+"""What the package is built with: the declarations of Python's limited API against Python's own, and the choice of a
+compiler. scripts/wheels --test builds and tests the wheels."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ROOT / "backend" / "python" / "python_abi.h"
+THEIRS = Path(sysconfig.get_path("include"), "Python.h")
+LIMITED = ["#define Py_LIMITED_API 0x030b0000", "#include <Python.h>"]
+
+pytestmark = pytest.mark.skipif(
+    not OURS.exists() or not THEIRS.exists(), reason="needs a checkout, and Python's headers (python3-dev)"
+)
+
+
+def compiled(path: Path, lines: list[str], *options: str) -> Path:
+    source = path.with_suffix(".c")
+    source.write_text("\n".join([*lines, ""]))
+    command = ["g++" if path.suffix == ".cpp" else "gcc", "-w", "-Werror=incompatible-pointer-types", *options]
+    done = subprocess.run([*command, source, "-o", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_declarations_are_pythons_own(tmp_path):
+    """A second declaration of another type is an error in C."""
+    text = OURS.read_text()
+    declared = re.findall(r"(?m)^(?:extern )?[\w ]+[ *]+\w+(?:\(.*\)|, .*);$", text)
+    # None, True and False: only their addresses are used, and Python's own type for two of them is another struct.
+    declared = [line for line in declared if not line.startswith("typedef") and "Struct" not in line]
+    assert len(declared) > 35 and any("PyModule_Create2" in line for line in declared)
+    include = f"-I{THEIRS.parent}"
+    compiled(tmp_path / "same.o", [*LIMITED, *declared], include, "-c")
+    with pytest.raises(AssertionError, match="conflicting types"):
+        wrong = [line.replace("PyList_Size(PyObject*)", "PyList_Size(int)") for line in declared]
+        compiled(tmp_path / "other.o", [*LIMITED, *wrong], include, "-c")
+
+
+def test_constants_and_structs_are_pythons_own(tmp_path):
+    constants = re.findall(r"\b((?:METH|Py_tp|Py_TPFLAGS)_\w+) =", OURS.read_text())
+    structs = {"PyObject": "PyObject", "PyMethodDef": "PyMethodDef", "PyModuleDef": "struct PyModuleDef"}
+    structs |= {"PyType_Slot": "PyType_Slot", "PyType_Spec": "PyType_Spec"}
+    values = [*constants, *(f"sizeof({struct})" for struct in structs.values())]
+    main = [
+        "#include <stdio.h>",
+        "int main(void) {",
+        *(f'  printf("{value} %lld\\n", (long long)({value}));' for value in values),
+        "}",
+    ]
+    assert len(constants) >= 9
+
+    def printed(name, lines, *options):
+        return subprocess.run(
+            [compiled(tmp_path / name, [*lines, *main], *options)], capture_output=True, text=True
+        ).stdout
+
+    ours = printed("ours.bin", [f'#include "{OURS}"'])
+    theirs = printed("theirs.bin", LIMITED, f"-I{THEIRS.parent}")
+    assert ours.count("\n") == len(values) and ours == theirs
+
+
+def build_backend():
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    (folder,) = named["backend-path"]
+    spec = importlib.util.spec_from_file_location(
+        named["build-backend"], ROOT / folder / f"{named['build-backend']}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """machine("gcc", "g++", CXX="icpx"): programs on the PATH, and the environment."""
+
+    def has(*programs, **environment):
+        for program in programs:
+            (tmp_path / program).write_text("#!/bin/sh\n")
+            (tmp_path / program).chmod(0o700)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for name in ("CC", "CXX"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        backend = build_backend()
+        # setuptools' own runs setup.py, which finds this module where a build put it.
+        monkeypatch.setattr(backend.build_meta, "get_requires_for_build_wheel", lambda settings: [])
+        return backend
+
+    return has
+
+
+def test_compilers_of_the_machine(machine, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: {"CC": "cc-of-python -pthread"}.get(name))
+    backend = machine("gcc", "clang", "g++", "clang++")
+    assert backend.compilers() == ("gcc", "g++")
+    assert "ziglang" not in backend.get_requires_for_build_wheel()
+    assert machine("cc-of-python").compilers() == ("cc-of-python -pthread", "g++")
+    assert machine(CC="my-cc -m64", CXX="my-cxx").compilers() == ("my-cc -m64", "my-cxx")
+
+
+@pytest.mark.parametrize("there", [(), ("gcc",), ("g++",)])
+def test_zig_where_one_is_missing(machine, there):
+    backend = machine(*there)
+    for command in backend.compilers():
+        assert command.startswith(sys.executable) and " -m ziglang c" in command and "-linux-gnu.2.28" in command
+    assert "ziglang" in backend.get_requires_for_build_wheel()
+    assert "ziglang" in backend.get_requires_for_build_editable()
