@@ -81,6 +81,23 @@ def full(request):
     return request.config.getoption("full")
 
 
+MOST_RERUN = 2  # tests of one run that may fail at first (--reruns, .ci/run): more are no accident
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What failed and then passed is a bug somewhere: it is shown as a failure is."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"RAN AGAIN: {report.nodeid} failed at first ({report.when})", "=")
+        terminalreporter.write_line(report.longreprtext)
+
+
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and len(reporter.stats.get("rerun", [])) > MOST_RERUN and session.exitstatus == 0:
+        reporter.write_line(f"more than {MOST_RERUN} tests failed at first", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 _pools = {}  # world size -> RankPool
 
 

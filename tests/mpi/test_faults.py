@@ -78,20 +78,23 @@ def read(folder, kind):
     return {value["rank"]: value for value in (json.loads(p.read_text()) for p in folder.glob(f"{kind}.*.json"))}
 
 
-@pytest.fixture(scope="session")
-def together(tmp_path_factory):
+@functools.cache
+def job_of(layout, kinds, folders, run):
+    """``run``: a test that runs again wants another job."""
+    folder = folders.mktemp("together")
+    try:
+        return folder, said(layout, folder, kinds, deadline=150)
+    except AssertionError as error:
+        return folder, error
+
+
+@pytest.fixture
+def together(request, tmp_path_factory):
     """What the ranks said of one of TOGETHER or ALONE, by rank."""
 
-    @functools.cache
-    def job(layout, *kinds):
-        folder = tmp_path_factory.mktemp("together")
-        try:
-            return folder, said(layout, folder, kinds, deadline=150)
-        except AssertionError as error:
-            return folder, error
-
     def of(layout, kind):
-        folder, result = job(layout, *([kind] if kind in ALONE.get(layout, ()) else TOGETHER[layout]))
+        kinds = (kind,) if kind in ALONE.get(layout, ()) else tuple(TOGETHER[layout])
+        folder, result = job_of(layout, kinds, tmp_path_factory, getattr(request.node, "execution_count", 1))
         ranks = read(folder, kind)
         assert sorted(ranks) == [0, 1, 2, 3], f"{kind}: {result}"
         return ranks

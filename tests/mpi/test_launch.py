@@ -1,5 +1,8 @@
 """Real jobs on one host, started by mpiexec. Each has a deadline and leaves no process behind."""
 
+import time
+from pathlib import Path
+
 import pytest
 
 from programs.launch import free_port
@@ -105,8 +108,17 @@ def test_a_contradicting_argument_is_an_error(one_mpi):
     assert not result.left_over, str(result)
 
 
+def mpich_files():
+    return {path.name for path in Path("/dev/shm").glob("mpich_shm_*")}
+
+
 def check_end(mpi, how, where, code, words):
+    before = mpich_files()
     result = mpi.start(2, SCRIPTS / "fail.py", how, where, deadline=90)
+    until = time.monotonic() + 20
+    while (left := mpich_files() - before) and time.monotonic() < until:
+        time.sleep(0.1)  # those of jobs of other tests, while they start
+    assert not left, f"{left}\n{result}"
     assert result.code == code if code else result.code, str(result)
     assert words in result.errors and not result.left_over, str(result)
 

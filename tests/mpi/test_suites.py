@@ -7,6 +7,7 @@ Each is a pytest of its own, with --job; one may be run by hand:
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ FULL = {
 
 @pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
 @pytest.mark.timeout(1500)
+@pytest.mark.flaky(reruns=0)  # the pytest inside runs its own again
 @pytest.mark.parametrize("run", [pytest.param(run, marks=FULL.get(run, ())) for run in RUNS])
 def test_over_two_hosts(run, backend):
     layout = run.partition(",")[0]
@@ -103,4 +105,6 @@ def test_over_two_hosts(run, backend):
         text=True,
         errors="replace",
     )
+    for again in re.findall(r"^=+ RAN AGAIN: .*?(?=^=+ )", done.stdout, re.M | re.S):
+        warnings.warn(f"job {layout}: {again}", stacklevel=1)
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout[-20000:]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
+
+from .mapped import mapped_files
 
 _SECONDS = 2.0  # for the launcher on this host to answer
 
@@ -20,8 +21,8 @@ def tell_launcher() -> None:
     if "MPI_LOCALNRANKS" in os.environ and "PMI_FD" in os.environ:  # Hydra: MPICH's, Intel MPI's
         with contextlib.suppress(OSError, ValueError):
             _finish_pmi(int(os.environ["PMI_FD"]))
-    elif "PMIX_NAMESPACE" in os.environ and (path := _loaded("libpmix")):
-        pmix = ctypes.CDLL(path)
+    elif "PMIX_NAMESPACE" in os.environ and (paths := mapped_files(r"/.*/libpmix\.so[^/]*")):
+        pmix = ctypes.CDLL(paths[0])
         with contextlib.suppress(AttributeError):
             while pmix.PMIx_Initialized() and pmix.PMIx_Finalize(None, ctypes.c_size_t(0)) == 0:
                 pass  # once for each PMIx_Init
@@ -31,9 +32,3 @@ def _finish_pmi(fd: int) -> None:
     os.write(fd, b"cmd=finalize\n")
     if select.select([fd], [], [], _SECONDS)[0]:
         os.read(fd, 1024)  # finalize_ack
-
-
-def _loaded(name: str) -> str | None:
-    with open("/proc/self/maps") as f:
-        found = (re.search(rf"(/\S*/{name}\.so\S*)$", line.rstrip()) for line in f)
-        return next((match[1] for match in found if match), None)

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import re
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import native
 from ..errors import TransportError
 from . import launcher, leaving
+from .mapped import mapped_files
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -209,6 +209,7 @@ def start(server: PmiServer, seconds: float) -> Job:
 def _initialise(MPI: Any, seconds: float | None) -> None:
     _in_thread(MPI).join(seconds)
     if not MPI.Is_initialized():
+        remove_files()
         raise _not_started(seconds)
 
 
@@ -233,19 +234,15 @@ def _in_thread(MPI: Any) -> threading.Thread:
 def remove_files() -> None:
     """Once all ranks have started, or will not: all that want them have mapped the files in /dev/shm that MPICH would
     remove in Finalize only, so that none is left where ranks are killed."""
-    with open("/proc/self/maps") as f:
-        files = {found[1] for line in f if (found := re.search(r"(/dev/shm/mpich_shm_\w+)$", line.rstrip()))}
-    for file in files:
+    for file in mapped_files(r"/dev/shm/mpich_shm_\w+"):
         with contextlib.suppress(FileNotFoundError):  # another rank of this host was faster
             os.unlink(file)
 
 
 def _find_providers() -> None:
     """Intel MPI's wheel has libfabric's providers beside the library, and its mpiexec says so."""
-    with open("/proc/self/maps") as f:
-        loaded = {os.path.dirname(line.split()[-1]) for line in f if "/libmpi.so" in line}
-    for folder in loaded:
-        if os.path.exists(os.path.join(folder, "libtcp-fi.so")):
+    for library in mapped_files(r"/.*/libmpi\.so[^/]*"):
+        if os.path.exists(os.path.join(folder := os.path.dirname(library), "libtcp-fi.so")):
             os.environ.setdefault("FI_PROVIDER_PATH", folder)
 
 

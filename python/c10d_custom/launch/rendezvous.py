@@ -33,7 +33,7 @@ from ..errors import TransportError, UsageError
 from . import launcher
 from .addresses import addresses
 from .host import boot_id, network
-from .mpi_job import INSTALL, job
+from .mpi_job import INSTALL, job, remove_files
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore
@@ -114,6 +114,7 @@ class _Meeting:
         for address in offer["addresses"]:
             store = served or self._connect(address, offer)
             if self._all(store is not None) and store is not None:
+                remove_files()  # all have started
                 self._tell_scripts(local, address, offer["port"])
                 store.set_timeout(self.timeout)
                 return store
