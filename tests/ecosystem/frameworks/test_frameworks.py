@@ -17,6 +17,8 @@ from .table import FRAMEWORKS, script, wanted
 
 CHOSEN = os.environ.get("C10D_TEST_FRAMEWORKS", "").split()
 LIMIT = 150  # seconds for the trainings of one framework, asked for in one way
+# What C++ says of gloo's own threads, where a process of it, without us, ends too soon for them: seen now and then.
+ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
 def python(name):
@@ -29,19 +31,25 @@ def launched(name, asks, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("C10D_", "PYTHONPATH"))}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [python(name), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            + [script(name), folder, *asks],
-            env=environment,
-            cwd=folder,  # some leave files where they are started
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT,
-        )
+        done = _run(name, asks, environment, folder)
+        if not variables and all(ask.startswith("gloo:") for ask in asks) and ABORTED_AT_EXIT in done.stdout:
+            done = _run(name, asks, environment, folder)
         assert done.returncode == 0, done.stdout[-8000:]
         ranks = [json.loads(Path(folder, f"rank-{rank}.json").read_text()) for rank in range(2)]
     return {ask: [rank[ask] for rank in ranks] for ask in asks}
+
+
+def _run(name, asks, environment, folder):
+    return subprocess.run(
+        [python(name), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        + [script(name), folder, *asks],
+        env=environment,
+        cwd=folder,  # some leave files where they are started
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
 
 
 def trained(name, case, way):
