@@ -79,9 +79,9 @@ def read(folder, kind):
 
 
 @functools.cache
-def job_of(layout, kinds, folders, run):
-    """``run``: a test that runs again wants another job."""
-    folder = folders.mktemp("together")
+def job_of(layout, kinds, mktemp, run):
+    """``mktemp``: makes a folder; ``run``: a test that runs again wants another job."""
+    folder = mktemp("together")
     try:
         return folder, said(layout, folder, kinds, deadline=150)
     except AssertionError as error:
@@ -94,7 +94,7 @@ def together(request, tmp_path_factory):
 
     def of(layout, kind):
         kinds = (kind,) if kind in ALONE.get(layout, ()) else tuple(TOGETHER[layout])
-        folder, result = job_of(layout, kinds, tmp_path_factory, getattr(request.node, "execution_count", 1))
+        folder, result = job_of(layout, kinds, tmp_path_factory.mktemp, getattr(request.node, "execution_count", 1))
         ranks = read(folder, kind)
         assert sorted(ranks) == [0, 1, 2, 3], f"{kind}: {result}"
         return ranks
