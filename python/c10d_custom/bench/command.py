@@ -135,8 +135,8 @@ def add_to(commands: Any) -> None:
         type=_names,
         default="gloo",
         metavar="NAME[,...]",
-        help="other backends; mpi: raw MPI by mpi4py, under mpirun only; noop: a ProcessGroup that does "
-        "nothing; floor: all ranks copy so many bytes at once (default: %(default)s)",
+        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a "
+        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once (default: %(default)s)",
     )
     where.add_argument(
         "--ratio-to", metavar="NAME", help="what the last column compares with (default: the first of --against)"
@@ -207,9 +207,9 @@ def _why_not(args: Any) -> str | None:
         return "needs at least 2 ranks, and a factor of at least 2"
     if not args.begin <= args.end:
         return "-b is larger than -e"
-    if "mpi" in args.against and not ranks.under_mpi():
+    if "mpi" in args.against and not ranks.launched():
         return (
-            "--against mpi times raw MPI, so its ranks must be mpirun's: "
+            "--against mpi times raw MPI, so its ranks must be mpirun's, or torchrun's on several hosts: "
             "mpirun -n 2 python -m c10d_custom bench --against mpi"
         )
     if args.ratio_to not in (None, "custom", *args.against):
