@@ -49,6 +49,7 @@ RUNS = {
         "conformance/test_random_programs.py",
         *TRAINING,
         "programs/test_programs.py",
+        "faults/test_disagreement.py::test_a_message_that_does_not_fit",
         "faults/test_interrupted.py",
         "faults/test_ordinary_events.py",
         "faults/test_ended_in_a_handler.py",
