@@ -30,6 +30,10 @@ DISAGREE = [
     "medium",
     "operation, medium",
     "ahead",
+    "ahead, inside",
+    "ahead, leader",
+    "ahead, flat",
+    "ahead, pipelined",
     "ahead, many ranks",
 ]
 TOGETHER = {

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,10 +20,13 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.transport.hosts import algorithm
+from c10d_custom.transport.hosts.leader_all_reduce import LeaderAllReduce
 from c10d_custom.transport.hosts.link import MpiLink
+from c10d_custom.transport.hosts.pipelined_reduce import PipelinedReduce
 
 GROUP_SECONDS = 4.0
 MEDIUM = 4000  # float32: 16 KB, still a small all_reduce
+HELD = 0.7  # s: that a rank is held up in a call while the others go on
 HUGE = 1 << 24  # nearly all of the call's time, data move
 
 
@@ -37,16 +40,57 @@ def forever(group, count):
 
 
 @contextmanager
-def pausing_after_waits():
-    wait = MpiLink.wait
+def slower(owner, name, before=0.0, after=0.0, look=False):
+    """A method that lets time pass; ``look``: and then looks at what the group knows, before it goes on."""
+    method = getattr(owner, name)
 
-    def wait_and_pause(*args):
-        wait(*args)
-        time.sleep(0.1)
+    def slow(self, *args):
+        time.sleep(before)
+        if look:
+            self.look(*args[:3])
+        result = method(self, *args)
+        time.sleep(after)
+        return result
 
-    MpiLink.wait = wait_and_pause
+    setattr(owner, name, slow)
     yield
-    MpiLink.wait = wait
+    setattr(owner, name, method)
+
+
+def call_before(kind, group, rank, last):
+    """A collective that is right, and in which the last rank still is when the others have gone on and disagree."""
+    with ExitStack() as stack:
+        if kind in ("ahead, leader", "ahead, inside"):
+            # Who waits, for the other host or in its own, is held up there; the first makes it wait.
+            if rank == (last - 1 if kind == "ahead, leader" else last):
+                stack.enter_context(slower(LeaderAllReduce, "go_on", before=HELD))
+            elif rank == 0:
+                time.sleep(0.2)
+            x = torch.full((4,), float(rank))
+            dist.all_reduce(x, group=group)
+            assert x.unique().tolist() == [sum(range(last + 1))]
+        elif kind == "ahead, flat":
+            if rank == last:
+                stack.enter_context(slower(MpiLink, "wait", before=HELD, look=True))
+            x = torch.full((4,), float(rank))
+            dist.broadcast(x, 0, group)
+            assert not x.any()
+        elif kind == "ahead, pipelined":
+            # One chunk: the last has given its part when it is held up, waiting for the part of the other host.
+            if rank == last:
+                stack.enter_context(slower(PipelinedReduce, "_look_around", before=HELD))
+            elif rank < 2:
+                stack.enter_context(slower(PipelinedReduce, "reduce", before=0.2))
+            x = torch.full((1 << 15,), float(rank))
+            dist.all_reduce(x, group=group)
+            assert x.unique().tolist() == [sum(range(last + 1))]
+        else:
+            # The last but one hands the broadcast on late.
+            if rank == last - 1:
+                stack.enter_context(slower(MpiLink, "wait", after=0.1))
+            x = torch.full((1 << 18,), float(rank))
+            dist.broadcast(x, 0, group)
+            assert not x.any()
 
 
 def in_the_background(commands):
@@ -104,14 +148,10 @@ def trouble(kind, group, rank, last):
     elif kind == "operation, medium":
         dist.barrier(group) if rank == last else all_reduce(group, MEDIUM)
     elif kind.startswith("ahead"):
-        # The last but one hands the broadcast on late, so that the last is still in it when the others disagree.
-        x = torch.full((1 << 18,), float(rank))
-        with pausing_after_waits() if rank == last - 1 else nullcontext():
-            try:
-                dist.broadcast(x, 0, group)
-            except Exception as error:
-                raise AssertionError(f"the call before: {error}") from error
-        assert not x.any()
+        try:
+            call_before(kind, group, rank, last)
+        except Exception as error:
+            raise AssertionError(f"the call before: {error}") from error
         all_reduce(group, 4 if rank else 5)
     elif kind == "refused":
         if rank == last:
