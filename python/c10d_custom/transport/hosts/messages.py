@@ -105,7 +105,7 @@ class Messages:
                 finally:
                     self._by, self._taking = outer, None
             self.progress()
-            if not ticket.done():
+            if not ticket.done() or self._asides:
                 self._ensure_thread()
             return ticket
         except BaseException:
@@ -375,7 +375,7 @@ class Messages:
             with self._work:
                 if self._over:
                     return
-                self._work.wait_for(lambda: self._over or self._wanted or self._moving)
+                self._work.wait_for(lambda: self._over or self._wanted or self._moving or self._asides)
                 last = time.monotonic()
 
     def close(self) -> None:
