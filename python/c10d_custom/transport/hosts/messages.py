@@ -291,7 +291,8 @@ class Messages:
         test = self.link.MPI.Request.Testall
         for ticket in list(self._moving):
             inner = ticket.inner
-            if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
+            complete = inner.done() if inner is not None else ticket.sent or test(ticket.requests)
+            if not complete or ticket not in self._moving:
                 continue
             self._taking = ticket
             if ticket.asks and not hear(self.link, ticket, self._moving):
