@@ -9,11 +9,11 @@ from .elastic_job import ElasticJob
 
 SOON = 2.0  # s: for the loss to be told on the other host
 TIMEOUT = 6.0  # s: of groups, where only that can tell
-# An agent counts as dead after 10 s: two that are only slow, and are taken for dead after 2, have each begun alone, for
+# An agent counts as dead after 8 s: two that are only slow, and are taken for dead after 2, have each begun alone, for
 # good. One that is left waits 3 s for others to come.
 FLAGS = [
     *("--nnodes", "1:2", "--max-restarts", 5, "--monitor-interval", 0.1),
-    *("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=3"),
+    *("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=3"),
 ]
 
 

@@ -8,6 +8,7 @@ from torch.distributed import HashStore
 
 from c10d_custom.creation.attempt import Attempt, SupersededError
 from c10d_custom.creation.bounded_store import BoundedStore
+from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import TransportError
 
 
@@ -88,3 +89,15 @@ def test_without_rank_0_the_error_names_it(attempt, earlier):
     with pytest.raises(TransportError, match=r"rank 1: heard nothing from rank 0.*Not there yet: rank 0") as raised:
         late.join()
     assert ("earlier attempt" in str(raised.value)) == earlier
+
+
+@pytest.mark.parametrize("how", ["decided", "gave up"])
+def test_who_comes_later_finds_an_exchange_over(store, how):
+    first, late = Exchange(store, 0, 1, 20.0), Exchange(store, 1, 2, 20.0)
+    first.say("place/0", 1)
+    assert not late.is_over("place")
+    if how == "decided":
+        first.gather_and_decide("place", 1, lambda values: values)
+    else:
+        first.give_up(ValueError())
+    assert late.is_over("place")
