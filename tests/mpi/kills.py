@@ -59,7 +59,7 @@ def one(job, alive, rng, starting):
     }
     if not seen["well"]:
         seen["errors"] = {worker.rank: said for worker, said in errors.items()}
-    if rng.random() < starting:
+    if starting and rng.random() < starting:
         seen["killed while starting"] = kill_while_starting(job, alive, rng)
     again = job.up(len(alive), but=alive)
     seen["up after s"] = round(time.monotonic() - moment, 1)
