@@ -262,6 +262,7 @@ def _soak(given):
         if not over_hosts:
             pieces.insert(1, (hosts, ["injection.py", "rounds", "--ranks", rng.choice("234"), "--rounds", "60"]))
             pieces.insert(2, (host, ["../mpi/test_faults.py", "-k", "dies"]))
+            pieces.insert(3, (host, ["../mpi/kills.py", "--kills", "10"]))
         for environment, (script, *arguments) in pieces:
             where = environment.get("C10D_TEST_JOB", "one host")
             if "/test_" in script:

@@ -36,6 +36,7 @@ class Hosts:
         """own_name_is_loopback: as on Debian, each host resolves its own name to 127.0.1.1."""
         self.names = tuple(names)
         self.addresses = {name: f"{SUBNET}.{i}" for i, name in enumerate(self.names, start=2)}
+        self.login_address = f"{SUBNET}.1"
         self._own_name_is_loopback = own_name_is_loopback
         self._rig = None
 
@@ -57,7 +58,7 @@ class Hosts:
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="c10d-hosts-", dir="/tmp"))
         table = "127.0.0.1 localhost\n" + "".join(
-            f"{address} {name}\n" for name, address in [("login", f"{SUBNET}.1"), *self.addresses.items()]
+            f"{address} {name}\n" for name, address in [("login", self.login_address), *self.addresses.items()]
         )
         (self.folder / "hosts").write_text(table)
         if self._own_name_is_loopback:
@@ -115,6 +116,10 @@ class Hosts:
             self._rig.stdout.close()
             self._rig = None
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def process(self, host):
+        """The host's first process, by the machine's id."""
+        return self._pids[host]
 
     def command(self, host, argv, cwd=None):
         """The command line that runs argv on a host (None: the login host), with the caller's environment."""

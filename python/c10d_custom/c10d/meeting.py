@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +13,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from ..config import Config, restart_attempt
+from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange
 from ..creation.membership import Membership
 from ..creation.mpi_start import mpi_job
 from ..creation.processes import Members
-from ..creation.topology import by_host, locations, require_one_user
+from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..launch.mpi_job import abandon
 from ..transport.by_device import ByDevice
 from ..transport.hosts.transport import HierarchicalTransport
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
     from ..creation.processes import Processes
+
+    _Met = tuple[ByDevice, Store]
+
+_known: dict[int, str] = {}  # this process (forks have others) -> the attempt in which the default group's ranks met
 
 
 @functools.cache
@@ -51,31 +58,48 @@ def meet(
     group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks;
     ``processes``: a processes.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
     device whose tensors the group takes, None for all."""
-    # A store may see the same group name again after destroy_process_group: count the lives. So may it
-    # after a restart by torchrun, whose agent keeps one store; a rank that failed before it came here
-    # has not counted that life, hence the attempt (which ranks of several hosts cannot tell).
     seconds, members = timeout.total_seconds(), members or list(range(size))
-    bounded = BoundedStore(
-        PrefixStore(f"custom/{restart_attempt()}", store),
-        time.monotonic() + seconds,
-        f"creation of group {name or '(unnamed)'}, rank {rank}",
-    )
-    with bounded, Membership(bounded, rank, members, name) as membership:
-        own = bounded.under(membership.digest)
-        life = own.add(f"lives/{rank}", 1)
-        exchange = Exchange(
-            own.under(f"{life}"), rank, size, seconds, processes or _members_of_world(members), membership.look
-        )
-        trace.install_signal(configuration())
-        try:
-            transport = _transport(exchange, name, members, devices)
-        except BaseException as error:
-            exchange.give_up(error)
-            raise
-        finally:
-            exchange.processes.close()
+    what = f"creation of group {name or '(unnamed)'}, rank {rank}"
+    with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
+
+        def met(attempt_name: str, attempt: Attempt | None = None) -> tuple[ByDevice, Store]:
+            part = bounded.under(attempt_name)
+            with Membership(part, rank, members, name) as membership:
+                own, look = part.under(membership.digest), membership.look
+                if attempt is not None:
+                    # Not at the members: those of an earlier attempt may have been others.
+                    look = attempt.look
+                else:
+                    # A store may see the same group name again after destroy_process_group: count the lives.
+                    own = own.under(f"{own.add(f'lives/{rank}', 1)}")
+                exchange = Exchange(own, rank, size, seconds, processes or _members_of_world(members), look)
+                try:
+                    if attempt is not None and rank and exchange.is_over(FIRST_TOPIC):
+                        raise SupersededError
+                    trace.install_signal(configuration())
+                    return _transport(exchange, name, members, devices, attempt), own.plain
+                except BaseException as error:
+                    exchange.give_up(error)
+                    raise
+                finally:
+                    exchange.processes.close()
+
+        if processes is not None or dist.group.WORLD is not None or not Attempt.possible():
+            transport, own = met(_known.get(os.getpid()) or f"{restart_attempt()}")
+        else:
+            transport, own = _met_in_newest(met, Attempt(bounded, rank, what))
     trace.follow(transport, configuration())
-    return transport, own.plain
+    return transport, own
+
+
+def _met_in_newest(met: Callable[[str, Attempt], _Met], attempt: Attempt) -> _Met:
+    while True:
+        try:
+            found = met(attempt.join(), attempt)
+        except SupersededError:
+            continue
+        _known[os.getpid()] = attempt.name
+        return found
 
 
 def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
@@ -96,8 +120,12 @@ def _members_of_world(members: list[int]) -> Members | None:
     return Members(parent, members, roll=True) if isinstance(parent, ShmTransport) else None
 
 
-def _transport(exchange: Exchange, name: str, members: list[int], devices: list[str] | None) -> ByDevice:
+def _transport(
+    exchange: Exchange, name: str, members: list[int], devices: list[str] | None, attempt: Attempt | None
+) -> ByDevice:
     everywhere = locations(exchange)
+    if attempt is not None:
+        attempt.settle()
     require_one_user(everywhere)
     if len(by_host(everywhere)) == 1:
         return ByDevice(

@@ -77,6 +77,10 @@ class Exchange:
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
+    def is_over(self, topic: str) -> bool:
+        """Whether that has been gathered and decided, or somebody has given up."""
+        return self.store.check([f"{topic}/verdict"]) or self.store.check(["gave up"])
+
     def require_all_alive(self) -> None:
         if obituary := self.processes.obituary():
             raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")

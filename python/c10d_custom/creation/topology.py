@@ -15,6 +15,8 @@ from .processes import started
 if TYPE_CHECKING:
     from .exchange import Exchange
 
+FIRST_TOPIC = "place"  # of all that ranks tell each other
+
 
 @dataclass(frozen=True)
 class Location:
@@ -46,7 +48,7 @@ def locations(exchange: Exchange) -> list[Location]:
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
 
-    table = exchange.gather_and_decide("place", asdict(here), lambda values: values, meet)
+    table = exchange.gather_and_decide(FIRST_TOPIC, asdict(here), lambda values: values, meet)
     for rank, value in enumerate(table):
         meet(rank, value)
     return [Location(**p) for p in table]
