@@ -35,7 +35,7 @@ class Ranks:
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),
-                "MASTER_ADDR": hosts.addresses[places[0]],
+                "MASTER_ADDR": hosts.url_address(places[0]),
                 "MASTER_PORT": port,
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": "1",
