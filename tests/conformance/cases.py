@@ -17,6 +17,7 @@ import torch.distributed as dist
 from harness import join_by_rank
 
 from . import reference, values
+from .digests import Digest
 from .strides import Placed, blank
 
 
@@ -106,7 +107,7 @@ def finish(work, case):
 def run_cases(perform, cases, device="cpu"):
     """Runs in each rank, on tensors of this device. Returns what was wrong; raises only at the end, when some case
     raised."""
-    wrong, raised = [], []
+    wrong, raised, digest = [], [], Digest(perform, cases)
     for name in sorted({case.members for case in cases}):
         group(name)
     for case in cases:
@@ -116,12 +117,14 @@ def run_cases(perform, cases, device="cpu"):
         try:
             for what, got, want in perform(case, g):
                 placed, got = (got, got.read()) if isinstance(got, Placed) else (None, got.cpu())
+                digest.add(got)
                 problem = reference.difference(got, want) or (placed and placed.stray_write())
                 if problem:
                     wrong.append(f"{case}: {what}: {problem}")
         except Exception:
             error = traceback.format_exc(limit=-4) if not raised else traceback.format_exc(limit=0).splitlines()[-1]
             raised.append(f"{case}: raised {error}")
+    digest.close()
     if raised:
         raise CasesRaised(_summary(raised + wrong))
     return wrong

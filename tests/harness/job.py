@@ -29,7 +29,7 @@ from .marks import MARK, kill_marked
 from .spawned import die_with
 
 CONNECT_SECONDS = 60.0
-END_SECONDS = 10.0  # for the launcher, once a rank has ended: Open MPI's takes a second
+END_SECONDS = 20.0  # for the launcher, once a rank has ended: some seconds on a busy machine
 
 _rigs = {}
 

@@ -35,7 +35,7 @@ class Ranks:
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),
-                "MASTER_ADDR": hosts.addresses[places[0]],
+                "MASTER_ADDR": hosts.url_address(places[0]),
                 "MASTER_PORT": port,
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": "1",
@@ -66,12 +66,12 @@ class Ranks:
         """The next that a rank says."""
         return json.loads(self.processes[rank].stdout.readline())
 
-    def end(self, rank, seconds=90):
+    def end(self, rank, seconds=150):
         """(exit status, what it said, what it wrote to stderr)"""
         out, err = self.processes[rank].communicate(timeout=seconds)
         return self.processes[rank].returncode, [json.loads(line) for line in out.splitlines()], err
 
-    def all(self, seconds=90):
+    def all(self, seconds=150):
         """What each rank said, a dict; all must end well."""
         ended = [self.end(rank, seconds) for rank in range(len(self.processes))]
         assert all(status == 0 and not err and len(said) == 1 for status, said, err in ended), ended

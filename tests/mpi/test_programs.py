@@ -51,11 +51,11 @@ def one_process(ranks_per_host):
     "layout",
     [
         "4",
-        "2+2",
         "3+1",
         "openmpi:3+1",
+        "torchrun:2+2",
         "torchrun:3+1",
-        pytest.param("torchrun:2+2", marks=pytest.mark.full("test_suites.py has programs in this layout")),
+        pytest.param("2+2", marks=pytest.mark.full("by torchrun in this layout, and by mpirun in the other")),
         *(
             pytest.param(
                 layout,

@@ -4,6 +4,7 @@ Each is a pytest of its own, with --job; one may be run by hand:
     pytest tests/conformance --job 3+1
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.digests import read
 from harness import Layout
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -19,9 +21,11 @@ TESTS = Path(__file__).resolve().parents[1]
 # These are about what lies above the transports, which cannot tell one layout from another; random programs take long,
 # and run in one layout.
 ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse")
-TRANSPORTS, ABOVE_THEM = [], []
-for path in sorted((TESTS / "conformance").glob("test_*.py")):
-    (ABOVE_THEM if path.stem.removeprefix("test_") in ABOVE else TRANSPORTS).append(f"conformance/{path.name}")
+TRANSPORTS = [
+    f"conformance/{path.name}"
+    for path in sorted((TESTS / "conformance").glob("test_*.py"))
+    if path.stem.removeprefix("test_") not in ABOVE
+]
 # Which ranks of a host take part differs where hosts have different numbers of ranks.
 WHO_TAKES_PART = (
     "all_gather",
@@ -35,52 +39,54 @@ WHO_TAKES_PART = (
     "scatter",
 )
 TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_checkpoint.py"]
-FOUR_RANKS = [
-    "programs/test_programs.py::test_six_collectives",
-    "programs/test_programs.py::test_ddp_model_parallel_on_cpu",
+PROGRAMS = "programs/test_programs.py"
+FOUR_RANKS = [f"{PROGRAMS}::test_{name}" for name in ("six_collectives", "ddp_model_parallel_on_cpu")]
+FAULTS = [
+    "faults/test_disagreement.py::test_a_message_that_does_not_fit",
+    "faults/test_interrupted.py",
+    "faults/test_ordinary_events.py",
+    "faults/test_ended_in_a_handler.py",
+    "faults/test_injection.py",
 ]
+EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
-# One pytest for each layout, since starting one takes seconds. What lies above the transports runs in one layout, but
-# for the programs of four ranks (those of two are split alike by every layout) and, with Open MPI, DDP. Under torchrun
-# run what shows that MPI is up, and the programs.
+# One pytest for each layout, since starting one takes seconds. Once MPI is up, the same code runs whoever started it:
+# by default a suite runs by mpirun or by torchrun, and all_reduce by both, for the same bits. What lies above the
+# transports runs in one layout, but for the programs of four ranks (those of two are split alike by every layout) and,
+# with Open MPI, DDP.
 RUNS = {
-    "2+2": [
-        *TRANSPORTS,
-        "conformance/test_random_programs.py",
-        *TRAINING,
-        "programs/test_programs.py",
-        "faults/test_disagreement.py::test_a_message_that_does_not_fit",
-        "faults/test_interrupted.py",
-        "faults/test_ordinary_events.py",
-        "faults/test_ended_in_a_handler.py",
-        "faults/test_injection.py",
+    "2+2": [*TRANSPORTS, "conformance/test_random_programs.py", *TRAINING, PROGRAMS, *FAULTS],
+    "3+1": ["conformance/test_all_reduce.py", *FOUR_RANKS],
+    "torchrun:2+2": [
+        *(f"conformance/test_{name}.py" for name in ("all_reduce", "send_recv")),
+        *(f"{PROGRAMS}::test_{name}" for name in ("sgd_partitioned", "ddp_basic")),
         "torch_suite",
     ],
-    "3+1": [*(f"conformance/test_{name}.py" for name in WHO_TAKES_PART), *FOUR_RANKS],
-    "torchrun:2+2": [
-        *(f"conformance/test_{name}.py" for name in ("bits", "send_recv")),
-        *FOUR_RANKS,
-        "programs/test_programs.py::test_sgd_partitioned",
-        "programs/test_programs.py::test_ddp_basic",
-    ],
-    "2+2, above the transports": ABOVE_THEM,
+    "torchrun:3+1": [*(f"conformance/test_{name}.py" for name in WHO_TAKES_PART), *FOUR_RANKS],
     "openmpi:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
         TRAINING[0],
         *FOUR_RANKS,
     ],
+    **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
 }
 FULL = {
-    "2+2, above the transports": pytest.mark.full("it cannot tell one layout from another"),
     "openmpi:2+2": pytest.mark.full("the other tests here run Open MPI, too"),
+    **{run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")},
 }
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory):
+    """What conformance's sweeps write: a folder of each run of `RUNS`."""
+    return {run: tmp_path_factory.mktemp("digests") for run in RUNS}
 
 
 @pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 @pytest.mark.flaky(reruns=0)  # the pytest inside runs its own again
 @pytest.mark.parametrize("run", [pytest.param(run, marks=FULL.get(run, ())) for run in RUNS])
-def test_over_two_hosts(run, backend):
+def test_over_two_hosts(run, backend, digests):
     layout = run.partition(",")[0]
     if reason := Layout.parse(layout).why_not():
         pytest.skip(reason)
@@ -100,6 +106,7 @@ def test_over_two_hosts(run, backend):
     done = subprocess.run(
         command,
         cwd=TESTS.parent,
+        env={**os.environ, "C10D_TEST_DIGESTS": str(digests[run])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -109,3 +116,15 @@ def test_over_two_hosts(run, backend):
     for again in re.findall(r"^=+ RAN AGAIN: .*?(?=^=+ )", done.stdout, re.M | re.S):
         warnings.warn(f"job {layout}: {again}", stacklevel=1)
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout[-20000:]
+
+
+@pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
+@pytest.mark.parametrize("layout", ["2+2", "3+1", "2+2, everything", "3+1, everything"])
+def test_the_same_bits_by_torchrun(layout, digests):
+    """As by mpirun, in all sweeps that both have run above."""
+    by_mpirun, by_torchrun = read(digests[layout]), read(digests[f"torchrun:{layout}"])
+    if not by_mpirun or not by_torchrun:
+        pytest.skip(f"{layout} has not run by both")
+    both = by_mpirun.keys() & by_torchrun.keys()
+    assert both
+    assert {name: by_torchrun[name] for name in both} == {name: by_mpirun[name] for name in both}

@@ -157,14 +157,19 @@ def test_an_mpi_that_the_program_started(hosts):
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_its_port():
+    """Where the network says so at once, and where nothing answers, as behind a firewall."""
     with Hosts(["hosta", "hostb", "hostc"]) as hosts:
         # The store is on hosta, which both reach.
-        for here, there in (("hostb", "hostc"), ("hostc", "hostb")):
-            hosts.run(here, ["ip", "route", "add", "unreachable", hosts.addresses[there]], check=True)
+        b, c = hosts.addresses["hostb"], hosts.addresses["hostc"]
+        hosts.run("hostb", ["ip", "route", "add", "unreachable", c], check=True)
+        nobody = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        hosts.run("hostc", ["ip", "neigh", "replace", b, *nobody], check=True)
         with Ranks(hosts, ["hosta", "hostb", "hostc"], ATTEMPT) as ranks:
             for said in ranks.all():
                 assert said["error"] == "TransportError" and not said["started"], said
-                assert "hostb (rank 1) cannot reach hostc (rank 2) by TCP: 10.99.0.4, port " in said["text"], said
+                assert f"hostb (rank 1) cannot reach hostc (rank 2) by TCP: {c}, port " in said["text"], said
+                behind = said["text"].partition(f"hostc (rank 2) cannot reach hostb (rank 1) by TCP: {b}, port ")[2]
+                assert behind.partition(": ")[2].startswith("timed out"), said
 
 
 LEAVES = """

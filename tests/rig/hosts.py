@@ -27,16 +27,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-SUBNET = "10.99.0"
+IPV4, IPV6 = ("10.99.0.", 24), ("fd99::", 64)  # what addresses begin with, and bits of the network's
 SCRIPTS = Path(__file__).resolve().parent
 
 
 class Hosts:
-    def __init__(self, names=("hosta", "hostb"), own_name_is_loopback=False):
-        """own_name_is_loopback: as on Debian, each host resolves its own name to 127.0.1.1."""
+    def __init__(self, names=("hosta", "hostb"), own_name_is_loopback=False, ipv6=False):
+        """own_name_is_loopback: as on Debian, each host resolves its own name to 127.0.1.1. ipv6: eth0 has no IPv4
+        address."""
         self.names = tuple(names)
-        self.addresses = {name: f"{SUBNET}.{i}" for i, name in enumerate(self.names, start=2)}
-        self.login_address = f"{SUBNET}.1"
+        self._network_prefix, self._network_bits = IPV6 if ipv6 else IPV4
+        self.addresses = {name: f"{self._network_prefix}{i}" for i, name in enumerate(self.names, start=2)}
+        self.login_address = f"{self._network_prefix}1"
         self._own_name_is_loopback = own_name_is_loopback
         self._rig = None
 
@@ -87,7 +89,8 @@ class Hosts:
                 "--kill-child=KILL",
                 SCRIPTS / "login.sh",
                 self.folder,
-                SUBNET,
+                self._network_prefix,
+                str(self._network_bits),
                 *self.names,
             ],
             stdin=subprocess.PIPE,
@@ -120,6 +123,11 @@ class Hosts:
     def process(self, host):
         """The host's first process, by the machine's id."""
         return self._pids[host]
+
+    def url_address(self, host):
+        """A host's address as URLs have it."""
+        address = self.addresses[host]
+        return f"[{address}]" if ":" in address else address
 
     def command(self, host, argv, cwd=None):
         """The command line that runs argv on a host (None: the login host), with the caller's environment."""

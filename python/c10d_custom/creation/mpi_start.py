@@ -32,7 +32,7 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
         return mpi.job(exchange.left())
     if how == _RUNNING:
         return mpi.job()
-    require_reachable(exchange, places)
+    interface = require_reachable(exchange, places)
     hosts = list(by_host(places))
     server = PmiServer(
         exchange.rank,
@@ -41,7 +41,7 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
         [hosts.index(place.host) for place in places],
         lambda topic, put: exchange.gather_and_decide(f"pmi/{topic}", put, _merged),
     )
-    job = mpi.start(server, exchange.left())
+    job = mpi.start(server, exchange.left(), interface)
     exchange.gather_and_decide("mpi started", None, lambda _: None)
     mpi.remove_files()
     return job

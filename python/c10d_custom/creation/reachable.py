@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
-from ..launch.addresses import addresses, listen
+from ..launch.addresses import addresses, interfaces, listen
 from ..threads import start
 from .topology import by_host, one_machine
 
@@ -23,35 +23,42 @@ _SECONDS = 5.0  # for one host, over all its addresses
 _TOKEN_BYTES = 16
 
 
-def require_reachable(exchange: Exchange, places: Sequence[Location]) -> None:
+def require_reachable(exchange: Exchange, places: Sequence[Location]) -> str | None:
     """Raises TransportError, on every rank alike, unless the first rank of each host reaches those of the next host and
-    of the one before: a host that lets nobody in is noticed from one of them. Collective."""
+    of the one before: a host that lets nobody in is noticed from one of them. Collective. The interface by which this
+    host reaches both, where it is one, and can be told."""
     leaders = [ranks[0] for ranks in by_host(places).values()]
     with contextlib.ExitStack() as cleanup:
         offer = None
         if exchange.rank in leaders:
             offer = cleanup.enter_context(_open_door())
         offers = exchange.gather_and_decide("doors", offer, lambda offers: offers)
-        problems = []
+        problems: list[str] = []
+        by: set[str | None] = set()
         if exchange.rank in leaders:
             at = leaders.index(exchange.rank)
             for other in sorted({leaders[at - 1], leaders[(at + 1) % len(leaders)]}):
                 seconds = min(_SECONDS, 0.3 * exchange.left())
-                if why := _why_not(offers[other], seconds):
+                try:
+                    by.add(interfaces().get(_reached_from(offers[other], seconds)))
+                except OSError as error:
                     problems.append(
                         f"{places[exchange.rank].hostname} (rank {exchange.rank}) cannot reach "
-                        f"{places[other].hostname} (rank {other}) by TCP: {why}"
+                        f"{places[other].hostname} (rank {other}) by TCP: {error}"
                     )
 
-        def decide(said: list[list[str]]) -> None:
-            if any(said):
+        def decide(said: list[dict[str, Any]]) -> list[str | None]:
+            if failures := "; ".join(text for one in said for text in one["problems"]):
                 raise TransportError(
-                    f"{'; '.join(text for texts in said for text in texts)}. MPI needs connections between hosts, on "
-                    "ports that the kernel chooses: is there a firewall, or a network that only some hosts "
-                    f"have?{one_machine(places)}"
+                    f"{failures}. MPI needs connections between hosts, on ports that the kernel chooses: is there a "
+                    f"firewall, or a network that only some hosts have?{one_machine(places)}"
                 )
+            return [one["by"] for one in said]
 
-        exchange.gather_and_decide("reached", problems, decide)
+        mine = {"problems": problems, "by": by.pop() if len(by) == 1 else None}
+        chosen = exchange.gather_and_decide("reached", mine, decide)
+        leader = next(ranks[0] for ranks in by_host(places).values() if exchange.rank in ranks)
+        return chosen[leader]
 
 
 @contextlib.contextmanager
@@ -75,10 +82,10 @@ def _open_door() -> Iterator[dict[str, Any]]:
             thread.join()
 
 
-def _why_not(offer: dict[str, Any], seconds: float) -> str:
-    """Why this host does not reach who made that offer; "": it does."""
+def _reached_from(offer: dict[str, Any], seconds: float) -> str:
+    """This host's address when it reaches who made that offer. OSError: it does not, and why."""
     if not offer["addresses"]:
-        return "it has no network address"
+        raise OSError("it has no network address")
     tried, deadline = [], time.monotonic() + seconds
     for i, address in enumerate(offer["addresses"]):
         left = max(0.1, (deadline - time.monotonic()) / (len(offer["addresses"]) - i))
@@ -86,8 +93,8 @@ def _why_not(offer: dict[str, Any], seconds: float) -> str:
             with socket.create_connection((address, offer["port"]), left) as link:
                 link.settimeout(left)
                 if link.recv(_TOKEN_BYTES, socket.MSG_WAITALL).hex() == offer["token"]:
-                    return ""
+                    return str(link.getsockname()[0])
                 tried.append(f"{address} is some other host's")
         except OSError as error:
             tried.append(f"{address}, port {offer['port']}: {error}")
-    return "; ".join(tried)
+    raise OSError("; ".join(tried))

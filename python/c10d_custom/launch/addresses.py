@@ -22,20 +22,25 @@ def listen(everywhere: bool = True) -> socket.socket:
 
 def addresses() -> list[str]:
     """This host's addresses that others may reach: the interfaces' own, IPv4 first, no loopback."""
-    found = []
+    return list(interfaces())
+
+
+def interfaces() -> dict[str, str]:
+    """{address: its interface} of `addresses`, in their order."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # an interface without an IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
+            found[socket.inet_ntoa(answer[20:24])] = name
     try:
         with open("/proc/net/if_inet6") as f:
             lines = [line.split() for line in f]
     except OSError:
         lines = []  # a kernel without IPv6
-    found += [
-        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text)) for text, _, _, scope, _, _ in lines if scope == "00"
-    ]
-    return [a for a in found if not a.startswith("127.")]
+    for text, _, _, scope, _, name in lines:
+        if scope == "00":
+            found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))] = name
+    return {address: name for address, name in found.items() if not address.startswith("127.")}

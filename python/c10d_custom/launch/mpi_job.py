@@ -176,15 +176,20 @@ def startable() -> str:
     return library
 
 
-def start(server: PmiServer, seconds: float) -> Job:
+def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
     """The process's Job from now on, of the ranks of ``server``. Collective over them; after an error MPI cannot be had
-    in this process. Raises what the server does; TransportError after ``seconds``."""
+    in this process. Raises what the server does; TransportError after ``seconds``. ``interface``: by which this host
+    reaches others, where known."""
     global _job
     with _lock:
         MPI = _import()
         deadline = time.monotonic() + seconds
         if "Intel" in _library(MPI):
             _find_providers()
+        if interface is not None:
+            # libfabric, of several interfaces, may take one by which others cannot be reached: a container bridge, say.
+            for provider in ("TCP", "SOCKETS"):  # Intel MPI's, MPICH's
+                os.environ.setdefault(f"FI_{provider}_IFACE", interface)
         try:
             with server.environment():
                 init = _in_thread(MPI)
