@@ -3,11 +3,13 @@
 import gc
 import os
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from c10d_custom.c10d import process_group
 from harness.shm import in_dev_shm
 
 
@@ -55,6 +57,42 @@ def test_a_hundred_groups_leave_nothing(ranks):
     before = in_dev_shm()
     assert not any(found := ranks.run(cycles_case, 100, timeout=240)), found
     assert not in_dev_shm() - before
+
+
+def keys_case():
+    """Keys in the store: before, while groups are there, and after."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore("keys_case", dist.distributed_c10d._get_default_store())
+
+    def keys():
+        dist.barrier()
+        number = store.num_keys()
+        dist.barrier()
+        return number
+
+    def made(name):
+        part = dist.PrefixStore(name, store)
+        group = process_group.build(part, rank, size, timedelta(seconds=60), name)
+        t = torch.ones(3)
+        group.allreduce(t).wait()
+        assert t.tolist() == [size] * 3
+        return group
+
+    counts = [keys()]
+    groups = [made(f"group {i}") for i in range(3)]
+    counts.append(keys())
+    for group in groups:
+        group.shutdown()
+    for _ in range(5):  # one name again and again, as ranks come, which is not at the same time
+        made("again").shutdown()
+    counts.append(keys())
+    return counts
+
+
+@pytest.mark.world_sizes(2, 4)
+def test_a_group_leaves_no_keys_in_the_store(ranks):
+    for before, meanwhile, after in ranks.run(keys_case):
+        assert before == meanwhile == after
 
 
 def dropped_tensors_case():

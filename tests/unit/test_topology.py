@@ -19,12 +19,12 @@ class SlowToRead:
     def set(self, key, value):
         self.store.set(key, value)
 
-    def check(self, keys):
-        return self.store.check(keys)
+    def append(self, key, value):
+        self.store.append(key, value)
 
-    def get(self, key):
+    def compare_set(self, key, *values):
         time.sleep(self.seconds)
-        return self.store.get(key)
+        return self.store.compare_set(key, *values)
 
 
 def refuse(values):
@@ -50,6 +50,6 @@ def test_rank_0_returns_only_when_all_have_heard(decide):
             Exchange(store, 0, 2, 10).gather_and_decide("t", 2, decide)
     else:
         assert Exchange(store, 0, 2, 10).gather_and_decide("t", 2, decide) == 3
-    assert store.check(["t/heard/1"])
+    assert not store.num_keys()  # rank 0 deletes what all have heard
     thread.join()
     assert heard == ["refused" if decide is refuse else 3]

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore
 from ..config import Config, restart_attempt
 from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
-from ..creation.exchange import Exchange
+from ..creation.exchange import Exchange, life
 from ..creation.membership import Membership
 from ..creation.mpi_start import mpi_job
 from ..creation.processes import Members
@@ -70,14 +70,16 @@ def meet(
                     # Not at the members: those of an earlier attempt may have been others.
                     look = attempt.look
                 else:
-                    # A store may see the same group name again after destroy_process_group: count the lives.
-                    own = own.under(f"{own.add(f'lives/{rank}', 1)}")
+                    # A store may see the same group name again after destroy_process_group.
+                    own = own.under(f"{life(own, rank)}")
                 exchange = Exchange(own, rank, size, seconds, processes or _members_of_world(members), look)
                 try:
                     if attempt is not None and rank and exchange.is_over(FIRST_TOPIC):
                         raise SupersededError
                     trace.install_signal(configuration())
-                    return _transport(exchange, name, members, devices, attempt), own.plain
+                    transport = _transport(exchange, name, members, devices, attempt)
+                    exchange.complete()
+                    return transport, own.plain
                 except BaseException as error:
                     exchange.give_up(error)
                     raise

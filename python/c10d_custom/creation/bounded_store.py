@@ -42,11 +42,17 @@ class BoundedStore:
     def get(self, key: str) -> bytes:
         return self._ask(self.plain.get, key)
 
-    def add(self, key: str, amount: int) -> int:
-        return self._ask(self.plain.add, key, amount)
-
     def check(self, keys: list[str]) -> bool:
         return self._ask(self.plain.check, keys)
+
+    def append(self, key: str, value: str) -> None:
+        self._ask(self.plain.append, key, value)  # type: ignore[attr-defined]
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._ask(self.plain.compare_set, key, expected, desired)
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(self.plain.delete_key, key)
 
     def close(self) -> None:
         self._asker.end()

@@ -22,13 +22,39 @@ _KINDS = {
     kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
 }  # of an error told to others
 _LOOK = 0.1  # s: between two calls of `look`
+_WORD = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
+_GAVE_UP = "gave up"
+_ABSENT = "(absent)"  # what nobody says: it is no JSON
+
+
+def peek(store: Any, key: str) -> bytes | None:
+    """What the store has under ``key``, or None. In one operation: between `check` and `get`, which waits, the key may
+    be deleted."""
+    value: bytes = store.compare_set(key, _ABSENT, _ABSENT)
+    return None if value == _ABSENT.encode() else value
+
+
+def life(store: Any, rank: int) -> int:
+    """How many groups of one name ``rank`` has given up before this one. Of a group that was made in good order, the
+    store holds nothing that could be mistaken for the next one's."""
+    number = 0
+    while any(why["rank"] == rank for why in _lines(peek(store, f"{number}/{_GAVE_UP}"))):
+        number += 1
+    return number
+
+
+def _lines(appended: bytes | None) -> list[Any]:
+    return [json.loads(line) for line in (appended or b"").splitlines()]
 
 
 class Exchange:
     """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
     TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something
     else. ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and
-    may raise."""
+    may raise.
+
+    A rank's operations on the store are as many in a large group as in a small one, but for those that wait. What all
+    have heard is deleted: of a group that has been made, the store holds nothing."""
 
     def __init__(
         self,
@@ -45,41 +71,46 @@ class Exchange:
         self.processes = processes or Processes()
         self._look, self._next_look = look, self.started + _LOOK
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
+        self._own: list[str] = []  # keys that this rank is to delete: the others may still want to hear them
+        self._unheard: list[str] = []  # the same of rank 0, of topics whose verdict not all are known to have heard
 
     def left(self) -> float:
         return max(0.001, self.deadline - time.monotonic())
 
     def say(self, key: str, value: Any) -> None:
+        """To who hears it before the next gather_and_decide."""
         try:
+            self._own.append(key)
             self.store.set(key, json.dumps(value))
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
-    def hear(self, key: str, who: str, until: float | None = None) -> Any:
-        """What was said under ``key``; ``who``: by whom, for the error."""
+    def hear(self, key: str, who: str, until: float | None = None, meanwhile: Callable[[], None] | None = None) -> Any:
+        """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits."""
         try:
-            if not self._until(lambda: self.store.check([key]), until or self.deadline):
+            said = self._until(lambda: peek(self.store, key), until or self.deadline, meanwhile)
+            if said is None:
                 raise TransportError(
                     f"group creation: rank {self.rank} heard nothing from {who} for "
                     f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
                     "init_process_group (or new_group) with the same ranks?"
                 )
-            return json.loads(self.store.get(key))
+            return json.loads(said)
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
                 raise
             raise self._store_lost(error) from error
 
-    def said(self, key: str) -> Any:
-        """What has been said under ``key``, or None."""
+    def said(self, topic: str) -> dict[int, Any]:
+        """{rank: its value} of those that have given theirs to gather_and_decide."""
         try:
-            return json.loads(self.store.get(key)) if self.store.check([key]) else None
+            return dict(_lines(peek(self.store, f"{topic}/said")))
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
     def is_over(self, topic: str) -> bool:
         """Whether that has been gathered and decided, or somebody has given up."""
-        return self.store.check([f"{topic}/verdict"]) or self.store.check(["gave up"])
+        return self.store.check([f"{topic}/verdict"]) or self.store.check([_GAVE_UP])
 
     def require_all_alive(self) -> None:
         if obituary := self.processes.obituary():
@@ -97,35 +128,62 @@ class Exchange:
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
         exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
         as they are there."""
-        self.say(f"{topic}/{self.rank}", value)
+        self._append(f"{topic}/said", [self.rank, value])
         if self.rank:
             verdict = self._hear_verdict(topic, meet)
-            self.say(f"{topic}/heard/{self.rank}", True)
+            self._append(f"{topic}/heard", [self.rank])
         else:
             try:
-                values = [value]
-                for rank in range(1, self.size):
-                    values.append(self.hear(f"{topic}/{rank}", f"rank {rank}", self._verdict_by))
-                    if meet is not None:
-                        meet(rank, values[-1])
-                verdict = {"ok": decide(values)}
+                verdict = {"ok": decide(self._gather(topic, meet))}
             except TransportError as error:
                 verdict = {"error": f"{error}{self._silent(topic)}"}
             except PeerLostError as error:
                 verdict = {"lost": f"{error}{self._silent(topic)}"}
-            self.say(f"{topic}/verdict", verdict)
-            self._all_heard(topic)
+            self._set(f"{topic}/verdict", verdict)
+            self._unheard += [f"{topic}/{what}" for what in ("said", "verdict", "heard")]
+            if self._all_heard(topic):
+                self._delete(self._unheard)
         if "lost" in verdict:
             raise PeerLostError(verdict["lost"])
         if "error" in verdict:
             raise TransportError(verdict["error"])
+        self._delete(self._own)  # all have come to this topic, and heard what there was before it
         return verdict["ok"]
 
-    def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
+    def _gather(self, topic: str, meet: Callable[[int, Any], None] | None) -> list[Any]:
+        """On rank 0: every rank's value."""
+        values: dict[int, Any] = {}
+
+        def all_said() -> bytes | None:
+            said = peek(self.store, f"{topic}/said")
+            for rank, value in _lines(said)[len(values) :]:
+                values[rank] = value
+                if rank and meet is not None:
+                    meet(rank, value)
+            return said if len(values) == self.size else None
+
         try:
-            if meet is not None:
-                meet(0, self.hear(f"{topic}/0", "rank 0"))
-            return self.hear(f"{topic}/verdict", "rank 0")
+            there = self._until(all_said, self._verdict_by)
+        except RuntimeError as error:
+            if isinstance(error, CustomBackendError):
+                raise
+            raise self._store_lost(error) from error
+        if there is None:
+            silent = min(rank for rank in range(self.size) if rank not in values)
+            raise TransportError(
+                f"group creation: rank {self.rank} heard nothing from rank {silent} for "
+                f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
+                "init_process_group (or new_group) with the same ranks?"
+            )
+        return [values[rank] for rank in range(self.size)]
+
+    def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
+        def meet_rank_0() -> None:
+            if meet is not None and (said := self.said(topic)).get(0) is not None:
+                meet(0, said[0])
+
+        try:
+            return self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
         except TransportError as error:
             cause = error
         raise TransportError(f"{cause}{self._silent(topic)}") from cause
@@ -133,56 +191,91 @@ class Exchange:
     def _silent(self, topic: str) -> str:
         """Who has not come, for an error's end."""
         try:
-            silent = [str(r) for r in range(self.size) if not self.store.check([f"{topic}/{r}"])]
-        except RuntimeError:
+            there = self.said(topic)
+        except CustomBackendError:
             return ""
+        silent = [str(r) for r in range(self.size) if r not in there]
         return f" Not there yet: rank{'s' * (len(silent) > 1)} {', '.join(silent)}." if silent else ""
 
-    def _until(self, there: Callable[[], object], until: float) -> bool:
-        """False: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
-        pause, most = _FIRST, max(_MOST, _MOST_PER_RANK * self.size)
-        while not there():
+    def _until(
+        self, there: Callable[[], bytes | None], until: float, meanwhile: Callable[[], None] | None = None
+    ) -> bytes | None:
+        """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
+        pause, most, next_word = _FIRST, max(_MOST, _MOST_PER_RANK * self.size), time.monotonic() + _WORD
+        while (said := there()) is None:
             # What a rank was to say or to hear may be there by now, and its process ended in good order.
-            if self.processes.ended() and there():
-                return True
+            if self.processes.ended() and (said := there()) is not None:
+                return said
             self.require_all_coming()
-            if pause == most and self.store.check(["gave up"]) and not there():
-                raise self._given_up(json.loads(self.store.get("gave up")))
-            if time.monotonic() >= until:
-                return False
-            if self._look is not None and time.monotonic() >= self._next_look:
+            if pause == most and (why := _lines(peek(self.store, _GAVE_UP))) and (said := there()) is None:
+                raise self._given_up(why[0])
+            now = time.monotonic()
+            if said is not None or now >= until:
+                return said
+            if meanwhile is not None and now >= next_word:
+                meanwhile()
+                next_word = now + min(now - self.started, _LOOK)
+            if self._look is not None and now >= self._next_look:
                 self._look()
                 self._next_look = time.monotonic() + _LOOK
             time.sleep(pause)
             pause = min(1.5 * pause, most)
-        return True
+        return said
 
     def give_up(self, error: BaseException) -> None:
         """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
-            self.store.set(f"gave up/{self.rank}", "")
-            self.store.set(
-                "gave up", json.dumps({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
-            )
+            self._append(_GAVE_UP, {"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
+
+    def complete(self) -> None:
+        """The group is made. If a rank may still have to hear so, these keys must not serve another group."""
+        if self._unheard:
+            self.give_up(TransportError("not all ranks are known to have heard that the group was made"))
 
     def _given_up(self, why: dict[str, Any]) -> CustomBackendError:
         kind = _KINDS.get(why["kind"], TransportError)
         return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error'] or why['kind']}")
 
-    def _all_heard(self, topic: str) -> None:
+    def _all_heard(self, topic: str) -> bool:
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
         until = time.monotonic() + min(_HEARD_SECONDS, self.left())
         pause, waiting = _FIRST, set(range(1, self.size))
         try:
-            while waiting and time.monotonic() < until:
+            while waiting:
                 waiting -= self.processes.ended()
-                if not waiting or self.store.check([f"{topic}/heard/{r}" for r in waiting]):
-                    return
-                waiting -= {r for r in waiting if self.store.check([f"gave up/{r}"])}
-                time.sleep(pause)
-                pause = min(1.5 * pause, _MOST)
+                waiting -= {rank for (rank,) in _lines(peek(self.store, f"{topic}/heard"))}
+                if waiting and pause > _FIRST:
+                    waiting -= {why["rank"] for why in _lines(peek(self.store, _GAVE_UP))}
+                if waiting:
+                    if time.monotonic() >= until:
+                        return False
+                    time.sleep(pause)
+                    pause = min(1.5 * pause, _MOST)
         except RuntimeError:
-            pass
+            return False
+        return True
+
+    # --- the store
+
+    def _set(self, key: str, value: Any) -> None:
+        try:
+            self.store.set(key, json.dumps(value))
+        except RuntimeError as error:
+            raise self._store_lost(error) from error
+
+    def _append(self, key: str, value: Any) -> None:
+        try:
+            self.store.append(key, f"{json.dumps(value)}\n")
+        except RuntimeError as error:
+            raise self._store_lost(error) from error
+
+    def _delete(self, keys: list[str]) -> None:
+        try:
+            while keys:
+                self.store.delete_key(keys[-1])
+                keys.pop()
+        except RuntimeError as error:
+            raise self._store_lost(error) from error
 
     def _store_lost(self, error: BaseException) -> CustomBackendError:
         if isinstance(error, TransportError):

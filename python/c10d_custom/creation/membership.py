@@ -1,17 +1,19 @@
 """Whether the ranks of a group that is being made mean the same group.
 
-Ranks that were given different members wait for each other in vain. So each says under its global rank which members it
-was given, and looks at what the others say while it waits.
+Ranks that were given different members wait for each other in vain. So each that waits for long says under its global
+rank which members it was given, and looks at what the others say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from typing import TYPE_CHECKING, Self
 
 from ..errors import CollectiveMismatchError
+from .exchange import peek
 
 if TYPE_CHECKING:
     from .bounded_store import BoundedStore
@@ -27,6 +29,7 @@ class Membership:
     def __init__(self, store: BoundedStore, rank: int, members: list[int], name: str) -> None:
         self.store, self.me, self.members, self.name = store, members[rank], members, name
         self._next = 0
+        self._telling = False  # only in a long wait: ranks that mean the same group need no word of this
         self._said = (
             ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
         )
@@ -34,24 +37,23 @@ class Membership:
         self.digest = hashlib.sha256(self._said.encode()).hexdigest()[:16]
 
     def __enter__(self) -> Self:
-        self.store.set(self._key(self.me), json.dumps(self._said))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, CollectiveMismatchError):
-            try:
-                # Not deleted: who has just seen that it is there would wait for it.
-                self.store.set(self._key(self.me), "")
-            except RuntimeError:
-                pass  # the store is gone
+        if self._telling and (kind is None or not issubclass(kind, CollectiveMismatchError)):
+            with contextlib.suppress(RuntimeError):  # the store is gone
+                self.store.delete_key(self._key(self.me))
 
     def look(self) -> None:
         """Raises CollectiveMismatchError if one of these members was given others."""
+        if not self._telling:
+            self._telling = True
+            self.store.set(self._key(self.me), json.dumps(self._said))
         others = [m for m in self.members if m != self.me]
         some = [others[(self._next + i) % len(others)] for i in range(min(_AT_ONCE, len(others)))]
         self._next += len(some)
-        texts = {m: self.store.get(self._key(m)) for m in some if self.store.check([self._key(m)])}
-        said: dict[int, str] = {m: json.loads(text) for m, text in texts.items() if text}
+        texts = {m: peek(self.store, self._key(m)) for m in some}
+        said: dict[int, str] = {m: json.loads(text) for m, text in texts.items() if text is not None}
         differing = [m for m, text in said.items() if text != self._said]
         if not differing:
             return
@@ -67,7 +69,7 @@ class Membership:
         # The process that serves the store may end with this error: let the others hear first.
         self.store.set(f"{self._key(self.me)}/told", "1")
         until = time.monotonic() + _TOLD_SECONDS
-        while time.monotonic() < until and not self.store.check([f"{self._key(m)}/told" for m in others]):
+        while time.monotonic() < until and not all(peek(self.store, f"{self._key(m)}/told") for m in others):
             time.sleep(5e-3)
 
     @staticmethod

@@ -6,6 +6,7 @@ leads to the peer. Bad news travels by itself (failure_detector.py, health.py).
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed import PrefixStore
 
 from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op
@@ -96,7 +99,8 @@ class HierarchicalTransport(Transport):
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
             table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
-            self.link = MpiLink(job, exchange, table, group_name, self._check_collective)
+            self.store = PrefixStore(table["token"], self.store)
+            self.link = MpiLink(job, exchange, table["ranks"], group_name, self._check_collective)
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
@@ -360,8 +364,9 @@ class HierarchicalTransport(Transport):
         self.health.check(peers, self._number)
 
 
-def _all_well(said: list[dict[str, Any]]) -> list[int]:
+def _all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
     errors = [s["error"] for s in said if s["error"]]
     if errors:
         raise TransportError("; ".join(dict.fromkeys(errors)))
-    return [s["rank"] for s in said]
+    # The token: of what this group says in the store later, no other of its name shall take for its own.
+    return {"ranks": [s["rank"] for s in said], "token": secrets.token_hex(8)}

@@ -184,7 +184,8 @@ def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Ex
             exchange.require_all_coming()
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK
-                if any(exchange.said(f"mapped/{rank}") for rank in waiting):
+                said = exchange.said("mapped")
+                if any(said.get(rank) for rank in waiting):
                     return  # it will not come, and says why when all have gathered
             if time.monotonic() >= exchange.deadline - _SLICE:
                 raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
