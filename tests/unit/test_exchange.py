@@ -1,0 +1,70 @@
+"""How many operations on the store it takes a rank to meet the others, and what is left there."""
+
+import threading
+from collections import Counter
+
+import pytest
+from torch.distributed import HashStore, PrefixStore
+
+from c10d_custom.creation.exchange import Exchange, life
+from c10d_custom.errors import TransportError
+
+TOPICS = 3
+LOOK = "compare_set"  # of which a rank that waits makes more, the longer it waits
+
+
+class Counting:
+    """A store that counts what it is asked for."""
+
+    def __init__(self, store):
+        self.store, self.counts = store, Counter()
+
+    def __getattr__(self, name):
+        self.counts[name] += 1
+        return getattr(self.store, name)
+
+
+def operations(size):
+    """Of ``size`` ranks that meet ``TOPICS`` times: the most of each kind that any of them made, looks left out."""
+    store, made = HashStore(), [None] * size
+
+    def rank_main(rank):
+        counting = Counting(store)
+        exchange = Exchange(counting, rank, size, 60.0)
+        for topic in range(TOPICS):
+            exchange.say(f"of {rank}/{topic}", rank)
+            assert exchange.gather_and_decide(f"{topic}", rank, sum) == size * (size - 1) // 2
+        made[rank] = counting.counts
+
+    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(made)
+    assert store.num_keys() == 0
+    kinds = {kind for counts in made for kind in counts} - {LOOK}
+    return {kind: max(counts[kind] for counts in made) for kind in kinds}
+
+
+def test_a_ranks_operations_do_not_grow_with_the_group():
+    few = operations(4)
+    assert few == operations(64)
+    assert sum(few.values()) <= 8 * TOPICS  # a word of its own, one for the topic, a verdict, what is deleted
+
+
+def test_a_name_that_ranks_gave_up_comes_again():
+    """What the failed group has left in the store is not taken for the next one's; who comes late hears what became of
+    it."""
+    store = HashStore()
+    assert life(store, 0) == 0
+    on_time = Exchange(PrefixStore("0", store), 0, 2, 0.2)
+    with pytest.raises(TransportError, match="heard nothing from rank 1") as raised:
+        on_time.gather_and_decide("t", 0, sum)
+    on_time.give_up(raised.value)
+    assert (life(store, 0), life(store, 1)) == (1, 0)
+    late = Exchange(PrefixStore("0", store), 1, 2, 20.0)
+    with pytest.raises(TransportError, match="heard nothing from rank 1") as raised:
+        late.gather_and_decide("t", 1, sum)
+    late.give_up(raised.value)
+    assert (life(store, 0), life(store, 1)) == (1, 1)
