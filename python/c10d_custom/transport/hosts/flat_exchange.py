@@ -83,6 +83,12 @@ class FlatExchange:
         ]
         self._between = self._addresses([b.address for b in self.partials])
 
+    def free(self) -> None:
+        """Frees the requests. None may be under way."""
+        for request in (*self.receives, *self._tiny):
+            request.Free()
+        self.receives, self._tiny = [], []
+
     @staticmethod
     def _addresses(values: Sequence[int]) -> Array[c_void_p]:
         return (c_void_p * len(values))(*values)

@@ -108,6 +108,16 @@ class LeaderAllReduce:
             self._requests[length] = requests, self._mpi.array(requests)
         return self._requests[length]
 
+    def free(self) -> None:
+        """Frees the requests. None may be under way."""
+        for requests, at in self._requests.values():
+            self._mpi.forget(at)
+            for request in requests[len(self._receives) :]:
+                request.Free()
+        self._requests.clear()
+        for request in self._receives:
+            request.Free()
+
     def run(self, number: int, call: Call, deadline: float) -> None:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():

@@ -62,8 +62,11 @@ class MpiLink:
 
         def create() -> None:
             try:
-                members = job.world.Get_group().Incl(ranks)
+                everyone = job.world.Get_group()
+                members = everyone.Incl(ranks)
                 made.append(job.world.Create_group(members, zlib.crc32(name.encode()) % 32000))
+                members.Free()
+                everyone.Free()
             except Exception as error:
                 made.append(error)
 

@@ -249,7 +249,11 @@ class HierarchicalTransport(Transport):
         self.local.close()
         self._progress.close()
         if healthy:
+            # MPI keeps a communicator, of which a process has 2,000 or so, until its last request is freed.
             self.pipelined.free()
+            if self.limits is not None:
+                self.leader.free()
+                self.flat.free()
         else:
             small = () if self.limits is None else (self.flat, self.leader)
             self.link.give_up([], (*small, self.pipelined))
