@@ -95,6 +95,34 @@ def test_a_group_leaves_no_keys_in_the_store(ranks):
         assert before == meanwhile == after
 
 
+def communicators_case():
+    """How many handles MPICH gives the communicators of groups that come one after the other; None: another MPI, or one
+    host."""
+    seen = set()
+    for _ in range(40):
+        group = dist.new_group()
+        link = getattr(group.cpu_transport, "link", None)
+        if link is None or link.MPI.get_vendor()[0] != "MPICH":
+            dist.destroy_process_group(group)
+            return None
+        for count in (1, 3000, 1 << 16):  # one for each algorithm
+            t = torch.ones(count)
+            dist.all_reduce(t, group=group)
+            assert t.eq(dist.get_world_size()).all()
+        seen.add(link.MPI._handleof(link.comm))
+        dist.destroy_process_group(group)
+    return len(seen)
+
+
+@pytest.mark.world_sizes(4)
+def test_mpi_gets_its_communicators_back(ranks):
+    """Of which MPICH has 2,048 in a process. A request that is not freed holds one."""
+    found = ranks.run(communicators_case)
+    if None in found:
+        pytest.skip("between hosts only, with MPICH")
+    assert max(found) < 10
+
+
 def dropped_tensors_case():
     """Works nobody waits for do not keep their tensors for ever."""
     import weakref
