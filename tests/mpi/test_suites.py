@@ -60,6 +60,8 @@ RUNS = {
     "torchrun:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "send_recv")),
         *(f"{PROGRAMS}::test_{name}" for name in ("sgd_partitioned", "ddp_basic")),
+        "faults/test_leftovers.py::test_a_group_leaves_no_keys_in_the_store",
+        "faults/test_leftovers.py::test_mpi_gets_its_communicators_back",
         "torch_suite",
     ],
     "torchrun:3+1": [*(f"conformance/test_{name}.py" for name in WHO_TAKES_PART), *FOUR_RANKS],
