@@ -6,6 +6,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
+from c10d_custom.creation import exchange as exchange_module
 from c10d_custom.creation.attempt import Attempt, SupersededError
 from c10d_custom.creation.bounded_store import BoundedStore
 from c10d_custom.creation.exchange import Exchange
@@ -92,12 +93,14 @@ def test_without_rank_0_the_error_names_it(attempt, earlier):
 
 
 @pytest.mark.parametrize("how", ["decided", "gave up"])
-def test_who_comes_later_finds_an_exchange_over(store, how):
-    first, late = Exchange(store, 0, 1, 20.0), Exchange(store, 1, 2, 20.0)
-    first.say("place/0", 1)
+def test_who_comes_later_finds_an_exchange_over(store, how, monkeypatch):
+    """One of which something is left, that is: what all have heard is deleted."""
+    monkeypatch.setattr(exchange_module, "_HEARD_SECONDS", 0.1)
+    first, late = Exchange(store, 0, 2, 20.0), Exchange(store, 1, 2, 20.0)
     assert not late.is_over("place")
     if how == "decided":
-        first.gather_and_decide("place", 1, lambda values: values)
+        store.append("place/said", "[1, 1]\n")  # of a rank that has ended before it heard
+        assert first.gather_and_decide("place", 1, sum) == 2
     else:
         first.give_up(ValueError())
     assert late.is_over("place")

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from c10d_custom.creation import exchange as module
 from c10d_custom.creation.exchange import Exchange, life
 from c10d_custom.errors import TransportError
 
@@ -67,4 +68,15 @@ def test_a_name_that_ranks_gave_up_comes_again():
     with pytest.raises(TransportError, match="heard nothing from rank 1") as raised:
         late.gather_and_decide("t", 1, sum)
     late.give_up(raised.value)
+    assert (life(store, 0), life(store, 1)) == (1, 1)
+
+
+def test_after_a_rank_that_was_not_seen_to_hear_all_go_one_number_on(monkeypatch):
+    """It may still be looking at these keys when the group has been destroyed, and is made again."""
+    monkeypatch.setattr(module, "_HEARD_SECONDS", 0.1)
+    store = HashStore()
+    store.append("0/t/said", "[1, 1]\n")  # and no more of rank 1
+    first = Exchange(PrefixStore("0", store), 0, 2, 20.0)
+    assert first.gather_and_decide("t", 0, sum) == 1
+    first.complete()
     assert (life(store, 0), life(store, 1)) == (1, 1)

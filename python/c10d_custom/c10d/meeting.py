@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,7 @@ from ..config import Config, restart_attempt
 from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange, life
-from ..creation.membership import Membership
+from ..creation.membership import Membership, digest_of
 from ..creation.mpi_start import mpi_job
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
@@ -61,47 +60,64 @@ def meet(
     seconds, members = timeout.total_seconds(), members or list(range(size))
     what = f"creation of group {name or '(unnamed)'}, rank {rank}"
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
-
-        def met(attempt_name: str, attempt: Attempt | None = None) -> tuple[ByDevice, Store]:
-            part = bounded.under(attempt_name)
-            with Membership(part, rank, members, name) as membership:
-                own, look = part.under(membership.digest), membership.look
-                if attempt is not None:
-                    # Not at the members: those of an earlier attempt may have been others.
-                    look = attempt.look
-                else:
-                    # A store may see the same group name again after destroy_process_group.
-                    own = own.under(f"{life(own, rank)}")
-                exchange = Exchange(own, rank, size, seconds, processes or _members_of_world(members), look)
-                try:
-                    if attempt is not None and rank and exchange.is_over(FIRST_TOPIC):
-                        raise SupersededError
-                    trace.install_signal(configuration())
-                    transport = _transport(exchange, name, members, devices, attempt)
-                    exchange.complete()
-                    return transport, own.plain
-                except BaseException as error:
-                    exchange.give_up(error)
-                    raise
-                finally:
-                    exchange.processes.close()
-
+        meeting = _Meeting(bounded, rank, members, name, seconds, processes or _members_of_world(members), devices)
         if processes is not None or dist.group.WORLD is not None or not Attempt.possible():
-            transport, own = met(_known.get(os.getpid()) or f"{restart_attempt()}")
+            transport, own = meeting.under(_known.get(os.getpid()) or f"{restart_attempt()}")
         else:
-            transport, own = _met_in_newest(met, Attempt(bounded, rank, what))
+            transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
     trace.follow(transport, configuration())
     return transport, own
 
 
-def _met_in_newest(met: Callable[[str, Attempt], _Met], attempt: Attempt) -> _Met:
-    while True:
-        try:
-            found = met(attempt.join(), attempt)
-        except SupersededError:
-            continue
-        _known[os.getpid()] = attempt.name
-        return found
+class _Meeting:
+    """One rank's, of one group."""
+
+    def __init__(
+        self,
+        store: BoundedStore,
+        rank: int,
+        members: list[int],
+        name: str,
+        seconds: float,
+        processes: Processes | None,
+        devices: list[str] | None,
+    ) -> None:
+        self.store, self.rank, self.members, self.name = store, rank, members, name
+        self.seconds, self.processes, self.devices = seconds, processes, devices
+
+    def in_newest(self, attempt: Attempt) -> _Met:
+        while True:
+            try:
+                found = self.under(attempt.join(), attempt)
+            except SupersededError:
+                continue
+            _known[os.getpid()] = attempt.name
+            return found
+
+    def under(self, prefix: str, attempt: Attempt | None = None) -> _Met:
+        """Under keys that begin so; ``attempt``: whose name that is. Raises SupersededError, too, if there is one."""
+        part, size = self.store.under(prefix), len(self.members)
+        with Membership(part, self.rank, self.members, self.name) as membership:
+            own, look = part.under(membership.digest), membership.look
+            if attempt is None:
+                # A store may see the same group name again after destroy_process_group.
+                own = own.under(f"{life(own, self.rank)}")
+            else:
+                # Not at the members: those of an earlier attempt may have been others.
+                look = attempt.look
+            exchange = Exchange(own, self.rank, size, self.seconds, self.processes, look)
+            try:
+                if attempt is not None and self.rank and exchange.is_over(FIRST_TOPIC):
+                    raise SupersededError
+                trace.install_signal(configuration())
+                transport = _transport(exchange, self.name, self.members, self.devices, attempt)
+                exchange.complete()
+                return transport, own.plain
+            except BaseException as error:
+                exchange.give_up(error)
+                raise
+            finally:
+                exchange.processes.close()
 
 
 def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:

@@ -228,9 +228,16 @@ class Exchange:
             self._append(_GAVE_UP, {"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
 
     def complete(self) -> None:
-        """The group is made. If a rank may still have to hear so, these keys must not serve another group."""
+        """The group is made. If a rank may still have to hear so, these keys must not serve another group: for every
+        rank the next of this name counts one more."""
         if self._unheard:
-            self.give_up(TransportError("not all ranks are known to have heard that the group was made"))
+            why = {
+                "kind": TransportError.__name__,
+                "error": "not all ranks are known to have heard of an earlier group",
+            }
+            with contextlib.suppress(RuntimeError):
+                for rank in range(self.size):
+                    self._append(_GAVE_UP, {"rank": rank, **why})
 
     def _given_up(self, why: dict[str, Any]) -> CustomBackendError:
         kind = _KINDS.get(why["kind"], TransportError)

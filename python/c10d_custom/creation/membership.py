@@ -23,6 +23,15 @@ _AT_ONCE = 16  # ranks looked at in one look: a store serves all of them
 _TOLD_SECONDS = 0.5
 
 
+def digest_of(members: list[int]) -> str:
+    """Under which those of the store's keys stand that are of ranks which mean this group."""
+    return hashlib.sha256(_described(members).encode()).hexdigest()[:16]
+
+
+def _described(members: list[int]) -> str:
+    return ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
+
+
 class Membership:
     """``members``: the global ranks in the group's order; ``rank``: this one's place among them."""
 
@@ -30,11 +39,7 @@ class Membership:
         self.store, self.me, self.members, self.name = store, members[rank], members, name
         self._next = 0
         self._telling = False  # only in a long wait: ranks that mean the same group need no word of this
-        self._said = (
-            ", ".join(map(str, members)) if members != list(range(len(members))) else f"0 to {len(members) - 1}"
-        )
-        # Of the store's keys, those of ranks that mean this group.
-        self.digest = hashlib.sha256(self._said.encode()).hexdigest()[:16]
+        self._said, self.digest = _described(members), digest_of(members)
 
     def __enter__(self) -> Self:
         return self
