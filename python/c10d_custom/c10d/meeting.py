@@ -113,6 +113,8 @@ class _Meeting:
                 transport = _transport(exchange, self.name, self.members, self.devices, attempt)
                 exchange.complete()
                 return transport, own.plain
+            except SupersededError:
+                raise  # others that have joined the earlier attempt find that out by themselves
             except BaseException as error:
                 exchange.give_up(error)
                 raise
