@@ -13,10 +13,10 @@ from programs.launch import start
 
 FAULT = Path(__file__).with_name("scripts") / "fault.py"
 GO_ON = FAULT.with_name("go_on.py")
-# So that the launcher does not end the job before the survivors have said what they saw.
 # Seconds after which a rank counts as having hung. How soon it is told shows in the kind of error: after the group's
 # time-out of 4 s it would be another one.
 HUNG = 20.0
+# So that the launcher does not end the job before the survivors have said what they saw.
 SURVIVE = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--with-ft", "ulfm"]}
 # The kinds of trouble that kill nobody: each layout's in one job.
 DISAGREE = [

@@ -61,8 +61,8 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
         raise UsageError('shrink_group: the default group is not there, or not one of the backend "custom"')
     if not isinstance(old.cpu_transport, ShmTransport):
         raise UsageError(
-            "shrink_group: the default group spans several hosts. MPI does not go on without a rank: restart "
-            "the job from a checkpoint"
+            "shrink_group: the default group spans several hosts, and only one of a single host can be shrunk: "
+            "restart the job from a checkpoint"
         )
     backend, own = get_backend_config(old), old.timeout
     for each in issuing.live():

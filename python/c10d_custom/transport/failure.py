@@ -1,5 +1,5 @@
-"""What went wrong, made into a sentence: operation, sequence number, group, rank, peer, time, advice. Who was lost or
-is late, and how, each transport says in it: shm/error_text.py, hosts/error_text.py."""
+"""The sentences of all errors of a group: what went wrong, operation, sequence number, group, rank, peer, time, advice.
+Who was lost or is late, and how, each transport says in them: shm/error_text.py, hosts/error_text.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a group over hosts knows for the text of an error (failure.py): who is gone, the hosts' names, and what the
-other ranks say in the store."""
+"""What a group over hosts adds to an error, whose sentences are in transport/failure.py: who is gone, the hosts' names,
+and what the other ranks say in the store."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Wanted = tuple[int, tuple[int, int], MessageTicket]  # peer, MPI's tags, the receive
 
 
-_EAGER = 16 << 10
+_EAGER = 16 << 10  # bytes of a message, up to which they follow its head; on one host: kEagerLimit, backend/shm/p2p.cpp
 _CHECK = 5e-3  # s between two looks at the group's health
 _LINGER = 0.05
 _GRACE = 1.0

@@ -1,5 +1,5 @@
-"""What a group on one host knows for the text of an error (failure.py): who is gone, who is late, and what each rank
-does, as the segment shows it."""
+"""What a group on one host adds to an error, whose sentences are in transport/failure.py: who is gone, who is late,
+and what each rank does, as the segment shows it."""
 
 from __future__ import annotations
 
