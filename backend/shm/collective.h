@@ -6,7 +6,7 @@
 //   ring:  the input is cut into blocks that pass through the ranks' rings. (pipeline.h and the
 //          file of each operation)
 // Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find
-// out before any result is written.
+// out before any result is written, and memory of the call before last may be used again (layout.h).
 #pragma once
 #include <cstring>
 

@@ -1,4 +1,5 @@
-"""Signal handlers that raise amid a call, or call the group they interrupt. On one host and, with --job, over hosts.
+"""Signal handlers that raise amid a call, as Ctrl-C's does, or call the group they interrupt. On one host and, with
+--job, over hosts.
 
 Contract (transport/base.py): an exception that leaves a wait has withdrawn the operation, or has ended the group with
 an error on both sides; the caller's tensor is the caller's again. A handler that calls the group amid a collective gets

@@ -1,4 +1,4 @@
-"""torch.compile and the group's methods."""
+"""Keeps torch.compile out of the group's methods, all alike."""
 
 from __future__ import annotations
 

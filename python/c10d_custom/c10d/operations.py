@@ -337,7 +337,8 @@ class Operations(Issuing):
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)
 
-    # Other names of the same operations: torch before 2.13 calls the first five.
+    # Other names of the same operations: torch before 2.13 calls the first five (dist.all_gather_into_tensor the first,
+    # or all_gather_single).
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

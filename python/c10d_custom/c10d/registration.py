@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .process_group import CustomProcessGroup
 
 
-_FIRST_TO_MIX = "2.14"  # the first torch in which a Backend made in Python serves some of a group's devices
+# The first torch in which a Backend made in Python serves some of a group's devices: for errors. backend.REGISTERED
+# decides.
+_FIRST_TO_MIX = "2.14"
 
 # What an MPI launcher leaves in the environment of the processes that it starts; launcher.py knows the details.
 _SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"

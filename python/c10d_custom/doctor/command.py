@@ -1,4 +1,4 @@
-"""``python -m c10d_custom doctor``"""
+"""``python -m c10d_custom doctor``: the command line, and the list of checks"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""This process's use of MPI, by way of mpi4py: one per process, begun by the first `job()`.
+"""This process's MPI, by way of mpi4py: its start by the first `job()`, its waits, and its end, by MPI_Finalize or
+without it.
 
 Every wait here polls, with a deadline: blocking calls of MPI have none, and burn a core."""
 
