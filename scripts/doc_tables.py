@@ -136,8 +136,22 @@ def of_core():
     return table(["file of `backend`", ""], rows)
 
 
+def of_scripts():
+    rows = []
+    for file in [ROOT / ".ci" / "run", ROOT / "setup.py", *sorted((ROOT / "scripts").iterdir())]:
+        text = file.read_text() if file.is_file() else ""
+        if text.startswith("#!") and "python" not in text.splitlines()[0]:
+            lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()[1:])
+            said = " ".join(line.removeprefix("#").strip() for line in lines)
+        else:
+            said = (ast.get_docstring(ast.parse(text)) or "") if file.suffix == ".py" else ""
+        if said := first_sentence(said):
+            rows.append([f"`{file.relative_to(ROOT)}`", said])
+    return table(["file", ""], rows)
+
+
 PAGES = {
-    "docs/internals/files.md": {"package": of_package, "core": of_core},
+    "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
     "docs/support.md": {"support": support, "versions": versions},
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/configuration.md": {"environment": environment},

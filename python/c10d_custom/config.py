@@ -1,5 +1,5 @@
-"""Every environment variable of this package, read once per process. docs/configuration.md is made of
-them (scripts/doc_tables.py)."""
+"""Every environment variable of this package, with its default and limits (sizes, numbers of calls, times), read once
+per process. docs/configuration.md is made of them (scripts/doc_tables.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The MPI of a group that spans hosts: that of the launcher which started its ranks; or else one that is started over
-the group's store, once in a process."""
+the group's store, once in a process; or why there can be none, said alike on all ranks."""
 
 from __future__ import annotations
 

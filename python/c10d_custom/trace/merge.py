@@ -1,5 +1,5 @@
-"""What the files of all ranks say together: where each rank stands in each group, who waits for whom, and who holds
-up the rest.
+"""The report that ``python -m c10d_custom trace`` prints, of what the files of all ranks say together: where each rank
+stands in each group, who waits for whom, and who holds up the rest.
 
 A rank stands at the last collective of a group that it has begun: inside it, if that has not ended or has failed, else
 past it. Inside collective #k it waits for every rank that has not entered #k. A rank without a file stands where the
