@@ -143,10 +143,8 @@ def at_any_moment(rank, size, seed, trials):
 
 
 def test_at_any_moment_of_a_transfer():
-    trials = 25 if Layout.chosen() else 40
-    # On a busy machine many receives are interrupted before they are posted, and their sends wait for the time-out.
-    for outcomes in run(at_any_moment, 2, 2026, trials, deadline=180):
-        assert sum(outcomes.values()) == trials
+    for outcomes in run(at_any_moment, 2, 2026, 40):
+        assert sum(outcomes.values()) == 40
 
 
 def batch_and_reuse(rank, size):

@@ -105,7 +105,7 @@ class Messages:
                 finally:
                     self._by, self._taking = outer, None
             self.progress()
-            if not ticket.done() or self._asides:
+            if not ticket.done():
                 self._ensure_thread()
             return ticket
         except BaseException:
@@ -291,8 +291,7 @@ class Messages:
         test = self.link.MPI.Request.Testall
         for ticket in list(self._moving):
             inner = ticket.inner
-            complete = inner.done() if inner is not None else ticket.sent or test(ticket.requests)
-            if not complete or ticket not in self._moving:
+            if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
                 continue
             self._taking = ticket
             if ticket.asks and not hear(self.link, ticket, self._moving):
@@ -376,7 +375,7 @@ class Messages:
             with self._work:
                 if self._over:
                     return
-                self._work.wait_for(lambda: self._over or self._wanted or self._moving or self._asides)
+                self._work.wait_for(lambda: self._over or self._wanted or self._moving)
                 last = time.monotonic()
 
     def close(self) -> None:
