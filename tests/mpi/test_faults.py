@@ -203,8 +203,7 @@ def test_a_message_that_does_not_come(layout, kind, together):
 @cases("size of a message")
 def test_a_message_of_another_size(layout, kind, together):
     ranks = together(layout, kind)
-    for rank in (0, 3):
-        assert ranks[rank]["error"] == "CollectiveMismatchError" and "400000 bytes" in ranks[rank]["text"], ranks
+    assert ranks[0]["error"] == "CollectiveMismatchError" and "400000 bytes" in ranks[0]["text"], ranks
 
 
 @cases("left")

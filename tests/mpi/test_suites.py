@@ -42,7 +42,6 @@ TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_c
 PROGRAMS = "programs/test_programs.py"
 FOUR_RANKS = [f"{PROGRAMS}::test_{name}" for name in ("six_collectives", "ddp_model_parallel_on_cpu")]
 FAULTS = [
-    "faults/test_disagreement.py::test_a_message_that_does_not_fit",
     "faults/test_interrupted.py",
     "faults/test_ordinary_events.py",
     "faults/test_ended_in_a_handler.py",

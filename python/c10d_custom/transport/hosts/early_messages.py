@@ -42,7 +42,7 @@ class EarlyMessages:
         link, status = self._link, self._link.MPI.Status()
         if (found := link.comm.Improbe(link.MPI.ANY_SOURCE, SHARED_TAGS[0], status)) is not None:
             source, head = status.Get_source(), receive_head(link, found, status)
-            nbytes, _, eager, tag, _ = HEAD.unpack_from(head.memory)
+            nbytes, _, eager, tag = HEAD.unpack_from(head.memory)
             early = EarlyMessage(source, tag, head, head if eager else Buffer(nbytes), [])
             self.kept.append(early)
             if not eager:
@@ -51,9 +51,3 @@ class EarlyMessages:
     def of(self, tag: int, peer: int) -> list[EarlyMessage]:
         """Those with that tag from ``peer``; -1: from any rank."""
         return [e for e in self.kept if e.tag == tag and peer in (-1, e.source)]
-
-    def give_up(self) -> None:
-        """MPI may still write what was under way."""
-        for early in self.kept:
-            if not self._link.MPI.Request.Testall(early.requests):
-                self._link.give_up(early.requests, early.data)

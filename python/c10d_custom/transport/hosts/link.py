@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, VERDICT, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 16
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 16
 
 _YIELD = 300e-6  # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
@@ -199,34 +199,6 @@ class MpiLink:
         """Frees the communicator, if nothing is under way on it."""
         if healthy and not self._gave_up:
             self.comm.Free()
-
-
-class Asides:
-    """Requests that nothing waits for, and the memory that they read or write."""
-
-    def __init__(self, link: MpiLink) -> None:
-        self._link = link
-        self._under_way: list[tuple[list[Request], object]] = []
-
-    def begin(self, memory: object) -> list[Request]:
-        """A list for requests that use ``memory``, which is kept until they are complete."""
-        requests: list[Request] = []
-        self._under_way.append((requests, memory))
-        return requests
-
-    def __bool__(self) -> bool:
-        return bool(self._under_way)
-
-    def advance(self) -> None:
-        for each in list(self._under_way):
-            if self._link.MPI.Request.Testall(each[0]) and each in self._under_way:
-                self._under_way.remove(each)
-
-    def give_up(self) -> None:
-        """MPI may still use the memory."""
-        for requests, memory in self._under_way:
-            if not self._link.MPI.Request.Testall(requests):
-                self._link.give_up(requests, memory)
 
 
 class Buffer:

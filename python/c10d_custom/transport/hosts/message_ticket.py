@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .link import MpiLink
 
 
-HEAD = struct.Struct("<QIIqQ32x")  # bytes, dtype, whether they follow in the head, tag, number
+HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
 SHARED_TAGS = LARGE_TAGS, LARGE_TAGS + 1
 
 
@@ -51,9 +51,6 @@ class MessageTicket(PyTicket):
         self.requests: list[Request] = []
         self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor
         self.posted = False  # a send: MPI has all of it
-        self.asks = False  # a send: it is over once it has a verdict (verdicts.py)
-        self.verdict: tuple[int, int] | None = None  # bytes and dtype of its receive
-        self.sent = False  # one that asks: MPI is through with its bytes
         self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
         self.matched = False
         self.inner: Ticket | None = None  # the local ticket that a receive from any source has become
@@ -87,15 +84,14 @@ def receive_head(link: MpiLink, found: Found, status: Status) -> Buffer:
     return head
 
 
-def unlike(ticket: MessageTicket, peer: int, nbytes: int, dtype: int) -> Trouble | None:
-    """The Trouble of a message that the other side, ``peer``, says to be of these bytes and dtype, if they are not
-    those of this side; else None."""
+def unlike(ticket: MessageTicket, nbytes: int, dtype: int) -> Trouble | None:
+    """The Trouble of a message whose head says that it is not what its receive is for; else None."""
     message = ticket.message
     if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
         return None
     return Trouble(
         native.MISMATCH,
-        peer,
+        ticket._source,
         expected=message.tensor.nbytes,
         actual=nbytes,
         expected_dtype=message.dtype.code,
@@ -104,11 +100,8 @@ def unlike(ticket: MessageTicket, peer: int, nbytes: int, dtype: int) -> Trouble
 
 
 def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> Trouble | None:
-    """Of one whose bytes have moved. A send may hear that its receive was for another. And who was interrupted while it
-    sent has its tensor back, and has said before that the group is of no more use: the bytes that are here may not be
-    those that were sent. ``check``: see Messages."""
-    if ticket.verdict is not None:
-        return unlike(ticket, ticket.message.peer, *ticket.verdict)
+    """Of one that is here. Who was interrupted while it sent has its tensor back, and has said before that the group is
+    of no more use: the bytes may not be those that were sent. ``check``: see Messages."""
     if ticket.message.is_recv:
         try:
             check([])

@@ -1,10 +1,10 @@
 """Sends and receives between hosts, over MPI.
 
 A message is a head (size, dtype, and the bytes themselves if they are few) and, if they are not, its
-data, on a tag of its own: its sender then awaits the receiver's word that it fits (verdicts.py). Receives look for
-heads with matched probes, so that a receive that has timed out leaves nothing behind in MPI. Matched by (source, tag),
-in the order of posting; nothing waits for anything else. Whoever waits for a message drives the engine, otherwise a
-thread does while there is anything to do. Those with tags that MPI does not have: early_messages.py.
+data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
+out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
+anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
+anything to do. Those with tags that MPI does not have: early_messages.py.
 
 Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
 taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
@@ -30,11 +30,12 @@ from ...errors import TransportError
 from ...threads import start
 from ..failure import Trouble
 from .early_messages import EarlyMessages
-from .link import Asides, Buffer
+from .link import Buffer
 from .message_ticket import HEAD, SHARED_TAGS, MessageTicket, late_news, receive_head, tags_of, unlike
-from .verdicts import answer, hear
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
     from ...call import Message
     from ...errors import UsageError
     from ..base import Ticket
@@ -77,7 +78,7 @@ class Messages:
         self._taking: MessageTicket | None = None  # the ticket that it is changing
         self._wanted: list[Wanted] = []  # receives that have found no message, in order of posting
         self._moving: list[MessageTicket] = []  # tickets with requests under way, or a local ticket
-        self._asides = Asides(link)
+        self._drains: list[tuple[list[Request], Buffer]] = []
         self._early = EarlyMessages(link)
         self._checked = 0.0
         self._failed: tuple[float, Exception] | None = None  # of MPI, and when; who is lost may be known later
@@ -120,8 +121,8 @@ class Messages:
         t, link = message.tensor, self.link
         eager = t.nbytes <= _EAGER
         head = Buffer(HEAD.size + (t.nbytes if eager else 0))
-        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag, ticket.number)
-        ticket.keep, ticket.asks = head, not eager
+        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
+        ticket.keep = head
         if eager:
             head.fill(HEAD.size, t.data_ptr(), t.nbytes)
         ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
@@ -143,11 +144,11 @@ class Messages:
             # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
             ticket.kept_until = time.monotonic() + _KEPT
             ticket.wait(ticket.deadline - time.monotonic())
-        elif ticket.asks or not ticket.posted:  # else MPI has the bytes, and delivers them
+        elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:  # else MPI has the bytes, and delivers them
             # The other may be reading the tensor: until it has, or knows.
             ticket.kept_until = time.monotonic() + _KEPT
             self._end_group()
-            while not (ticket.done() or ticket.sent) and time.monotonic() < ticket.kept_until:
+            while not ticket.done() and time.monotonic() < ticket.kept_until:
                 self.progress()
                 time.sleep(1e-3)
         with self._lock:
@@ -264,27 +265,27 @@ class Messages:
     def _take(self, ticket: MessageTicket, source: int, head: Buffer, data: Buffer) -> None:
         """All of the message is here."""
         t, at = ticket.message.tensor, HEAD.size if data is head else 0
-        nbytes, dtype, eager, _, number = HEAD.unpack_from(head.memory)
+        nbytes, dtype, _, _ = HEAD.unpack_from(head.memory)
         ticket.matched, ticket._source = True, source
-        trouble = unlike(ticket, source, nbytes, dtype)
-        if not eager:
-            answer(self.link, self._asides, ticket.message, source, number)
+        trouble = unlike(ticket, nbytes, dtype)
         if trouble is None and nbytes:
             memmove(t.data_ptr(), data.address + at, nbytes)
         self._end(ticket, trouble)
 
     def _deliver(self, ticket: MessageTicket, source: int, head: Buffer, tags: tuple[int, int]) -> None:
-        nbytes, dtype, eager, _, number = HEAD.unpack_from(head.memory)
+        nbytes, dtype, eager, _ = HEAD.unpack_from(head.memory)
         if eager:
             return self._take(ticket, source, head, head)
         ticket.matched, ticket._source = True, source
-        if (trouble := unlike(ticket, source, nbytes, dtype)) is None:
-            self.link.receive(ticket.message.tensor.data_ptr(), nbytes, source, tags[1], ticket.requests)
-        else:
+        if (trouble := unlike(ticket, nbytes, dtype)) is not None:
             scratch = Buffer(nbytes)  # what follows must not be taken for another message
-            self.link.receive(scratch.address, nbytes, source, tags[1], self._asides.begin(scratch))
-        answer(self.link, self._asides, ticket.message, source, number)
-        self._moving.append(ticket) if trouble is None else self._end(ticket, trouble)
+            requests: list[Request] = []
+            self._drains.append((requests, scratch))
+            self.link.receive(scratch.address, nbytes, source, tags[1], requests)
+            self._end(ticket, trouble)
+        else:
+            self.link.receive(ticket.message.tensor.data_ptr(), nbytes, source, tags[1], ticket.requests)
+            self._moving.append(ticket)
 
     def _advance(self) -> bool:
         moved = False
@@ -294,9 +295,6 @@ class Messages:
             if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
                 continue
             self._taking = ticket
-            if ticket.asks and not hear(self.link, ticket, self._moving):
-                self._taking = None
-                continue
             self._moving.remove(ticket)
             if inner is not None:
                 ticket._source = inner.source
@@ -304,7 +302,9 @@ class Messages:
             else:
                 self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
-        self._asides.advance()
+        for drain in list(self._drains):
+            if test(drain[0]) and drain in self._drains:
+                self._drains.remove(drain)
         return moved
 
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
@@ -367,7 +367,7 @@ class Messages:
         while True:
             moved = self.progress()
             now = time.monotonic()
-            live = self._wanted or self._moving or self._asides
+            live = self._wanted or self._moving or self._drains
             if moved or live:
                 last = now if moved else last
                 time.sleep(100e-6 if now - last < _LINGER else 1e-3)
@@ -387,8 +387,9 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            self._asides.give_up()
-            self._early.give_up()
+            for requests, memory in [*self._drains, *((e.requests, e.data) for e in self._early.kept)]:
+                if not self.link.MPI.Request.Testall(requests):
+                    self.link.give_up(requests, memory)  # MPI may still write there
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
