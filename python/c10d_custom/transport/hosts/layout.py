@@ -1,9 +1,10 @@
 """How the ranks of a group lie on hosts, and the order that reductions follow from it.
 
 Order of a reduction over several hosts: inside each host, its ranks in the order of their group ranks,
-the host's result rounded to the dtype; then between hosts, in the order of their first ranks. It does
-not depend on sizes or algorithms. AVG of floating-point numbers is divided inside the hosts (so that no
-intermediate sum overflows), of integers at the end.
+the host's result rounded to the dtype, for only that crosses the network, and not its wider accumulators;
+then between hosts, in the order of their first ranks. It does not depend on sizes or algorithms. AVG of
+floating-point numbers is divided inside the hosts (so that no intermediate sum overflows), of integers at
+the end.
 """
 
 from __future__ import annotations
