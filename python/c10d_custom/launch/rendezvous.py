@@ -81,8 +81,11 @@ def _is_ours() -> bool:
 def mpi_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[Rendezvous]:
     deadline = time.monotonic() + timeout.total_seconds()
     mpi = job(timeout.total_seconds())
-    _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
-    store = _Meeting(mpi, timeout, deadline).store()
+    try:
+        _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
+        store = _Meeting(mpi, timeout, deadline).store()
+    finally:
+        remove_files()  # all have started, or will not meet
     yield store, mpi.rank, mpi.size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
@@ -114,7 +117,6 @@ class _Meeting:
         for address in offer["addresses"]:
             store = served or self._connect(address, offer)
             if self._all(store is not None) and store is not None:
-                remove_files()  # all have started
                 self._tell_scripts(local, address, offer["port"])
                 store.set_timeout(self.timeout)
                 return store
