@@ -132,7 +132,9 @@ def of_core():
         if file.suffix in (".h", ".cpp", ".c", ".inc"):
             lines = itertools.takewhile(lambda line: line.startswith("//"), file.read_text().splitlines())
             if said := first_sentence(" ".join(line.removeprefix("//").strip() for line in lines)):
-                rows.append([f"`{file.relative_to(ROOT / 'backend')}`", said])
+                sources = [file.with_suffix(suffix) for suffix in (".cpp", ".c") if file.suffix == ".h"]
+                names = [file, *(source for source in sources if source.exists() and source.read_text()[:2] != "//")]
+                rows.append([", ".join(f"`{name.relative_to(ROOT / 'backend')}`" for name in names), said])
     return table(["file of `backend`", ""], rows)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+REPLACEABLE = ("gloo",)  # backends whose name this one can answer to (c10d/replacing.py)
+
 
 def _number(name: str, default: int, low: int, high: int, doc: str) -> int:
     return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
@@ -63,7 +65,7 @@ class Config:
     replaces: str = _choice(
         "C10D_CUSTOM_REPLACES",
         "",
-        ("", "gloo"),
+        ("", *REPLACEABLE),
         "`gloo`: groups that are asked for by that name are made by this backend (docs/frameworks.md); read at "
         "`import torch`",
     )
@@ -197,7 +199,7 @@ def launcher_wanted() -> bool:
 
 def replaced_wanted() -> list[str]:
     """`Config.replaces`, for `import torch`."""
-    return [name for name in ("gloo",) if os.environ.get("C10D_CUSTOM_REPLACES") == name]
+    return [name for name in REPLACEABLE if os.environ.get("C10D_CUSTOM_REPLACES") == name]
 
 
 # (variable, default or "none", what it says) of each, for docs/configuration.md.

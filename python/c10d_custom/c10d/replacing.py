@@ -16,18 +16,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from .names import NAME, replaced  # nothing that imports torch: this is imported while torch is
+from ..config import REPLACEABLE  # nothing that imports torch: this is imported while torch is
+from .names import NAME, replaced
 
 log = logging.getLogger("c10d_custom")
 
-REPLACEABLE = ("gloo",)
 _undo: list[Callable[[], None]] = []
 _told: list[bool] = []  # whether the log has been
 
 
 def replace(name: str) -> None:
     """From now on groups asked for as ``name`` are made by this backend; again does nothing. UsageError for a name that
-    is not among REPLACEABLE."""
+    is not among config.REPLACEABLE."""
     if name not in REPLACEABLE:
         from ..errors import UsageError
 
