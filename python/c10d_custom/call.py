@@ -1,4 +1,4 @@
-"""What is being asked of a transport."""
+"""What is asked of a transport: a collective (Call), a message (Message), and which primitives there are (Op)."""
 
 from __future__ import annotations
 

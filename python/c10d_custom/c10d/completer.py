@@ -1,4 +1,5 @@
-"""The threads that end Works that nobody waits for, and run the callbacks of their futures."""
+"""The threads that end Works that nobody waits for and run the callbacks of their futures, which may wait for another
+collective: so it is never the thread that runs the queued collectives."""
 
 from __future__ import annotations
 

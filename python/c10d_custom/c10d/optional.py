@@ -1,5 +1,5 @@
-"""Features that a group can do without. Some rest on private names of torch, which move: then the feature is off, a
-warning says so once, and all else goes on."""
+"""Switches a feature of a group off where this torch lacks a private name that it rests on (such names move): a warning
+says so once, and all else goes on."""
 
 from __future__ import annotations
 

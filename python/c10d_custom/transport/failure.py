@@ -1,5 +1,5 @@
-"""The sentences of all errors of a group: what went wrong, operation, sequence number, group, rank, peer, time, advice.
-Who was lost or is late, and how, each transport says in them: shm/error_text.py, hosts/error_text.py."""
+"""How the sentence of an error is put together: what went wrong, operation, sequence number, group, rank, peer, time,
+advice; the words for a rank that has died or is late are in shm/error_text.py and hosts/error_text.py."""
 
 from __future__ import annotations
 

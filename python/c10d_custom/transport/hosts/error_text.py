@@ -1,5 +1,5 @@
-"""What a group over hosts adds to an error, whose sentences are in transport/failure.py: who is gone, the hosts' names,
-and what the other ranks say in the store."""
+"""The words of an error over hosts for a rank that has died or is late, with its host's name, and what the other ranks
+say of it in the store; transport/failure.py makes the sentence."""
 
 from __future__ import annotations
 

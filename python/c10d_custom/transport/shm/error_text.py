@@ -1,5 +1,5 @@
-"""What a group on one host adds to an error, whose sentences are in transport/failure.py: who is gone, who is late,
-and what each rank does, as the segment shows it."""
+"""The words of an error on one host for a rank that has died or is late, and for what each rank does, as the segment
+shows it; transport/failure.py makes the sentence."""
 
 from __future__ import annotations
 
