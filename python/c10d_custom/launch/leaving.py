@@ -1,4 +1,5 @@
-"""Ends this process's part in a job without MPI_Finalize, which waits for all ranks, one that is gone among them.
+"""How a rank that mpirun started, and that has lost another, takes its leave of the launcher without MPI_Finalize,
+which waits for all ranks, one that is gone among them (ranks of torchrun: mpi_job.py).
 
 Launchers take a rank that ends without it for one that has failed, and end the others, amid whatever they do. What
 libmpi tells the launcher in Finalize is therefore told by itself: by the protocol of MPICH's (PMI-1, "finalize"), or by
