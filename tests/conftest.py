@@ -85,10 +85,20 @@ MOST_RERUN = 2  # tests of one run that may fail at first (--reruns, .ci/run): m
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What failed and then passed is a bug somewhere: it is shown as a failure is."""
+    """What failed and then passed is a bug somewhere: it is shown as a failure is. Then what tests have given to
+    record_property("figures", ...), a line each."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"RAN AGAIN: {report.nodeid} failed at first ({report.when})", "=")
         terminalreporter.write_line(report.longreprtext)
+    figures = [
+        f"{report.nodeid}: {value}"
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "figures"
+    ]
+    if figures:
+        terminalreporter.section("measured on the way, by tests that limit it", "-")
+        terminalreporter.write_line("\n".join(figures))
 
 
 def pytest_sessionfinish(session):

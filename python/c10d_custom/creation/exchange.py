@@ -128,6 +128,8 @@ class Exchange:
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
         exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
         as they are there."""
+        if meet is not None and self.rank == 0:
+            self._set(f"{topic}/first", value)  # for `meet` of the others: of a large group, all of "said" is long
         self._append(f"{topic}/said", [self.rank, value])
         if self.rank:
             verdict = self._hear_verdict(topic, meet)
@@ -140,7 +142,8 @@ class Exchange:
             except PeerLostError as error:
                 verdict = {"lost": f"{error}{self._silent(topic)}"}
             self._set(f"{topic}/verdict", verdict)
-            self._unheard += [f"{topic}/{what}" for what in ("said", "verdict", "heard")]
+            first = [] if meet is None else ["first"]
+            self._unheard += [f"{topic}/{what}" for what in (*first, "said", "verdict", "heard")]
             if self._all_heard(topic):
                 self._delete(self._unheard)
         if "lost" in verdict:
@@ -178,9 +181,13 @@ class Exchange:
         return [values[rank] for rank in range(self.size)]
 
     def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
+        met = meet is None
+
         def meet_rank_0() -> None:
-            if meet is not None and (said := self.said(topic)).get(0) is not None:
-                meet(0, said[0])
+            nonlocal met
+            if not met and (first := peek(self.store, f"{topic}/first")) is not None:
+                meet(0, json.loads(first))  # type: ignore[misc]
+                met = True
 
         try:
             return self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
