@@ -90,15 +90,15 @@ def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"RAN AGAIN: {report.nodeid} failed at first ({report.when})", "=")
         terminalreporter.write_line(report.longreprtext)
-    figures = [
-        f"{report.nodeid}: {value}"
+    figures = {
+        report.nodeid: [value for name, value in report.user_properties if name == "figures"]
         for report in terminalreporter.stats.get("passed", [])
-        for name, value in report.user_properties
-        if name == "figures"
-    ]
-    if figures:
-        terminalreporter.section("measured on the way, by tests that limit it", "-")
-        terminalreporter.write_line("\n".join(figures))
+    }
+    if any(figures.values()):
+        terminalreporter.section("measured on the way", "-")
+        for test, said in figures.items():
+            if said:
+                terminalreporter.write_line(f"{test}: {', '.join(said)}")
 
 
 def pytest_sessionfinish(session):

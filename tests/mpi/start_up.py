@@ -34,7 +34,7 @@ def start_up(hosts, ranks_per_host, seconds=200):
             subprocess.Popen(
                 hosts.command(name, command),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -42,6 +42,10 @@ def start_up(hosts, ranks_per_host, seconds=200):
         )
         first += count
     try:
+        assert all(process.stdout.readline() == "ready\n" for process in running)
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
         ended = [process.communicate(timeout=seconds) for process in running]
     finally:
         for process in running:
@@ -114,7 +118,7 @@ def store_costs(seconds=1.0, clients=3):
                 os._exit(0)
         made = sum(int.from_bytes(os.read(read, 8)) for _ in range(clients))
         os.write(ended, b"x")
-        used = next(usage for pid, _, usage in (os.wait3(0) for _ in range(clients + 1)) if pid == server)
+        used = {pid: usage for pid, _, usage in (os.wait3(0) for _ in range(clients + 1))}[server]
         for number in (end, ended, read, write):
             os.close(number)
         return (used.ru_utime + used.ru_stime) / made
@@ -152,7 +156,7 @@ def main():
             )
             runs.append({"hosts": each, "seconds": total, "mpi_seconds": mpi, "looks": looks, "bytes": handed})
     if options.json:
-        options.json.write_text(json.dumps({"operation": operation, "byte": byte, "runs": runs}))
+        options.json.write_text(json.dumps({"operation": operation, "byte": byte, "cores": os.cpu_count(), "runs": runs}))
 
 
 if __name__ == "__main__":

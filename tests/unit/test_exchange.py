@@ -111,3 +111,11 @@ def test_who_waits_for_rank_0_does_not_read_what_all_others_have_said():
     assert met == [(0, "of 0")]  # at once, and once
     assert "t/verdict" in looked_at and "t/said" not in looked_at
     assert store.num_keys() == 0
+
+
+def test_a_rank_of_many_looks_seldom():
+    """Each of 4,096 would have looked 19 times in the first half second."""
+    counting = Counting(HashStore())
+    with pytest.raises(TransportError, match="heard nothing from rank 0"):
+        Exchange(counting, 1, 4096, 0.5).hear("it", "rank 0")
+    assert 3 < counting.counts[LOOK] < 15

@@ -12,8 +12,10 @@ from typing import Any
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
 from .processes import Processes
 
-# Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
-_FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
+# Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more. (A store
+# that serves thousands takes so long to hear them all.)
+_FIRST, _FIRST_PER_RANK = 0.2e-3, 3e-6
+_MOST, _MOST_PER_RANK = 10e-3, 0.1e-3
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
 # who is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
@@ -208,7 +210,8 @@ class Exchange:
         self, there: Callable[[], bytes | None], until: float, meanwhile: Callable[[], None] | None = None
     ) -> bytes | None:
         """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
-        pause, most, next_word = _FIRST, max(_MOST, _MOST_PER_RANK * self.size), time.monotonic() + _WORD
+        pause, most = max(_FIRST, _FIRST_PER_RANK * self.size), max(_MOST, _MOST_PER_RANK * self.size)
+        next_word = time.monotonic() + _WORD
         while (said := there()) is None:
             # What a rank was to say or to hear may be there by now, and its process ended in good order.
             if self.processes.ended() and (said := there()) is not None:

@@ -3,7 +3,8 @@
     start_up.py ADDRESS PORT SIZE FIRST COUNT
 
 ADDRESS, PORT: of rank 0's store; SIZE: of the job; FIRST, COUNT: this host's ranks. They are forks of one process that
-has imported torch, since importing it takes longer than all that is counted here.
+has imported torch, since importing it takes longer than all that is counted here; it writes "ready" then, and forks
+when it has read a line.
 
 A rank's line of JSON, by whose it is ("mpi": what libmpi asks a launcher for, answered over the store; "group": all
 else): ``operations`` on the store, by kind, without ``looks``, which are more the longer a rank waits; ``bytes`` that
@@ -87,6 +88,8 @@ def run(rank, address, port, size):
 def main():
     address, port, size, first, count = sys.argv[1], *map(int, sys.argv[2:])
     torch.set_num_threads(1)
+    os.write(1, b"ready\n")
+    sys.stdin.readline()
     children = []
     for rank in range(first, first + count):
         pid = os.fork()
