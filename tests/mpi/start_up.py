@@ -24,6 +24,8 @@ if str(HERE.parent) not in sys.path:
 from rig import Hosts
 
 SCRIPT = HERE / "scripts" / "start_up.py"
+
+
 def start_up(hosts, ranks_per_host, seconds=200):
     """What each rank said, in rank order."""
     size, port = sum(ranks_per_host), random.randrange(20000, 30000)
@@ -137,7 +139,9 @@ def main():
     operation, byte = store_costs()
     print(f"the store's server: {operation * 1e6:.1f} us for an operation, {byte * 1e9:.2f} ns for a byte", flush=True)
     print("operations of a rank on the store: for the group + for MPI, looks left out")
-    print(f"{'ranks':>5} {'seconds':>8} {'of MPI':>7} {'rank 0':>9} {'first':>9} {'other':>9} {'looks':>6} {'bytes':>8}")
+    print(
+        f"{'ranks':>5} {'seconds':>8} {'of MPI':>7} {'rank 0':>9} {'first':>9} {'other':>9} {'looks':>6} {'bytes':>8}"
+    )
     runs = []
     with Hosts([f"host{letter}" for letter in "abcdefgh"[: options.hosts]]) as hosts:
         for size in map(int, options.sizes.split(",")):
@@ -156,7 +160,9 @@ def main():
             )
             runs.append({"hosts": each, "seconds": total, "mpi_seconds": mpi, "looks": looks, "bytes": handed})
     if options.json:
-        options.json.write_text(json.dumps({"operation": operation, "byte": byte, "cores": os.cpu_count(), "runs": runs}))
+        options.json.write_text(
+            json.dumps({"operation": operation, "byte": byte, "cores": os.cpu_count(), "runs": runs})
+        )
 
 
 if __name__ == "__main__":

@@ -59,4 +59,6 @@ def test_a_killed_rank_is_named_and_the_job_restarts(victim, tmp_path, record_pr
     assert shared_memory(hosts) <= before
     ended = max((tmp_path / f"done.{rank}").stat().st_mtime for rank in range(4)) - (tmp_path / "died").stat().st_mtime
     named = max(said["seconds"] for said in lost)
-    record_property("figures", f"the loss was named after {named:.2f} s, the job started again had ended {ended:.1f} s after it")
+    record_property(
+        "figures", f"the loss was named after {named:.2f} s, the job started again had ended {ended:.1f} s after it"
+    )

@@ -27,8 +27,7 @@ def few(hosts):
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "size",
-    [16, *(pytest.param(n, marks=pytest.mark.full("16 ranks show growth, too")) for n in (32, 64))],
+    "size", [16, *(pytest.param(n, marks=pytest.mark.full("16 ranks show growth, too")) for n in (32, 64))]
 )
 def test_operations_on_the_store(hosts, few, size, record_property):
     each = [size // 4] * 4
@@ -40,4 +39,6 @@ def test_operations_on_the_store(hosts, few, size, record_property):
     assert handed_out(many, each, "mpi")["other"] == handed_out(few, [2] * 4, "mpi")["other"] < MOST_HANDED
     # libmpi asks for it host by host.
     assert [one["asked"] for one in many[:: size // 4]] == [one["asked"] for one in few[::2]]
-    record_property("figures", f"{size} ranks had a group after {seconds(many)[0]:.1f} s, 8 after {seconds(few)[0]:.1f} s")
+    record_property(
+        "figures", f"{size} ranks had a group after {seconds(many)[0]:.1f} s, 8 after {seconds(few)[0]:.1f} s"
+    )

@@ -74,7 +74,17 @@ def test_the_command(tmp_path):
     truth = Machine(operation=3e-5, byte=2e-9, process=0.3, mpi=0.05, cores=2, shared=True)
     runs = [{"hosts": p.job.ranks, "seconds": p.seconds, "mpi_seconds": p.mpi_seconds} for p in measured(truth)]
     (tmp_path / "it.json").write_text(json.dumps({"operation": 3e-5, "byte": 2e-9, "cores": 2, "runs": runs}))
-    command = ["model", "--start-up", tmp_path / "it.json", "--hosts", "2,512", "--ranks-per-host", "8", "--then", "cores=4"]
+    command = [
+        "model",
+        "--start-up",
+        tmp_path / "it.json",
+        "--hosts",
+        "2,512",
+        "--ranks-per-host",
+        "8",
+        "--then",
+        "cores=4",
+    ]
     out = subprocess.run(
         [sys.executable, "-m", "c10d_custom", *command], text=True, capture_output=True, timeout=200, check=True
     ).stdout

@@ -195,8 +195,8 @@ def _fitted(args: Any) -> tuple[list[Point], dict[str, Machine]]:
 
 
 def main(args: Any) -> int:
-    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step, or of start-up. The
-    exit status, 0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
+    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step, or of start-up.
+    The exit status, 0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
     if args.start_up is not None:
         return start_up.main(args.start_up, args.hosts, args.ranks_per_host, _of(start_up.Machine, args.then))
     points, machines = _fitted(args)

@@ -124,9 +124,7 @@ def read(paths: Iterable[str], machine: Machine) -> tuple[list[Point], Machine]:
         with open(path) as f:
             found = json.load(f)
         points += [Point(Job(tuple(run["hosts"])), run["seconds"], run["mpi_seconds"]) for run in found["runs"]]
-        machine = replace(
-            machine, operation=found["operation"], byte=found["byte"], cores=found["cores"], shared=True
-        )
+        machine = replace(machine, operation=found["operation"], byte=found["byte"], cores=found["cores"], shared=True)
     return points, machine
 
 
@@ -161,8 +159,8 @@ def main(paths: Sequence[str], hosts: Sequence[int], ranks_per_host: int, then: 
         print(f"{ranks:>20} {point.seconds:>11.2f} {predicted:>12.2f} {predicted / point.seconds - 1:>+7.0%}")
     machine = replace(machine, **{"byte": Machine.byte, "cores": Machine.cores, "shared": False, **then})
     print(
-        f"\npredicted start-up, {ranks_per_host} ranks and {machine.cores:g} cores per host; a rank's words to the store: "
-        f"{WORDS}, of each host's first {WORDS_OF_A_FIRST}, of rank 0 {WORDS_OF_RANK_0}\n"
+        f"\npredicted start-up, {ranks_per_host} ranks and {machine.cores:g} cores per host; operations on the store, "
+        f"looks left out: a rank's {WORDS}, each host's first's {WORDS_OF_A_FIRST}, rank 0's {WORDS_OF_RANK_0}\n"
         f"{'hosts':>6} {'ranks':>6} {'server s':>9} {'pauses s':>9} {'MPI s':>6} {'in all s':>9} {'handed out MB':>14}"
     )
     for count in hosts:

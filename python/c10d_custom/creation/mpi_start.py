@@ -36,11 +36,7 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     interface = require_reachable(exchange, places)
     hosts = list(by_host(places))
     server = PmiServer(
-        exchange.rank,
-        exchange.size,
-        how,
-        [hosts.index(place.host) for place in places],
-        _Words(exchange),
+        exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _Words(exchange)
     )
     job = mpi.start(server, exchange.left(), interface)
     exchange.gather_and_decide("mpi started", None, lambda _: None)

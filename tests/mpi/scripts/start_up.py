@@ -71,11 +71,7 @@ def run(rank, address, port, size):
     observed = Observed()
     began = time.monotonic()
     dist.init_process_group(
-        "custom",
-        init_method=f"tcp://{address}:{port}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=150),
+        "custom", init_method=f"tcp://{address}:{port}", rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     seconds = time.monotonic() - began
     x = torch.tensor([rank])
