@@ -35,10 +35,10 @@ class Machine:
     """Seconds. ``operation``, ``process`` and ``mpi`` as in docs/results/2026-11-25-torchrun-over-hosts.md; the
     others are a guess at hosts with 8 cores and 10 Gbit/s Ethernet."""
 
-    operation: float = 8e-6  # the server's, of an operation
+    operation: float = 9.5e-6  # the server's, of an operation
     byte: float = 0.8e-9  # of each byte that the server hands out: its own time, or its wire's
-    process: float = 0.1  # a core's, of each rank: its own part, mpi4py's import among it
-    mpi: float = 0.07  # a core's, of each rank: MPI_Init
+    process: float = 0.083  # a core's, of each rank: its own part, mpi4py's import among it
+    mpi: float = 0.048  # a core's, of each rank: MPI_Init
     connect: float = 0.2e-3  # the failure detector's, on the first host: of each other host, one connection
     cores: int = 8  # of a host
     shared: bool = False  # the hosts are namespaces of one machine, which has so many cores
