@@ -85,10 +85,20 @@ MOST_RERUN = 2  # tests of one run that may fail at first (--reruns, .ci/run): m
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What failed and then passed is a bug somewhere: it is shown as a failure is."""
+    """What failed and then passed is a bug somewhere: it is shown as a failure is. Then what tests have given to
+    record_property("figures", ...), a line each."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"RAN AGAIN: {report.nodeid} failed at first ({report.when})", "=")
         terminalreporter.write_line(report.longreprtext)
+    figures = {
+        report.nodeid: [value for name, value in report.user_properties if name == "figures"]
+        for report in terminalreporter.stats.get("passed", [])
+    }
+    if any(figures.values()):
+        terminalreporter.section("measured on the way", "-")
+        for test, said in figures.items():
+            if said:
+                terminalreporter.write_line(f"{test}: {', '.join(said)}")
 
 
 def pytest_sessionfinish(session):

@@ -1,4 +1,7 @@
-"""torchrun over two hosts: an agent, a host or its network is lost, and the job goes on; or a rank before it begins."""
+"""torchrun over two hosts: a rank, an agent, a host or its network is lost, and the job goes on; or a rank is lost
+before it begins. Each says how long that took."""
+
+import time
 
 import pytest
 
@@ -38,7 +41,13 @@ def on(host, workers):
     return [worker for worker in workers if worker.host == host]
 
 
-def require_named(job, survivors, lost, moment, limit=SOON):
+@pytest.fixture
+def times(record_property):
+    """Given to it as seconds and what had happened by then; shown at the end of the run."""
+    return lambda seconds, what: record_property("figures", f"{what} after {seconds:.1f} s")
+
+
+def require_named(job, survivors, lost, moment, times, limit=SOON):
     """Each of the survivors raised PeerLostError, naming one of the lost and its host, in time."""
     errors = job.errors(survivors)
     for worker in survivors:
@@ -46,6 +55,7 @@ def require_named(job, survivors, lost, moment, limit=SOON):
         assert said["kind"] == "PeerLostError", said
         assert any(f"rank {other.rank} on {other.host}" in said["text"] for other in lost), said
         assert said["time"] - moment < limit, said
+    times(max(errors[worker]["time"] for worker in survivors) - moment, "the loss was named")
 
 
 def require_good_end(job, *agents):
@@ -54,73 +64,84 @@ def require_good_end(job, *agents):
     assert job.left_over() == ([], set()), str(job)
 
 
-def go_on_without(job, lost):
+def go_on_without(job, lost, times):
     """The job loses a host, and gets it back."""
     for host in job.hosts.names:
         job.start_agent(host)
     four = job.up(4)
     moment = job.kill_agent(lost, workers=True)
-    require_named(job, [worker for worker in four if worker.host != lost], on(lost, four), moment)
+    require_named(job, [worker for worker in four if worker.host != lost], on(lost, four), moment, times)
     two = job.up(2, but=four)
+    times(time.monotonic() - moment, "the job went on")
     assert job.said(two[0], "up")["first"] > 0
+    moment = time.monotonic()
     job.start_agent(lost)
     again = job.up(4, but=[*four, *two])
+    times(time.monotonic() - moment, "the host was back in")
     assert job.said(again[0], "up")["first"] >= job.said(two[0], "up")["first"]
     require_good_end(job, *job.hosts.names)
 
 
-def test_without_a_host_the_job_goes_on_and_takes_it_back_in(hosts, tmp_path):
+def test_without_a_host_the_job_goes_on_and_takes_it_back_in(hosts, tmp_path, times):
     with resizable(hosts, tmp_path) as job:
-        go_on_without(job, "hostb")
+        go_on_without(job, "hostb", times)
 
 
-@pytest.mark.full("as with the other host")
-def test_without_the_host_of_rank_0(hosts, tmp_path):
+def test_without_the_host_of_rank_0(hosts, tmp_path, times):
     """The rendezvous is on none of the two."""
     with resizable(hosts, tmp_path) as job:
         job.serve_rendezvous()
-        go_on_without(job, "hosta")
+        go_on_without(job, "hosta", times)
 
 
-def test_workers_without_an_agent_end_by_themselves_once_another_takes_its_place(hosts, tmp_path):
+def test_workers_without_an_agent_end_by_themselves_once_another_takes_its_place(hosts, tmp_path, times):
     with resizable(hosts, tmp_path) as job:
         for host in hosts.names:
             job.start_agent(host)
         four = job.up(4)
-        job.kill_agent("hostb")
+        moment = job.kill_agent("hostb")
         job.start_agent("hostb")
         job.errors(four)  # their end
+        times(time.monotonic() - moment, "all workers had ended")
         job.up(4, but=four)
+        times(time.monotonic() - moment, "the job went on")
         require_good_end(job, "hosta", "hostb")
 
 
-@pytest.mark.full("the time-out names who is missing in mpi/test_faults.py; the restart is as after the loss of a host")
-def test_a_cut_network_ends_in_the_time_out_and_the_job_goes_on(hosts, tmp_path):
+def test_a_cut_network_ends_in_the_time_out_and_the_job_goes_on(hosts, tmp_path, times):
     with resizable(hosts, tmp_path, timeout=TIMEOUT) as job:
         for host in hosts.names:
             job.start_agent(host)
         four = job.up(4)
+        moment = time.monotonic()
         hosts.cut("hostb")
         try:
-            for worker, said in job.errors(four).items():
+            errors = job.errors(four)
+            times(max(said["time"] for said in errors.values()) - moment, f"calls of {TIMEOUT:.0f} s had failed")
+            for worker, said in errors.items():
                 assert said["kind"] == "CollectiveTimeoutError", said
                 missing = "rank 2 on hostb", "rank 3 on hostb", "rank 0 on hosta", "rank 1 on hosta"
                 there = missing[:2] if worker.host == "hosta" else missing[2:]
                 assert any(rank in said["text"] for rank in there), said
             two = job.up(2, but=four)
+            times(time.monotonic() - moment, "one host went on")
         finally:
             hosts.heal("hostb")
+        moment = time.monotonic()
         job.up(4, but=[*four, *two])
+        times(time.monotonic() - moment, "healed, both did")
         require_good_end(job, "hosta", "hostb")
 
 
-def test_a_rank_that_fails_before_its_first_group_delays_no_restart(hosts, tmp_path):
+def test_a_rank_that_fails_before_its_first_group_delays_no_restart(hosts, tmp_path, times):
     """The store is kept, and the other ranks have been there and it has not."""
     with ElasticJob(hosts, tmp_path / "job", ["--nnodes", 2, "--max-restarts", 1, "--monitor-interval", 0.1]) as job:
         (job.folder / "fail").write_text("3")
+        moment = time.monotonic()
         for host in hosts.names:
             job.start_agent(host)
         job.up(4)
+        times(time.monotonic() - moment, "the job, started twice, was up")
         assert not (job.folder / "fail").exists()
         assert not job.all_said("error"), str(job)  # no attempt began and timed out
         require_good_end(job, *hosts.names)

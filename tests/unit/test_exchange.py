@@ -1,6 +1,7 @@
 """How many operations on the store it takes a rank to meet the others, and what is left there."""
 
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -80,3 +81,41 @@ def test_after_a_rank_that_was_not_seen_to_hear_all_go_one_number_on(monkeypatch
     assert first.gather_and_decide("t", 0, sum) == 1
     first.complete()
     assert (life(store, 0), life(store, 1)) == (1, 1)
+
+
+def test_who_waits_for_rank_0_does_not_read_what_all_others_have_said():
+    """In a large group that is long, and many wait."""
+    store, looked_at, met, there = HashStore(), [], [], threading.Event()
+
+    class Noting(Counting):
+        def compare_set(self, key, *values):
+            looked_at.append(key)
+            return self.store.compare_set(key, *values)
+
+    def rank_main(rank, of, meet):
+        Exchange(of, rank, 3, 60.0).gather_and_decide("t", f"of {rank}", lambda values: None, meet)
+
+    def meet(rank, value):
+        met.append((rank, value))
+        there.set()
+
+    given = [(0, store, lambda *_: None), (1, Noting(store), meet), (2, store, lambda *_: None)]
+    threads = [threading.Thread(target=rank_main, args=one, daemon=True) for one in given]
+    for thread in threads[:2]:
+        thread.start()
+    assert there.wait(60)
+    time.sleep(0.5)
+    threads[2].start()
+    for thread in threads:
+        thread.join(60)
+    assert met == [(0, "of 0")]  # at once, and once
+    assert "t/verdict" in looked_at and "t/said" not in looked_at
+    assert store.num_keys() == 0
+
+
+def test_a_rank_of_many_looks_seldom():
+    """Each of 4,096 would have looked 19 times in the first half second."""
+    counting = Counting(HashStore())
+    with pytest.raises(TransportError, match="heard nothing from rank 0"):
+        Exchange(counting, 1, 4096, 0.5).hear("it", "rank 0")
+    assert 3 < counting.counts[LOOK] < 15

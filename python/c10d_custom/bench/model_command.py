@@ -1,7 +1,7 @@
 """``python -m c10d_custom model``: the simulator's command line and tables.
 
-Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 hosts, with parameters
-given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
+Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 hosts, or the start-up of so many, with
+parameters given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from . import start_up
 from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step
 from .picture import draw, readable
 
@@ -32,19 +33,28 @@ def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def _setting(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    if name not in {f.name for f in fields(Machine)} - {"shared"}:
-        raise argparse.ArgumentTypeError(
-            f"{name}: of {', '.join(f.name for f in fields(Machine) if f.name != 'shared')}"
-        )
-    return name, float(value)
+def _setting(*kinds: type[Any]) -> Callable[[str], tuple[str, float]]:
+    """A parameter of one of these."""
+    names = [f.name for kind in kinds for f in fields(kind) if f.name != "shared"]
+
+    def setting(text: str) -> tuple[str, float]:
+        name, _, value = text.partition("=")
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"{name}: of {', '.join(names)}")
+        return name, float(value)
+
+    return setting
+
+
+def _of(kind: type[Any], settings: list[tuple[str, float]]) -> dict[str, float]:
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in settings if name in names}
 
 
 def add_to(commands: Any) -> None:
     """Adds the command to an argparse parser's subparsers, with what it `run`s."""
     model = commands.add_parser(
-        "model", help="predict all_reduce and DDP steps over many hosts", description=__doc__.split("\n\n")[1]
+        "model", help="predict all_reduce, DDP steps and start-up over many hosts", description=__doc__.split("\n\n")[1]
     )
     model.add_argument("--fit", nargs="+", default=[], metavar="FILE", help="fit to files of bench --json")
     model.add_argument(
@@ -65,7 +75,7 @@ def add_to(commands: Any) -> None:
     )
     model.add_argument(
         "--set",
-        type=_setting,
+        type=_setting(Machine),
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -75,11 +85,18 @@ def add_to(commands: Any) -> None:
     )
     model.add_argument(
         "--then",
-        type=_setting,
+        type=_setting(Machine, start_up.Machine),
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="a parameter changed after the fit, as for another network",
+    )
+    model.add_argument(
+        "--start-up",
+        nargs="*",
+        metavar="FILE",
+        help="instead: what it takes to make the first group, with MPI over the store; fit to files of "
+        "tests/mpi/start_up.py --json",
     )
     model.add_argument("--hosts", type=_list(int), default=list(HOSTS), metavar="N[,N...]", help="default: 2 to 4096")
     model.add_argument("--ranks-per-host", type=int, default=4, help="default: %(default)s")
@@ -178,13 +195,15 @@ def _fitted(args: Any) -> tuple[list[Point], dict[str, Machine]]:
 
 
 def main(args: Any) -> int:
-    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step. The exit status,
-    0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
+    """Fits if asked to, and prints what the model predicts: seconds of all_reduce and of a DDP step, or of start-up.
+    The exit status, 0; SystemExit where the files to fit to hold nothing of ours or of MPI's."""
+    if args.start_up is not None:
+        return start_up.main(args.start_up, args.hosts, args.ranks_per_host, _of(start_up.Machine, args.then))
     points, machines = _fitted(args)
     _print_fit(points, machines)
     compared = [(p, _predicted(p, machines)) for p in points]
     # What is predicted are real hosts, each with its own cores.
-    machines = {name: replace(m, shared=False, **dict(args.then)) for name, m in machines.items()}
+    machines = {name: replace(m, shared=False, **_of(Machine, args.then)) for name, m in machines.items()}
     settings = Settings(args.chunk, args.small)
     predict: dict[str, Callable[..., float]] = {
         "hierarchical": lambda *what: hierarchical(*what, settings),

@@ -12,8 +12,10 @@ from typing import Any
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
 from .processes import Processes
 
-# Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more.
-_FIRST, _MOST, _MOST_PER_RANK = 0.2e-3, 10e-3, 0.1e-3
+# Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more. (A store
+# that serves thousands takes so long to hear them all.)
+_FIRST, _FIRST_PER_RANK = 0.2e-3, 3e-6
+_MOST, _MOST_PER_RANK = 10e-3, 0.1e-3
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
 # who is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
@@ -128,6 +130,8 @@ class Exchange:
         everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
         exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
         as they are there."""
+        if meet is not None and self.rank == 0:
+            self._set(f"{topic}/first", value)  # for `meet` of the others: of a large group, all of "said" is long
         self._append(f"{topic}/said", [self.rank, value])
         if self.rank:
             verdict = self._hear_verdict(topic, meet)
@@ -140,7 +144,8 @@ class Exchange:
             except PeerLostError as error:
                 verdict = {"lost": f"{error}{self._silent(topic)}"}
             self._set(f"{topic}/verdict", verdict)
-            self._unheard += [f"{topic}/{what}" for what in ("said", "verdict", "heard")]
+            first = [] if meet is None else ["first"]
+            self._unheard += [f"{topic}/{what}" for what in (*first, "said", "verdict", "heard")]
             if self._all_heard(topic):
                 self._delete(self._unheard)
         if "lost" in verdict:
@@ -178,9 +183,13 @@ class Exchange:
         return [values[rank] for rank in range(self.size)]
 
     def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
+        met = meet is None
+
         def meet_rank_0() -> None:
-            if meet is not None and (said := self.said(topic)).get(0) is not None:
-                meet(0, said[0])
+            nonlocal met
+            if not met and (first := peek(self.store, f"{topic}/first")) is not None:
+                meet(0, json.loads(first))  # type: ignore[misc]
+                met = True
 
         try:
             return self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
@@ -201,7 +210,8 @@ class Exchange:
         self, there: Callable[[], bytes | None], until: float, meanwhile: Callable[[], None] | None = None
     ) -> bytes | None:
         """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
-        pause, most, next_word = _FIRST, max(_MOST, _MOST_PER_RANK * self.size), time.monotonic() + _WORD
+        pause, most = max(_FIRST, _FIRST_PER_RANK * self.size), max(_MOST, _MOST_PER_RANK * self.size)
+        next_word = time.monotonic() + _WORD
         while (said := there()) is None:
             # What a rank was to say or to hear may be there by now, and its process ended in good order.
             if self.processes.ended() and (said := there()) is not None:

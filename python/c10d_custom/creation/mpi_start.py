@@ -12,6 +12,7 @@ from ..errors import TransportError
 from ..launch import launcher
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
+from .packed import packed, unpacked
 from .reachable import require_reachable
 from .topology import by_host, one_machine
 
@@ -35,11 +36,7 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     interface = require_reachable(exchange, places)
     hosts = list(by_host(places))
     server = PmiServer(
-        exchange.rank,
-        exchange.size,
-        how,
-        [hosts.index(place.host) for place in places],
-        lambda topic, put: exchange.gather_and_decide(f"pmi/{topic}", put, _merged),
+        exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _Words(exchange)
     )
     job = mpi.start(server, exchange.left(), interface)
     exchange.gather_and_decide("mpi started", None, lambda _: None)
@@ -47,8 +44,30 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     return job
 
 
-def _merged(tables: list[dict[str, str]]) -> dict[str, str]:
-    return {key: value for table in tables for key, value in table.items()}
+class _Words:
+    """What the ranks' libmpis tell each other (pmi.Words), over the store. Rank 0 lays all of it down there, for those
+    that ask: of a job of many hosts it is megabytes, which no store could hand to every rank."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._all: dict[str, str] = {}  # on rank 0
+
+    def meet(self, barrier: int, put: dict[str, str]) -> None:
+        def merge(said: list[str | None]) -> None:
+            for words in said:
+                self._all |= unpacked(words) if words else {}
+
+        self._exchange.gather_and_decide(f"pmi/{barrier}", packed(put) if put else None, merge)
+        if self._exchange.rank == 0:
+            # With what was put before earlier barriers: what was laid down then is deleted by now.
+            self._exchange.say(_key(barrier), packed(self._all))
+
+    def all(self, barrier: int) -> dict[str, str]:
+        return self._all or unpacked(self._exchange.hear(_key(barrier), "rank 0"))
+
+
+def _key(barrier: int) -> str:
+    return f"pmi/{barrier}/all"
 
 
 def _found() -> dict[str, Any]:

@@ -29,36 +29,38 @@ def require_reachable(exchange: Exchange, places: Sequence[Location]) -> str | N
     host reaches both, where it is one, and can be told."""
     leaders = [ranks[0] for ranks in by_host(places).values()]
     with contextlib.ExitStack() as cleanup:
-        offer = None
-        if exchange.rank in leaders:
-            offer = cleanup.enter_context(_open_door())
-        offers = exchange.gather_and_decide("doors", offer, lambda offers: offers)
         problems: list[str] = []
         by: set[str | None] = set()
         if exchange.rank in leaders:
+            exchange.say(_door(exchange.rank), cleanup.enter_context(_open_door()))
             at = leaders.index(exchange.rank)
             for other in sorted({leaders[at - 1], leaders[(at + 1) % len(leaders)]}):
+                offer = exchange.hear(_door(other), f"rank {other}")
                 seconds = min(_SECONDS, 0.3 * exchange.left())
                 try:
-                    by.add(interfaces().get(_reached_from(offers[other], seconds)))
+                    by.add(interfaces().get(_reached_from(offer, seconds)))
                 except OSError as error:
                     problems.append(
                         f"{places[exchange.rank].hostname} (rank {exchange.rank}) cannot reach "
                         f"{places[other].hostname} (rank {other}) by TCP: {error}"
                     )
 
-        def decide(said: list[dict[str, Any]]) -> list[str | None]:
+        def decide(said: list[dict[str, Any]]) -> dict[str, str | None]:
             if failures := "; ".join(text for one in said for text in one["problems"]):
                 raise TransportError(
                     f"{failures}. MPI needs connections between hosts, on ports that the kernel chooses: is there a "
                     f"firewall, or a network that only some hosts have?{one_machine(places)}"
                 )
-            return [one["by"] for one in said]
+            return {str(leader): said[leader]["by"] for leader in leaders}
 
         mine = {"problems": problems, "by": by.pop() if len(by) == 1 else None}
-        chosen = exchange.gather_and_decide("reached", mine, decide)
+        chosen: dict[str, str | None] = exchange.gather_and_decide("reached", mine, decide)
         leader = next(ranks[0] for ranks in by_host(places).values() if exchange.rank in ranks)
-        return chosen[leader]
+        return chosen[str(leader)]
+
+
+def _door(rank: int) -> str:
+    return f"door/{rank}"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..launch.host import boot_id, network
+from .packed import packed, unpacked
 from .processes import started
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def locations(exchange: Exchange) -> list[Location]:
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
 
-    table = exchange.gather_and_decide(FIRST_TOPIC, asdict(here), lambda values: values, meet)
+    table = unpacked(exchange.gather_and_decide(FIRST_TOPIC, asdict(here), packed, meet))
     for rank, value in enumerate(table):
         meet(rank, value)
     return [Location(**p) for p in table]

@@ -3,7 +3,7 @@ no MPI launcher has started them.
 
 libmpi sends lines, ``cmd=... key=value ...``, over a socket whose number is in PMI_FD, and reads the answers. Here both
 ends are in one process. What a rank has put, all ranks may get once all have been in the next barrier: a barrier is all
-that ranks need of each other, and hands on all that was put before it."""
+that ranks need of each other. Few ranks get anything: MPICH's first of each host, for all of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import Protocol
 
 from ..threads import start
 
-Gather = Callable[[str, dict[str, str]], dict[str, str]]
+
+class Words(Protocol):
+    """What the ranks' libmpis tell each other. Both may raise."""
+
+    def meet(self, barrier: int, put: dict[str, str]) -> None:
+        """Collective: the ranks' barrier of that number, before which this rank has put that."""
+
+    def all(self, barrier: int) -> dict[str, str]:
+        """What all ranks have put before that barrier, the newest, or an earlier one."""
+
 
 _BARRIER, _ACKNOWLEDGED = b"cmd=barrier_out rc=0\n", b"cmd=finalize_ack rc=0\n"
 _LONGEST_VALUE = 4096
@@ -28,20 +38,19 @@ _OTHERS = ("PMI_", "PMI2_", "PMIX_", "PALS_", "HYDI_", "MPI_LOCAL")
 
 
 class PmiServer:
-    """One rank's. ``gather``: called with a topic and what this rank has put, returns what all ranks have put under
-    that topic; collective, and may raise. ``name``: the job's, like no other's: libmpi names files by it. ``nodes``:
-    the number of each rank's host, from 0 on in the order of their first ranks."""
+    """One rank's. ``name``: the job's, like no other's: libmpi names files by it. ``nodes``: the number of each rank's
+    host, from 0 on in the order of their first ranks."""
 
-    def __init__(self, rank: int, size: int, name: str, nodes: Sequence[int], gather: Gather) -> None:
+    def __init__(self, rank: int, size: int, name: str, nodes: Sequence[int], words: Words) -> None:
         self.rank, self.size, self.name = rank, size, name
-        self._gather = gather
+        self._words: Words | None = words  # None: MPI has started
         # Numbers, which Python does not close when it ends: libmpi's exit handlers come later. Child processes do not
         # get them.
         self._ours, self._theirs = (end.detach() for end in socket.socketpair())
         self._put: dict[str, str] = {}
         self._known = {"PMI_process_mapping": process_mapping(nodes)}
         self._unread = b""
-        self._barriers = 0
+        self._barriers = self._known_after = 0  # that have been; the last whose words are known
         self._thread: threading.Thread | None = None
         self._wake, self._waker = os.pipe()
         self._closed = False  # by libmpi
@@ -60,14 +69,15 @@ class PmiServer:
             os.environ.update(hidden)
 
     def serve(self, started: Callable[[], bool]) -> None:
-        """Answers until ``started``. Raises what ``gather`` does; libmpi then waits for its answer for ever."""
+        """Answers until ``started``. Raises what ``words`` do; libmpi then waits for its answer for ever."""
         while not started():
             if select.select([self._ours], [], [], _SLICE)[0]:
-                self._answer(self._gather)
+                self._answer()
 
     def go_on(self) -> None:
         """In a thread, once MPI has started: libmpi may end without the other ranks, and whoever asks for more
         (MPI_Comm_spawn, say) is told no."""
+        self._words = None
         self._thread = start(self._run, "c10d_custom:pmi")
 
     def end(self, finalized: bool) -> None:
@@ -81,17 +91,17 @@ class PmiServer:
 
     def _run(self) -> None:
         while not self._closed and self._wake not in select.select([self._ours, self._wake], [], [])[0]:
-            self._answer(None)
+            self._answer()
 
-    def _answer(self, gather: Gather | None) -> None:
+    def _answer(self) -> None:
         data = os.read(self._ours, 1 << 16)
         self._closed = not data
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            if answer := self._to(_parsed(line.decode(errors="replace")), gather):
+            if answer := self._to(_parsed(line.decode(errors="replace"))):
                 os.write(self._ours, f"cmd={answer}\n".encode())
 
-    def _to(self, asked: dict[str, str], gather: Gather | None) -> str | None:
+    def _to(self, asked: dict[str, str]) -> str | None:
         """What follows ``cmd=`` in the answer."""
         command = asked.get("cmd", asked.get("mcmd"))
         if command == "init":
@@ -109,11 +119,11 @@ class PmiServer:
             return "put_result rc=0 msg=success"
         if command == "get":
             # Of a key that nobody has put, too: libmpi goes on without.
-            value = self._known.get(asked.get("key", ""))
+            value = self._value(asked.get("key", ""))
             return "get_result rc=-1 msg=unknown_key" if value is None else f"get_result rc=0 msg=success value={value}"
         if command == "barrier_in":
-            if gather is not None:
-                self._known |= gather(str(self._barriers), self._put)
+            if self._words is not None:
+                self._words.meet(self._barriers, self._put)
                 self._put, self._barriers = {}, self._barriers + 1
             # else MPI_Finalize's, in which UCX's ranks wait for each other: this one has delivered what it sent
             return "barrier_out rc=0"
@@ -122,6 +132,13 @@ class PmiServer:
         if command in (None, "abort", "endcmd"):
             return None  # it ends by itself
         return f"{command}_result rc=-1 msg=not_supported"
+
+    def _value(self, key: str) -> str | None:
+        """The others' words are fetched for the first key that is not known without."""
+        if key not in self._known and self._known_after < self._barriers and self._words is not None:
+            self._known |= self._words.all(self._barriers - 1)
+            self._known_after = self._barriers
+        return self._known.get(key)
 
 
 def _parsed(line: str) -> dict[str, str]:
