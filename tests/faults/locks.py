@@ -12,9 +12,9 @@ from c10d_custom import threads
 from c10d_custom.c10d import completer
 from c10d_custom.transport import tickets
 from c10d_custom.transport.cuda import staged_messages, transport
-from c10d_custom.transport.hosts import error_text, messages
+from c10d_custom.transport.hosts import error_text, message_thread
 
-_USERS_OF_START = (completer, tickets, messages, error_text, staged_messages, transport)
+_USERS_OF_START = (completer, tickets, message_thread, error_text, staged_messages, transport)
 
 
 class Seen:

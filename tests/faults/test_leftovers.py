@@ -1,5 +1,7 @@
-"""A group leaves nothing behind: no thread, descriptor, mapping, process or file."""
+"""A group leaves nothing behind: no thread, descriptor, mapping, process or file; no memory where it failed; nothing
+that a later group would take for its own."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -41,8 +43,8 @@ def one_life():
     dist.destroy_process_group(group)
 
 
-def cycles_case(cycles):
-    for _ in range(5):  # what the first group makes the process hold for good
+def cycles_case(cycles, warm=5):
+    for _ in range(warm):  # what the first group makes the process hold for good
         one_life()
     before = belongings()
     for _ in range(cycles):
@@ -59,7 +61,128 @@ def test_a_hundred_groups_leave_nothing(ranks):
     assert not in_dev_shm() - before
 
 
-def keys_case():
+def resident():
+    """Bytes of this process's memory."""
+    gc.collect()
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def thousands_case(cycles):
+    cycles_case(300)
+    before = resident()
+    wrong = cycles_case(cycles)
+    grown = (resident() - before) / cycles
+    return wrong or (f"{grown:.0f} bytes a group" if grown > 8192 else None)
+
+
+@pytest.mark.world_sizes(4)
+def test_groups_over_hosts_leave_nothing(ranks):
+    if ranks.layout is None:
+        pytest.skip("between hosts; on one: above")
+    assert not any(found := ranks.run(cycles_case, 60, 20, timeout=120)), found
+
+
+@pytest.mark.full("the same, longer")
+@pytest.mark.timeout(600)
+@pytest.mark.world_sizes(4)
+def test_thousands_of_groups_leave_nothing(ranks):
+    assert not any(found := ranks.run(thousands_case, 3000, timeout=580)), found
+
+
+FAILURES = {
+    "disagreement, small": lambda group, odd: dist.all_reduce(torch.ones(5 if odd else 4), group=group),
+    "disagreement, large": lambda group, odd: dist.all_reduce(torch.ones(1 << (19 if odd else 18)), group=group),
+    "roots": lambda group, odd: dist.broadcast(torch.ones(1 << 18), int(odd), group),
+    "amid": lambda group, odd: group.abort() if odd else dist.all_reduce(torch.ones(1 << 20), group=group),
+}
+
+
+def one_failure(kind):
+    """A group that has used every way between hosts, has a message under way, and fails."""
+    group = dist.new_group()
+    rank, size = group.rank(), group.size()
+    for count in (1, 3000, 1 << 18):
+        dist.all_reduce(torch.ones(count), group=group)
+    dist.barrier(group)
+    dist.isend(torch.ones(1 << 15), group=group, group_dst=(rank + size // 2) % size)
+    with contextlib.suppress(dist.DistBackendError):
+        FAILURES[kind](group, rank == size - 1)
+    assert group.cpu_transport.broken()
+    dist.destroy_process_group(group)
+
+
+def failures_case(kind, cycles):
+    for _ in range(15):  # what MPI and malloc keep for good
+        one_failure(kind)
+    before = resident()
+    for _ in range(cycles):
+        one_failure(kind)
+    dist.barrier()
+    dist.destroy_process_group(dist.new_group())  # what has been under way is looked at then
+    return (resident() - before) / cycles
+
+
+@pytest.mark.world_sizes(4)
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_group_that_failed_frees_its_memory(ranks, kind):
+    """Some 2 MB; MPI keeps the communicator, of some 100 KB."""
+    assert max(ranks.run(failures_case, kind, 30)) < 800_000
+
+
+def unreceived_case():
+    """What a group has sent and nobody received: messages, and that a call was refused."""
+    rank, last, wrong = dist.get_rank(), dist.get_world_size() - 1, []
+
+    def a_group_of_all(fill):
+        group = dist.new_group()
+        dist.barrier(group)
+        try:
+            for tag, count in enumerate((4, 5000, 1 << 18)):
+                if rank == 0:
+                    dist.isend(torch.full((count,), fill), last, tag=tag, group=group)
+            if fill == 1:
+                for _ in range(3):
+                    with contextlib.suppress(ValueError):
+                        dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND, group=group)
+                dist.barrier()  # of another group: all have come so far
+            else:
+                for tag, count in enumerate((4, 5000, 1 << 18)):
+                    x = torch.zeros(count)
+                    if rank == last:
+                        dist.recv(x, 0, tag=tag, group=group)
+                        wrong.extend([] if x.eq(fill).all() else [f"{count} elements: {x}"])
+                x = torch.ones(4)
+                dist.all_reduce(x, group=group)
+                wrong.extend([] if x.eq(last + 1).all() else [f"all_reduce: {x}"])
+        except dist.DistBackendError as error:
+            wrong.append(str(error))
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    for fill in (1.0, 2.0, 1.0, 2.0):
+        a_group_of_all(fill)
+    return wrong
+
+
+@pytest.mark.world_sizes(2, 4)
+def test_a_later_group_gets_nothing_of_one_that_is_gone(ranks):
+    """MPI may give it the other's communicator."""
+    assert not any(found := ranks.run(unreceived_case)), found
+
+
+def keys_of_failed_case():
+    return keys_case(fail=True)
+
+
+@pytest.mark.world_sizes(2, 4)
+def test_a_group_that_failed_leaves_no_keys_in_the_store(ranks):
+    """But what its ranks have told each other of the failure."""
+    for before, meanwhile, after in ranks.run(keys_of_failed_case):
+        assert before == meanwhile == after
+
+
+def keys_case(fail=False):
     """Keys in the store: before, while groups are there, and after."""
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore("keys_case", dist.distributed_c10d._get_default_store())
@@ -82,6 +205,9 @@ def keys_case():
     groups = [made(f"group {i}") for i in range(3)]
     counts.append(keys())
     for group in groups:
+        if fail:
+            with pytest.raises(dist.DistBackendError):
+                group.allreduce(torch.ones(3 + (rank == 0))).wait()
         group.shutdown()
     for _ in range(5):  # one name again and again, as ranks come, which is not at the same time
         made("again").shutdown()

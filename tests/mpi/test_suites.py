@@ -51,6 +51,16 @@ FAULTS = [
     "faults/test_ordinary_events.py",
     "faults/test_ended_in_a_handler.py",
     "faults/test_injection.py",
+    "faults/test_unfit_messages.py",
+    *(
+        f"faults/test_leftovers.py::test_{name}"
+        for name in (
+            "groups_over_hosts_leave_nothing",
+            "a_group_that_failed_frees_its_memory",
+            "a_later_group_gets_nothing_of_one_that_is_gone",
+            "a_group_that_failed_leaves_no_keys_in_the_store",
+        )
+    ),
 ]
 EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
@@ -79,6 +89,10 @@ RUNS = {
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
         TRAINING[0],
         *FOUR_RANKS,
+        *(
+            f"faults/{name}"
+            for name in ("test_unfit_messages.py", "test_leftovers.py::test_a_group_that_failed_frees_its_memory")
+        ),
     ],
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
 }

@@ -2,13 +2,17 @@
 is in test_suites.py and test_programs.py; here are ranks that are started by hand, and what cannot start."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from harness import Layout
+from programs.launch import start
 from rig import Hosts
 
 from .by_hand import Ranks
+from .installation import SCRIPTS
 
 pytestmark = pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not()))
 
@@ -235,3 +239,14 @@ def test_ranks_end_without_the_others(hosts):
         assert ranks.end(3) == (0, [], "")
     for name in hosts.names:
         assert os.fsdecode(hosts.run(name, ["ls", "/dev/shm"], capture_output=True).stdout) == ""
+
+
+@pytest.mark.parametrize(
+    "how, code, words",
+    [("exit_raised", 3, ""), ("raise", 1, "ZeroDivisionError: the reason"), ("own_hook", 1, "the program's own hook")],
+)
+def test_torchrun_is_given_a_rank_s_own_exit_code(how, code, words):
+    """While the others are in a collective. Under MPI's launchers: test_launch.py; by hand: above."""
+    result = start([SCRIPTS / "fail.py", how, "collective"], layout=Layout.parse("torchrun:2+2"), address=False)
+    assert result.code == 1 and not result.left_over, str(result)
+    assert re.search(rf"exitcode *: {code} ", result.errors) and words in result.errors, str(result)

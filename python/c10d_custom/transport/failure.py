@@ -49,6 +49,7 @@ class Trouble(Exception):
     expected_dtype: int = 0
     actual_dtype: int = 0
     missing: Sequence[int] = ()
+    over: bool = False  # of a message that was over when it was refused: another call raises its error
 
 
 class ErrorText:

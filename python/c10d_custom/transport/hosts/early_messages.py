@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .link import Buffer
-from .message_ticket import HEAD, SHARED_TAGS, receive_head
+from .message_ticket import SHARED_TAGS, Head, receive_head
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Request
 
+    from .asides import Asides
     from .link import MpiLink
 
 
 @dataclass(eq=False, slots=True)
 class EarlyMessage:
-    """``requests``: of its data, which come into ``data``; that is ``head`` itself where they came with it."""
+    """``requests``: of its data, which come into ``data``; that is ``memory``, the head's, where they came with it."""
 
     source: int
-    tag: int
-    head: Buffer
+    head: Head
+    memory: Buffer
     data: Buffer
     requests: list[Request]
 
@@ -29,8 +30,8 @@ class EarlyMessage:
 class EarlyMessages:
     """Of one group. ``kept``: in the order in which they came."""
 
-    def __init__(self, link: MpiLink) -> None:
-        self._link = link
+    def __init__(self, link: MpiLink, asides: Asides) -> None:
+        self._link, self._asides = link, asides
         self.kept: list[EarlyMessage] = []
 
     def has_come(self) -> bool:
@@ -41,13 +42,21 @@ class EarlyMessages:
         """Begins to receive the next, if it is still there, and keeps it."""
         link, status = self._link, self._link.MPI.Status()
         if (found := link.comm.Improbe(link.MPI.ANY_SOURCE, SHARED_TAGS[0], status)) is not None:
-            source, head = status.Get_source(), receive_head(link, found, status)
-            nbytes, _, eager, tag = HEAD.unpack_from(head.memory)
-            early = EarlyMessage(source, tag, head, head if eager else Buffer(nbytes), [])
+            source, (head, memory) = status.Get_source(), receive_head(link, found, status)
+            if head.token != link.token:
+                return None if head.eager else self._asides.discard(head.nbytes, source, SHARED_TAGS[1])
+            early = EarlyMessage(source, head, memory, memory if head.eager else Buffer(head.nbytes), [])
             self.kept.append(early)
-            if not eager:
-                link.receive(early.data.address, nbytes, source, SHARED_TAGS[1], early.requests)
+            if not head.eager:
+                link.receive(early.data.address, head.nbytes, source, SHARED_TAGS[1], early.requests)
+        return None
 
     def of(self, tag: int, peer: int) -> list[EarlyMessage]:
         """Those with that tag from ``peer``; -1: from any rank."""
-        return [e for e in self.kept if e.tag == tag and peer in (-1, e.source)]
+        return [e for e in self.kept if e.head.tag == tag and peer in (-1, e.source)]
+
+    def close(self) -> None:
+        for early in self.kept:
+            if not self._link.MPI.Request.Testall(early.requests):
+                self._link.give_up(early.requests, early.data)
+        self.kept.clear()

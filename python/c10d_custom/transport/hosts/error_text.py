@@ -3,13 +3,14 @@ say of it in the store; transport/failure.py makes the sentence."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch.distributed import PrefixStore
 
 from ...creation.exchange import Exchange
-from ...errors import TransportError
+from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
 from ..failure import ErrorText
 from ..fingerprint import Fingerprint, mismatch_table
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from .failure_detector import FailureDetector
 
 
+_HEARD = 0.5  # s: for the store
+
+_OVER = (
+    "That send was over when it was refused, so another call raises this: a message was not posted, a collective was "
+    "carried out. The group goes on."
+)
+
+
 class Group(Protocol):
     """What is asked of the transport."""
 
@@ -32,6 +41,7 @@ class Group(Protocol):
     members: list[int]
     locations: Sequence[Location]
     store: Store
+    published: set[int]  # collectives that failed, of which this rank has told the others
     detector: FailureDetector
 
     def who(self, rank: int) -> str: ...
@@ -58,13 +68,19 @@ class HostsErrorText(ErrorText):
             late = self.f.missing or ([self.f.peer] if self.f.peer >= 0 else [])
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
 
+    def _mismatch(self, found_by: str) -> CollectiveMismatchError:
+        error = super()._mismatch(found_by)
+        return CollectiveMismatchError(f"{error} {_OVER}") if self.f.over else error
+
     def table(self) -> str:
         return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
 
 
 def _published(transport: Group, number: int, call: Call, seconds: float) -> dict[int, Fingerprint | None]:
     """Every rank's fingerprint of a collective that failed, as far as they say so in time."""
-    exchange = Exchange(PrefixStore(f"failed/{number}", transport.store), transport.rank, transport.size, seconds)
+    store = PrefixStore(f"failed/{number}", transport.store)
+    exchange = Exchange(store, transport.rank, transport.size, seconds)
+    transport.published.add(number)
     prints: dict[int, Fingerprint | None] = dict.fromkeys(range(transport.size))
     mine = parse(fingerprint(number, call))
     prints[transport.rank] = Fingerprint(*mine)
@@ -77,9 +93,27 @@ def _published(transport: Group, number: int, call: Call, seconds: float) -> dic
                     prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"))
                 except TransportError:
                     pass  # it has not called, or its process is gone
+            _heard(store, transport.size)
         except RuntimeError:
             pass  # the store is gone with the process that served it
 
     # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
     start(ask, "c10d_custom:ask").join(seconds + 0.2)
     return dict(prints)
+
+
+def heard_of(transport: Group, number: int) -> None:
+    """Of a rank that leaves its group without an error of the collective ``number``, which failed on others."""
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):
+            _heard(PrefixStore(f"failed/{number}", transport.store), transport.size)
+
+    start(tell, "c10d_custom:ask").join(_HEARD)
+
+
+def _heard(store: Store, size: int) -> None:
+    """This rank wants to hear no more of it. The last one takes what was said out of the store."""
+    if store.add("heard", 1) == size:
+        for key in ("heard", *map(str, range(size))):
+            store.delete_key(key)

@@ -89,6 +89,10 @@ class FlatExchange:
             request.Free()
         self.receives, self._tiny = [], []
 
+    def give_up(self) -> None:
+        """Of a group that has failed."""
+        self._link.give_up([*self.receives, *self._tiny], self, self.receives)
+
     @staticmethod
     def _addresses(values: Sequence[int]) -> Array[c_void_p]:
         return (c_void_p * len(values))(*values)
@@ -173,7 +177,12 @@ class FlatExchange:
         is over, and the next one counts; anything else is a disagreement."""
         if parse(slot.memory)[0] >= number:
             raise Trouble(native.MISMATCH, peer)
-        self._link.wait([self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)], deadline, [peer])
+        receives = [self._link.comm.Irecv([slot.memory, self._link.MPI.BYTE], peer, HEAD)]
+        try:
+            self._link.wait(receives, deadline, [peer])
+        except BaseException:
+            self._link.withdraw(receives, slot)
+            raise
 
     def steps(self, dtype: DType, redop: int) -> Reduction:
         return Reduction.of(dtype, redop, self._link.size)

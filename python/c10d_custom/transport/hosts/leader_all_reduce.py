@@ -118,6 +118,11 @@ class LeaderAllReduce:
         for request in self._receives:
             request.Free()
 
+    def give_up(self) -> None:
+        """Of a group that has failed."""
+        sends = [r for requests, _ in self._requests.values() for r in requests[len(self._receives) :]]
+        self._link.give_up([*self._receives, *sends], self, self._receives)
+
     def run(self, number: int, call: Call, deadline: float) -> None:
         tensor, result = call.inputs[0], call.outputs[0]
         if tensor.data_ptr() != result.data_ptr():

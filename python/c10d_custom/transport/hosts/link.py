@@ -3,6 +3,7 @@ deadline and looks at who is gone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from ... import native
 from ...errors import TransportError
 from ...launch.mpi_job import PIECE
 from ..failure import Trouble
+from . import given_up
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 16
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 16
 
 _YIELD = 300e-6  # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
@@ -34,22 +36,27 @@ _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
 _LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
-# What MPI may still write to or read from, of groups that have failed.
-_ORPHANS: list[tuple[Sequence[Request], object]] = []
-
 
 class MpiLink:
-    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank.
+    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: what
+    no other group has, for MPI gives the communicator of a group that is gone to another, with what nobody received.
     Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or
     a rank of those it is given is gone."""
 
     def __init__(
-        self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str, check: Callable[[Sequence[int]], None]
+        self,
+        job: Job,
+        exchange: Exchange,
+        ranks: Sequence[int],
+        name: str,
+        token: int,
+        check: Callable[[Sequence[int]], None],
     ) -> None:
-        self.rank, self.size = exchange.rank, exchange.size
+        self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
         self.check = check
         self._gave_up = False
+        given_up.collect(self.MPI)
         self.comm = self._create(job, exchange, ranks, name)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
         self.tag_limit: int = self.comm.Get_attr(self.MPI.TAG_UB) or 0
@@ -147,6 +154,7 @@ class MpiLink:
             if self.settle(requests):
                 return True
             raise
+        given_up.collect(self.MPI, now_and_then=True)
         if time.monotonic() >= deadline:
             raise self.late(requests, peers)
         return False
@@ -178,27 +186,38 @@ class MpiLink:
         """Of a call that has failed: nothing more comes into the memory of these. What has not begun to come is
         cancelled; what is under way is awaited for a moment, and else ``keep`` kept, since MPI may still write
         there."""
-        try:
-            for request in receives:
-                if request != self.MPI.REQUEST_NULL:
-                    request.Cancel()
-            begun = time.monotonic()
-            while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
-                self.pause(time.monotonic() - begun)
-        except self.MPI.Exception:
-            done = False
+        with given_up.lock:
+            try:
+                self._cancel(receives)
+                begun = time.monotonic()
+                while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
+                    self.pause(time.monotonic() - begun)
+            except self.MPI.Exception:
+                done = False
         if not done:
             self.give_up(receives, keep)
 
-    def give_up(self, requests: Sequence[Request], keep: object) -> None:
-        """MPI may go on with these for as long as the process lives."""
+    def give_up(self, requests: Sequence[Request], keep: object, receives: Sequence[Request] = ()) -> None:
+        """MPI may go on with these, of a group that has failed, for as long as it likes: ``keep`` is kept meanwhile.
+        Those of them that are ``receives`` are cancelled."""
         self._gave_up = True
-        _ORPHANS.append((requests, keep))
+        with given_up.lock:
+            self._cancel(receives)
+        given_up.keep(requests, keep)
+
+    def _cancel(self, receives: Sequence[Request]) -> None:
+        for request in receives:
+            if request != self.MPI.REQUEST_NULL:
+                with contextlib.suppress(self.MPI.Exception):  # of one that is not under way
+                    request.Cancel()
 
     def close(self, healthy: bool) -> None:
         """Frees the communicator, if nothing is under way on it."""
         if healthy and not self._gave_up:
             self.comm.Free()
+        else:
+            given_up.drain(self.comm)
+        given_up.collect(self.MPI)
 
 
 class Buffer:

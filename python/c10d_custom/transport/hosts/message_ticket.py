@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ... import native
 from ..failure import Trouble
@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     from .link import MpiLink
 
 
-HEAD = struct.Struct("<QIIq40x")  # bytes, dtype, whether they follow in the head, tag
+HEAD = struct.Struct("<QIIqQQ24x")
 SHARED_TAGS = LARGE_TAGS, LARGE_TAGS + 1
+
+
+class Head(NamedTuple):
+    """What is in HEAD. ``eager``: whether the bytes follow in it; ``number``: the message's, on its sender; ``token``:
+    of the group (link.py)."""
+
+    nbytes: int
+    dtype: int
+    eager: int
+    tag: int
+    number: int
+    token: int
 
 
 class Engine(Protocol):
@@ -40,6 +52,10 @@ class Engine(Protocol):
 
     def withdraw(self, ticket: MessageTicket) -> None: ...
 
+    def refused_late(self) -> bool: ...
+
+    def refusal(self, message: Message) -> BaseException | None: ...
+
 
 class MessageTicket(PyTicket):
     def __init__(self, engine: Engine, message: Message) -> None:
@@ -51,6 +67,7 @@ class MessageTicket(PyTicket):
         self.requests: list[Request] = []
         self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor
         self.posted = False  # a send: MPI has all of it
+        self.refused: Trouble | None = None  # a send: by its receiver
         self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
         self.matched = False
         self.inner: Ticket | None = None  # the local ticket that a receive from any source has become
@@ -66,6 +83,10 @@ class MessageTicket(PyTicket):
             waited = time.monotonic() - begun
             if self._done or waited >= seconds:
                 break
+            if self.engine.refused_late() and self.message.is_recv and not self.requests and self.inner is None:
+                # What it waits for may be the answer of who has refused.
+                if (error := self.engine.refusal(self.message)) is not None:
+                    raise error
             self.engine.link.pause(waited)
         return self._done
 
@@ -77,31 +98,34 @@ def tags_of(tag: int, limit: int) -> tuple[int, int]:
     return (at, at + 1) if at + 1 <= limit else SHARED_TAGS
 
 
-def receive_head(link: MpiLink, found: Found, status: Status) -> Buffer:
-    """The head of the message that a matched probe has found."""
-    head = Buffer(max(HEAD.size, status.Get_count(link.MPI.BYTE)))
-    found.Recv([head.memory, link.MPI.BYTE])
-    return head
+def receive_head(link: MpiLink, found: Found, status: Status) -> tuple[Head, Buffer]:
+    """The head of the message that a matched probe has found, and the memory that it is in."""
+    memory = Buffer(max(HEAD.size, status.Get_count(link.MPI.BYTE)))
+    found.Recv([memory.memory, link.MPI.BYTE])
+    return Head._make(HEAD.unpack_from(memory.memory)), memory
 
 
-def unlike(ticket: MessageTicket, nbytes: int, dtype: int) -> Trouble | None:
+def unlike(ticket: MessageTicket, head: Head) -> Trouble | None:
     """The Trouble of a message whose head says that it is not what its receive is for; else None."""
     message = ticket.message
-    if nbytes == message.tensor.nbytes and dtype == message.dtype.code:
+    if head.nbytes == message.tensor.nbytes and head.dtype == message.dtype.code:
         return None
     return Trouble(
         native.MISMATCH,
         ticket._source,
         expected=message.tensor.nbytes,
-        actual=nbytes,
+        actual=head.nbytes,
         expected_dtype=message.dtype.code,
-        actual_dtype=dtype,
+        actual_dtype=head.dtype,
     )
 
 
 def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> Trouble | None:
-    """Of one that is here. Who was interrupted while it sent has its tensor back, and has said before that the group is
-    of no more use: the bytes may not be those that were sent. ``check``: see Messages."""
+    """Of one whose bytes have moved. A send may have been refused. And who was interrupted while it sent has its tensor
+    back, and has said before that the group is of no more use: the bytes that are here may not be those that were sent.
+    ``check``: see Messages."""
+    if ticket.refused is not None:
+        return ticket.refused
     if ticket.message.is_recv:
         try:
             check([])

@@ -4,7 +4,7 @@ A message is a head (size, dtype, and the bytes themselves if they are few) and,
 data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
-anything to do. Those with tags that MPI does not have: early_messages.py.
+anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py.
 
 Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
 taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
@@ -26,16 +26,17 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ... import native
+from ...call import Call, Region
 from ...errors import TransportError
-from ...threads import start
 from ..failure import Trouble
+from .asides import Asides
 from .early_messages import EarlyMessages
 from .link import Buffer
-from .message_ticket import HEAD, SHARED_TAGS, MessageTicket, late_news, receive_head, tags_of, unlike
+from .message_thread import MessageThread
+from .message_ticket import HEAD, SHARED_TAGS, Head, MessageTicket, late_news, receive_head, tags_of, unlike
+from .refusals import Refusals
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Request
-
     from ...call import Message
     from ...errors import UsageError
     from ..base import Ticket
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 _EAGER = 16 << 10  # bytes of a message, up to which they follow its head; on one host: kEagerLimit, backend/shm/p2p.cpp
 _CHECK = 5e-3  # s between two looks at the group's health
-_LINGER = 0.05
 _GRACE = 1.0
 _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
 
@@ -78,19 +78,19 @@ class Messages:
         self._taking: MessageTicket | None = None  # the ticket that it is changing
         self._wanted: list[Wanted] = []  # receives that have found no message, in order of posting
         self._moving: list[MessageTicket] = []  # tickets with requests under way, or a local ticket
-        self._drains: list[tuple[list[Request], Buffer]] = []
-        self._early = EarlyMessages(link)
+        self._asides, self._refusals = Asides(link), Refusals(link)
+        self._early = EarlyMessages(link, self._asides)
         self._checked = 0.0
         self._failed: tuple[float, Exception] | None = None  # of MPI, and when; who is lost may be known later
-        self._work = threading.Condition()  # of an RLock, as above
-        self._thread: threading.Thread | None = None
-        self._starts = False
+        self._thread = MessageThread(self.progress, self._live)
         self._over = False
 
     def post(self, message: Message) -> MessageTicket:
         self.refuse_inside(message.name)
         if self._over:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
+        if (error := self.refusal(message)) is not None:
+            raise error
         ticket, me = MessageTicket(self, message), get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
@@ -106,12 +106,28 @@ class Messages:
                 finally:
                     self._by, self._taking = outer, None
             self.progress()
-            if not ticket.done():
-                self._ensure_thread()
+            if not ticket.done() or self._asides:
+                self._thread.ensure()
             return ticket
         except BaseException:
             self.withdraw(ticket)
             raise
+
+    def refused_late(self) -> bool:
+        """Whether there is something for `refusal`, as far as is known."""
+        return bool(self._refusals.late)
+
+    def refusal(self, call: Call | Message | None) -> BaseException | None:
+        """The error of sends that were over when they were refused, for ``call`` to raise (None: a small collective).
+        Each is raised once, and none by steps of what is done for tensors of a device."""
+        staged = call.memory if isinstance(call, Call) else call is not None and isinstance(call.tensor, Region)
+        if staged or not self._refusals.look():
+            return None
+        self.progress()
+        errors = [self._fail(trouble, message, time.monotonic()) for trouble, message in self._refusals.take()]
+        if len(errors) < 2:
+            return errors[0] if errors else None  # another thread is at it: the next call hears of it
+        return type(errors[0])("\n".join(map(str, errors)))
 
     def refuse_inside(self, name: str) -> None:
         if self._taking is not None and self._by == get_ident() and (inside := self._inside()) is not None:
@@ -121,10 +137,12 @@ class Messages:
         t, link = message.tensor, self.link
         eager = t.nbytes <= _EAGER
         head = Buffer(HEAD.size + (t.nbytes if eager else 0))
-        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag)
+        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag, ticket.number, link.token)
         ticket.keep = head
         if eager:
             head.fill(HEAD.size, t.data_ptr(), t.nbytes)
+        else:
+            self._refusals.expect()
         ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
         if not eager:
             link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
@@ -161,6 +179,9 @@ class Messages:
             abort()
 
     # --- the engine
+
+    def _live(self) -> bool:
+        return bool(self._wanted or self._moving or self._asides)
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
@@ -236,8 +257,7 @@ class Messages:
             self._taking, status = ticket, MPI.Status()
             found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
             if found is not None:
-                self._wanted.remove(entry)
-                self._deliver(ticket, status.Get_source(), receive_head(self.link, found, status), tags)
+                self._deliver(entry, status.Get_source(), *receive_head(self.link, found, status))
                 moved = True
             self._taking = None
         return moved
@@ -257,35 +277,38 @@ class Messages:
             self._taking = ticket
             kept.remove(early)
             self._wanted.remove(entry)
-            self._take(ticket, early.source, early.head, early.data)
+            self._take(ticket, early.source, early.head, early.memory, early.data)
             self._taking = None
             return True
         return False
 
-    def _take(self, ticket: MessageTicket, source: int, head: Buffer, data: Buffer) -> None:
+    def _take(self, ticket: MessageTicket, source: int, head: Head, memory: Buffer, data: Buffer) -> None:
         """All of the message is here."""
-        t, at = ticket.message.tensor, HEAD.size if data is head else 0
-        nbytes, dtype, _, _ = HEAD.unpack_from(head.memory)
         ticket.matched, ticket._source = True, source
-        trouble = unlike(ticket, nbytes, dtype)
-        if trouble is None and nbytes:
-            memmove(t.data_ptr(), data.address + at, nbytes)
+        trouble = unlike(ticket, head)
+        if trouble is not None and not head.eager:
+            self._refusals.refuse(self._asides, head, ticket)
+        elif trouble is None and head.nbytes:
+            at = data.address + (HEAD.size if data is memory else 0)
+            memmove(ticket.message.tensor.data_ptr(), at, head.nbytes)
         self._end(ticket, trouble)
 
-    def _deliver(self, ticket: MessageTicket, source: int, head: Buffer, tags: tuple[int, int]) -> None:
-        nbytes, dtype, eager, _ = HEAD.unpack_from(head.memory)
-        if eager:
-            return self._take(ticket, source, head, head)
+    def _deliver(self, entry: Wanted, source: int, head: Head, memory: Buffer) -> None:
+        _, (_, data_tag), ticket = entry
+        if head.token != self.link.token:
+            return None if head.eager else self._asides.discard(head.nbytes, source, data_tag)
+        self._wanted.remove(entry)
+        if head.eager:
+            return self._take(ticket, source, head, memory, memory)
         ticket.matched, ticket._source = True, source
-        if (trouble := unlike(ticket, nbytes, dtype)) is not None:
-            scratch = Buffer(nbytes)  # what follows must not be taken for another message
-            requests: list[Request] = []
-            self._drains.append((requests, scratch))
-            self.link.receive(scratch.address, nbytes, source, tags[1], requests)
+        if (trouble := unlike(ticket, head)) is not None:
+            self._refusals.refuse(self._asides, head, ticket)  # before its data are asked for: see there
+            self._asides.discard(head.nbytes, source, data_tag)  # must not be taken for another message
             self._end(ticket, trouble)
         else:
-            self.link.receive(ticket.message.tensor.data_ptr(), nbytes, source, tags[1], ticket.requests)
+            self.link.receive(ticket.message.tensor.data_ptr(), head.nbytes, source, data_tag, ticket.requests)
             self._moving.append(ticket)
+        return None
 
     def _advance(self) -> bool:
         moved = False
@@ -295,6 +318,7 @@ class Messages:
             if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
                 continue
             self._taking = ticket
+            self._refusals.hear(self._moving)
             self._moving.remove(ticket)
             if inner is not None:
                 ticket._source = inner.source
@@ -302,9 +326,8 @@ class Messages:
             else:
                 self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
-        for drain in list(self._drains):
-            if test(drain[0]) and drain in self._drains:
-                self._drains.remove(drain)
+        self._refusals.hear(self._moving)
+        self._asides.advance()
         return moved
 
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
@@ -348,50 +371,17 @@ class Messages:
                     request.Cancel()  # what has not begun to come shall not come into the caller's tensor
             self.link.give_up(ticket.requests, ticket)
 
-    # --- the thread
-
-    def _ensure_thread(self) -> None:
-        with self._work:
-            if starts := self._starts:
-                self._work.notify_all()
-            self._starts = True
-        if not starts:
-            try:
-                self._thread = start(self._run, "c10d_custom:messages")  # without the lock
-            except RuntimeError:
-                self._starts = False
-                raise
-
-    def _run(self) -> None:
-        last = time.monotonic()
-        while True:
-            moved = self.progress()
-            now = time.monotonic()
-            live = self._wanted or self._moving or self._drains
-            if moved or live:
-                last = now if moved else last
-                time.sleep(100e-6 if now - last < _LINGER else 1e-3)
-                continue
-            with self._work:
-                if self._over:
-                    return
-                self._work.wait_for(lambda: self._over or self._wanted or self._moving)
-                last = time.monotonic()
-
     def close(self) -> None:
         """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it
         returns."""
-        with self._work:
-            self._over = True
-            self._work.notify_all()
+        self._over = True
+        self._thread.end()
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for requests, memory in [*self._drains, *((e.requests, e.data) for e in self._early.kept)]:
-                if not self.link.MPI.Request.Testall(requests):
-                    self.link.give_up(requests, memory)  # MPI may still write there
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+            for each in (self._refusals, self._asides, self._early):
+                each.close()
+        self._thread.join()
 
     def _fail_all(self) -> None:
         for ticket in [e[2] for e in self._wanted] + list(self._moving):

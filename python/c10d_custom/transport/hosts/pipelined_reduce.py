@@ -49,10 +49,11 @@ _PLANS = 64
 @dataclass
 class _Phase:
     """Transfers of one chunk that go together. ``requests`` begin with one from each of ``peers``, or are all to
-    them."""
+    them; so many of them, the first, are ``receives``."""
 
     requests: Sequence[Request]
     peers: Sequence[int]
+    receives: int = 0
 
 
 @dataclass
@@ -183,14 +184,23 @@ class PipelinedReduce:
 
     def _give_up(self, call: Call) -> None:
         """MPI may go on with what is under way, for as long as it likes."""
-        under_way = [r for slot in self._plan.phases for pair in slot for phase in pair for r in phase.requests]
-        self._link.give_up(under_way, (self._slots, self._theirs, self._requests, self._plan, call))
+        phases = [p for made, _ in self._requests.values() for slot in made for pair in slot for p in pair]
+        self._link.give_up(
+            [r for phase in phases for r in phase.requests],
+            (self._slots, self._theirs, self._requests, self._plan, call),
+            [r for phase in self._phases() for r in phase.requests[: phase.receives]],
+        )
         self._plans, self._slots, self._requests, self._said = {}, [], OrderedDict(), None
 
     def _awaited(self) -> _Phase:
         """The transfers that the core waits for."""
-        phases = [p for pair in self._plan.phases[self._plan.pipelined.slot] for p in pair]
+        phases = self._phases(self._plan.pipelined.slot)
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
+
+    def _phases(self, slot: int | None = None) -> list[_Phase]:
+        """Of the plan under way, in one slot or in all."""
+        slots = self._plan.phases if slot is None else [self._plan.phases[slot]]
+        return [phase for pairs in slots for pair in pairs for phase in pair]
 
     def _looks(self) -> Iterator[int]:
         # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for
@@ -253,8 +263,9 @@ class PipelinedReduce:
             sources: list[int], targets: list[int], into: Callable[[int], Span], out: Callable[[int], Span], tag: int
         ) -> _Phase:
             requests = [r for h in sources for r in pieces(receive, *into(h), carriers[h], tag)]
+            receives = len(requests)
             requests += [r for h in targets for r in pieces(send, *out(h), carriers[h], tag)]
-            return _Phase(requests, [carriers[h] for h in sources or targets])
+            return _Phase(requests, [carriers[h] for h in sources or targets], receives)
 
         if len(hosts.ranks) == 2:
             return [

@@ -29,7 +29,7 @@ from ..tickets import Queue
 from ..trace_file import Peer
 from .algorithm import Agree, Limits, Move, choose
 from .board import Board, slot_bytes
-from .error_text import HostsErrorText
+from .error_text import HostsErrorText, heard_of
 from .failure_detector import FailureDetector, Fault
 from .flat_exchange import FlatExchange
 from .health import Health, group_rank
@@ -88,6 +88,7 @@ class HierarchicalTransport(Transport):
         self._fast_path = LeaderFastPath(config.trace)
         self.local_calls: dict[tuple[int, int], LocalCall] = {}
         self.told: list[tuple[list[Request], Buffer]] = []
+        self.published: set[int] = set()
         with ExitStack() as cleanup:
             failure = None
             try:
@@ -100,7 +101,8 @@ class HierarchicalTransport(Transport):
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
             table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
             self.store = PrefixStore(table["token"], self.store)
-            self.link = MpiLink(job, exchange, table["ranks"], group_name, self._check_collective)
+            token = int(table["token"], 16)
+            self.link = MpiLink(job, exchange, table["ranks"], group_name, token, self._check_collective)
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
@@ -161,17 +163,19 @@ class HierarchicalTransport(Transport):
         error = None
         try:
             status = self._fast_path.run(op, source, target, root, redop, SLICE_NS)
-            if status in (native.OK, native.SLOW_PATH):
+            if status == native.SLOW_PATH:
                 return status
             if status == native.DONE_WAKE:
                 self._queue.wake()
-            else:
+            elif status != native.OK:
                 error = self._finish_quickly(status, source, redop, nanoseconds)
         except BaseException:
             if self._fast_path.runner == get_ident():  # a signal handler raised
                 self.health.abort(self._fast_path.under_way[0])
                 self._fast_path_over(native.INTERRUPTED)
             raise
+        if error is None:
+            error = self._messages.refusal(None)
         if error is not None:
             raise error
         return native.OK
@@ -207,6 +211,8 @@ class HierarchicalTransport(Transport):
 
     def post(self, message: Message) -> Ticket:
         if message.peer in self.hosts.here:
+            if (error := self._messages.refusal(message)) is not None:
+                raise error
             return self._local_messages.post(message)
         return self._messages.post(message)
 
@@ -245,18 +251,21 @@ class HierarchicalTransport(Transport):
         if not self.health.over:
             self.leave()
         self.detector.close()
-        healthy = self._sound and self.health.sound()
+        fault = self.detector.trouble(native.NEVER)
+        if fault is not None and fault.status in (native.MISMATCH, native.TIMEOUT) and fault.number:
+            if fault.number not in self.published:
+                heard_of(self, fault.number)
+        healthy = self._sound and fault is None
         self.local.close()
         self._progress.close()
-        if healthy:
-            # MPI keeps a communicator, of which a process has 2,000 or so, until its last request is freed.
-            self.pipelined.free()
-            if self.limits is not None:
-                self.leader.free()
-                self.flat.free()
-        else:
-            small = () if self.limits is None else (self.flat, self.leader)
-            self.link.give_up([], (*small, self.pipelined))
+        # MPI keeps a communicator, of which a process has 2,000 or so, until its last request is freed. None of
+        # `pipelined` is under way: it gives up its own.
+        self.pipelined.free()
+        if self.limits is not None:
+            for small in (self.leader, self.flat):
+                small.free() if healthy else small.give_up()
+        for requests, memory in self.told:
+            self.link.give_up(requests, memory)  # nobody may receive them: the communicator is for no other group
         self.link.close(healthy)
 
     def complete(self, token: int) -> None:
@@ -273,7 +282,7 @@ class HierarchicalTransport(Transport):
             self.health.check_quickly(number)
             self._carry_out(number, call, started + call.timeout, collective)
             self._log.end(native.OK)
-            return None
+            return self._messages.refusal(call)  # of a message before
         except (Trouble, TransportError, self.link.MPI.Exception) as failure:
             error = self._error(failure, call, started, number, self._log.end)
             collective.withdraw()

@@ -1,0 +1,84 @@
+"""What MPI may still read or write of groups that have failed: kept until it is through with it.
+
+Receives are cancelled. Sends end when their receivers take them in, so each rank takes in, and drops, what still comes
+for its groups that have failed. All of this is looked after when groups are made and closed, and now and then in waits.
+What remains: sends to ranks that are gone, where MPI does not end them.
+
+Requests that are here are touched by nobody else, but by `MpiLink.withdraw`, which takes the lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm, Request
+
+_EVERY = 0.5  # s between two looks in waits
+
+lock = threading.RLock()  # taken twice where a signal handler closes a group amid `collect`
+_kept: list[tuple[Sequence[Request], object]] = []
+_failed: list[Intracomm] = []  # communicators of groups that have failed
+_looked = 0.0
+
+
+def keep(requests: Sequence[Request], memory: object) -> None:
+    """Keeps ``memory`` until ``requests`` are complete."""
+    _kept.append((requests, memory))
+
+
+def drain(comm: Intracomm) -> None:
+    """Takes in what still comes on the communicator of a group that has failed."""
+    _failed.append(comm)
+
+
+def collect(MPI: Any, now_and_then: bool = False) -> None:
+    """Lets go of what MPI is through with. ``now_and_then``: unless that was done a moment ago."""
+    global _looked
+    if not (_kept or _failed) or now_and_then and time.monotonic() - _looked < _EVERY:
+        return
+    if not lock.acquire(blocking=False):
+        return
+    try:
+        _looked = time.monotonic()
+        for comm in list(_failed):
+            _take_in(MPI, comm)
+        for each in list(_kept):
+            if _complete(MPI, each[0]) and each in _kept:
+                _kept.remove(each)
+    finally:
+        lock.release()
+
+
+def _take_in(MPI: Any, comm: Intracomm) -> None:
+    status = MPI.Status()
+    try:
+        while (found := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            scratch = bytearray(status.Get_count(MPI.BYTE))
+            keep([found.Irecv([scratch, MPI.BYTE])], scratch)
+    except MPI.Exception:
+        if comm in _failed:
+            _failed.remove(comm)  # one of its ranks is gone
+
+
+def _complete(MPI: Any, requests: Sequence[Request]) -> bool:
+    """Whether all are, well or not. Those that could be started again are freed: they hold the communicator."""
+    try:
+        if not MPI.Request.Testall(requests):
+            return False
+    except MPI.Exception:
+        if not all(_ended(MPI, request) for request in requests):
+            return False
+    for request in requests:
+        if request != MPI.REQUEST_NULL:
+            request.Free()
+    return True
+
+
+def _ended(MPI: Any, request: Request) -> bool:
+    try:
+        return request.Test()
+    except MPI.Exception:
+        return True
