@@ -4,7 +4,6 @@ deadline and looks at who is gone."""
 from __future__ import annotations
 
 import os
-import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
+from ...launch.communicators import create
 from ...launch.mpi_job import PIECE
 from ..failure import Trouble
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm, Request
+    from mpi4py.MPI import Request
 
     from ...creation.exchange import Exchange
     from ...launch.mpi_job import Job
@@ -32,6 +32,7 @@ _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
 _PATIENCE = 0.1
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
+_CREATION_TAGS = 32000  # MPI has at least these
 _LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
 # What MPI may still write to or read from, of groups that have failed.
@@ -39,45 +40,24 @@ _ORPHANS: list[tuple[Sequence[Request], object]] = []
 
 
 class MpiLink:
-    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank.
-    Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or
-    a rank of those it is given is gone."""
+    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: of
+    this making of the group alone. Opening it is collective over the group. ``check``: raises Trouble if the group is
+    of no more use, or a rank of those it is given is gone."""
 
     def __init__(
-        self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str, check: Callable[[Sequence[int]], None]
+        self, job: Job, exchange: Exchange, ranks: Sequence[int], token: str, check: Callable[[Sequence[int]], None]
     ) -> None:
         self.rank, self.size = exchange.rank, exchange.size
         self.MPI = job.MPI
         self.check = check
         self._gave_up = False
-        self.comm = self._create(job, exchange, ranks, name)
+        # What a rank that died in the making of another has sent there must not be taken for a part of this one.
+        tag = zlib.crc32(token.encode()) % _CREATION_TAGS
+        self.comm = create(job, ranks, tag, exchange.left(), exchange.require_all_coming)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
         self.tag_limit: int = self.comm.Get_attr(self.MPI.TAG_UB) or 0
         self._view = self.MPI.buffer.fromaddress
         self._byte = self.MPI.BYTE
-
-    def _create(self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str) -> Intracomm:
-        # Create_group has no deadline of its own.
-        made: list[Intracomm | Exception] = []
-
-        def create() -> None:
-            try:
-                everyone = job.world.Get_group()
-                members = everyone.Incl(ranks)
-                made.append(job.world.Create_group(members, zlib.crc32(name.encode()) % 32000))
-                members.Free()
-                everyone.Free()
-            except Exception as error:
-                made.append(error)
-
-        thread = threading.Thread(target=create, name="c10d_custom:create", daemon=True)
-        thread.start()
-        thread.join(exchange.left())
-        if not made:
-            raise TransportError(f"group creation: MPI made no communicator of ranks {ranks} in time")
-        if isinstance(made[0], Exception):
-            raise TransportError(f"group creation: MPI made no communicator: {made[0]}") from made[0]
-        return made[0]
 
     # --- bytes
 
