@@ -71,7 +71,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     them calls it; ``timeout``: how long to wait for the others, the group's own if None. Ranks keep their order.
 
     Raises CollectiveTimeoutError if a rank neither comes nor ends in that time, UsageError if the default group is not
-    of this backend, or spans several hosts; the old groups are then still there. See c10d/shrink.py."""
+    of this backend; the old groups are then still there. See c10d/shrink.py."""
     from .c10d.shrink import shrink_group
 
     return shrink_group(timeout)

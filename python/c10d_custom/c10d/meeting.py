@@ -54,13 +54,14 @@ def meet(
     devices: list[str] | None = None,
 ) -> tuple[ByDevice, Store]:
     """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
-    group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks;
-    ``processes``: a processes.Processes, if the caller knows more than the ranks will tell; ``devices``: the types of
-    device whose tensors the group takes, None for all."""
-    seconds, members = timeout.total_seconds(), members or list(range(size))
+    group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks,
+    none of the default group; ``processes``: a processes.Processes, if the caller knows more than the ranks will tell;
+    ``devices``: the types of device whose tensors the group takes, None for all."""
+    seconds, is_default, members = timeout.total_seconds(), not members, members or list(range(size))
     what = f"creation of group {name or '(unnamed)'}, rank {rank}"
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
-        meeting = _Meeting(bounded, rank, members, name, seconds, processes or _members_of_world(members), devices)
+        known = processes or _members_of_world(members)
+        meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default)
         if processes is not None or dist.group.WORLD is not None or not Attempt.possible():
             transport, own = meeting.under(_known.get(os.getpid()) or f"{restart_attempt()}")
         else:
@@ -81,9 +82,11 @@ class _Meeting:
         seconds: float,
         processes: Processes | None,
         devices: list[str] | None,
+        is_default: bool,
     ) -> None:
         self.store, self.rank, self.members, self.name = store, rank, members, name
         self.seconds, self.processes, self.devices = seconds, processes, devices
+        self.is_default = is_default
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:
@@ -110,7 +113,7 @@ class _Meeting:
                 if attempt is not None and self.rank and exchange.is_over(FIRST_TOPIC):
                     raise SupersededError
                 trace.install_signal(configuration())
-                transport = _transport(exchange, self.name, self.members, self.devices, attempt)
+                transport = _transport(exchange, self.name, self.members, self.devices, attempt, self.is_default)
                 exchange.complete()
                 return transport, own.plain
             except SupersededError:
@@ -141,7 +144,12 @@ def _members_of_world(members: list[int]) -> Members | None:
 
 
 def _transport(
-    exchange: Exchange, name: str, members: list[int], devices: list[str] | None, attempt: Attempt | None
+    exchange: Exchange,
+    name: str,
+    members: list[int],
+    devices: list[str] | None,
+    attempt: Attempt | None,
+    is_default: bool,
 ) -> ByDevice:
     everywhere = locations(exchange)
     if attempt is not None:
@@ -152,5 +160,7 @@ def _transport(
             ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices
         )
     mpi = mpi_job(exchange, everywhere, members)
-    cpu = HierarchicalTransport(exchange, configuration(), name, members, everywhere, ShmTransport, mpi, abandon)
+    cpu = HierarchicalTransport(
+        exchange, configuration(), name, members, everywhere, ShmTransport, mpi, abandon, meets=is_default
+    )
     return ByDevice(cpu, configuration(), one_host=False, devices=devices)

@@ -20,11 +20,13 @@ def started(pid: int) -> int | None:
 
 
 class Processes:
-    """``who``: how error messages call a rank. Those that cannot be seen from here, on other hosts or in other PID
-    namespaces, count as alive."""
+    """``who``: how error messages call a rank; ``left_for``: why ranks that are alive will not come either, or None.
+    Those that cannot be seen from here, on other hosts or in other PID namespaces, count as alive."""
 
-    def __init__(self, who: Callable[[int], str] = "rank {}".format) -> None:
-        self._who = who
+    def __init__(
+        self, who: Callable[[int], str] = "rank {}".format, left_for: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self._who, self._left_for = who, left_for
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}  # pidfd -> rank
         self._pids: dict[int, int] = {}
@@ -53,8 +55,7 @@ class Processes:
         return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died" for rank in sorted(self.ended()))
 
     def left_for(self) -> str | None:
-        """Why ranks that are alive will not come either, or None."""
-        return None
+        return self._left_for()
 
     def close(self) -> None:
         for fd in self._ranks:

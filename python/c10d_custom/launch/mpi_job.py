@@ -46,6 +46,7 @@ _job: Job | None = None
 _init: threading.Thread | None = None  # the thread in which MPI starts
 _ours_to_end = False
 _abandoned = False
+_used_again = False  # since then
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,14 @@ def _import() -> Any:
 def abandon() -> None:
     """A rank is lost, or was not there in time: MPI's Finalize would wait for it, and is left out when this process
     ends."""
-    global _abandoned
-    _abandoned = True
+    global _abandoned, _used_again
+    _abandoned, _used_again = True, False
+
+
+def go_on() -> None:
+    """The ranks that are left use MPI among themselves."""
+    global _used_again
+    _used_again = True
 
 
 @atexit.register  # at import: exit handlers of the modules that use this one run before
@@ -310,7 +317,7 @@ def _end_own(job: Job, server: PmiServer) -> None:
     nothing to deliver."""
     if job.pid != os.getpid():
         return
-    if not _abandoned and not job.MPI.Is_finalized():
+    if (_used_again or not _abandoned) and not job.MPI.Is_finalized():
         _linger(job)
     server.end(job.MPI.Is_finalized())
 

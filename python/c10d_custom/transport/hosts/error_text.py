@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch.distributed import PrefixStore
 
 from ...creation.exchange import Exchange
+from ... import native
 from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
 from ..failure import ErrorText
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ...call import Call
     from ...creation.topology import Location
     from ..failure import Trouble
-    from .failure_detector import FailureDetector
+    from .failure_detector import FailureDetector, Fault
 
 
 _HEARD = 0.5  # s: for the store
@@ -102,12 +103,17 @@ def _published(transport: Group, number: int, call: Call, seconds: float) -> dic
     return dict(prints)
 
 
-def heard_of(transport: Group, number: int) -> None:
-    """Of a rank that leaves its group without an error of the collective ``number``, which failed on others."""
+def heard_of(transport: Group, fault: Fault | None) -> None:
+    """Of a rank that leaves its group. Of a collective that failed on others, and of which this rank has no error, it
+    wants to hear no more."""
+    if fault is None or fault.status not in (native.MISMATCH, native.TIMEOUT) or not fault.number:
+        return
+    if fault.number in transport.published:
+        return
 
     def tell() -> None:
         with contextlib.suppress(RuntimeError):
-            _heard(PrefixStore(f"failed/{number}", transport.store), transport.size)
+            _heard(PrefixStore(f"failed/{fault.number}", transport.store), transport.size)
 
     start(tell, "c10d_custom:ask").join(_HEARD)
 

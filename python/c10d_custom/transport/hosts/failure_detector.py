@@ -9,6 +9,10 @@ milliseconds; a rank that is only slow or stopped does not. News spreads through
 A disagreement about a collective is no reason for an earlier one, in which a slower rank may still be, to fail; a worse
 fault, which is, may follow it.
 
+That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
+firewall may do: c10d/survivors_over_hosts.py takes it for proof that the process has ended, and its host has not. All
+ranks are told of each such end.
+
 A rank that leaves in good order says so first. What hung below it in the tree is then no longer
 watched from beyond it; waits there have their deadlines. A host without power or behind a cut cable closes no
 connection: that, too, is for the deadlines.
@@ -37,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 from ... import native
 from ...errors import TransportError
 from ...launch.addresses import addresses, listen
+from .own_sockets import own
 
 if TYPE_CHECKING:
     from ...creation.exchange import Exchange
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 
 _HELLO = struct.Struct("<16sI")
 _NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
-_LEFT, _FAILED = 1, 2
+_LEFT, _FAILED, _ENDED = 1, 2, 3
 _CONNECT_SECONDS = 3.0
 _STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
 _AT_ONCE = 64  # connections taken between two looks at those that are there
@@ -146,6 +151,7 @@ class FailureDetector:
     def __init__(self, exchange: Exchange, hosts: Sequence[list[int]], on_fault: Callable[[Fault], object]) -> None:
         self.rank = exchange.rank
         self.left: set[int] = set()
+        self.ended: set[int] = set()  # their hosts have ended a connection of theirs, as when a process ends
         self.fault: Fault | None = None
         self.disagreement: Fault | None = None
         self._on_fault = on_fault
@@ -168,6 +174,10 @@ class FailureDetector:
     def leave(self) -> None:
         """This rank wants nothing more of the group."""
         self._send(_LEFT, 0, self.rank, self.rank, 0)
+
+    def reached(self) -> dict[int, str]:
+        """{a rank that this one is connected to: its address}"""
+        return {rank: link.getpeername()[0].removeprefix("::ffff:") for link, rank in self._links.items()}
 
     def close(self) -> None:
         with self._lock:
@@ -213,7 +223,7 @@ class FailureDetector:
                         )
         for link in self._links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setblocking(False)
+            own(link).setblocking(False)
 
     def _call(self, offer: dict[str, Any], parent: int, same_host: bool, exchange: Exchange) -> socket.socket:
         addresses, token = offer["addresses"], bytes.fromhex(offer["token"])
@@ -234,6 +244,7 @@ class FailureDetector:
                     tried.append(f"{address}: {error}")
                 if link is not None:
                     link.close()
+            exchange.require_all_coming()
             if exchange.left() < 0.1:
                 raise TransportError(
                     f"group creation: rank {self.rank} cannot connect to rank {parent} by TCP ({'; '.join(tried[-4:])})"
@@ -263,15 +274,16 @@ class FailureDetector:
                         os.read(self._wake, 4096)
                     continue
                 link = by_fd[fd]
+                ended = True
                 try:
                     data = link.recv(4096)
                 except BlockingIOError:
                     continue
                 except OSError:
-                    data = b""
+                    data, ended = b"", False
                 if not data:
                     poll.unregister(fd)
-                    self._gone(self._links[link])
+                    self._gone(self._links[link], ended)
                     continue
                 received[link] += data
                 while len(received[link]) >= _NEWS.size:
@@ -297,11 +309,20 @@ class FailureDetector:
             if peer not in self.left:
                 self.left.add(peer)
                 self._spread(data, but=link)
+        elif kind == _ENDED:
+            self._has_ended(peer, link)
         elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, native.ABORTED):
             if self._fail(Fault(status, peer, by, number)):
                 self._spread(data, but=link)
 
-    def _gone(self, rank: int) -> None:
+    def _has_ended(self, rank: int, told_by: socket.socket | None = None) -> None:
+        if rank not in self.ended:
+            self.ended.add(rank)
+            self._spread(_NEWS.pack(_ENDED, 0, rank, self.rank, 0), but=told_by)
+
+    def _gone(self, rank: int, ended: bool) -> None:
+        if ended:
+            self._has_ended(rank)
         if rank not in self.left and not self._closing:
             fault = Fault(native.PEER_LOST, rank, self.rank, 0)
             if self._fail(fault):

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, memmove
 from itertools import repeat
@@ -15,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
+from ...launch.communicators import create
 from ...launch.mpi_job import PIECE
 from ..failure import Trouble
 from . import given_up
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm, Request
+    from mpi4py.MPI import Request
 
     from ...creation.exchange import Exchange
     from ...launch.mpi_job import Job
@@ -34,57 +33,31 @@ _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
 _PATIENCE = 0.1
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
+_CREATION_TAGS = 32000  # MPI has at least these
 _LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
 
 class MpiLink:
-    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: what
-    no other group has, for MPI gives the communicator of a group that is gone to another, with what nobody received.
-    Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or
-    a rank of those it is given is gone."""
+    """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: of
+    this making of the group alone, for MPI gives the communicator of a group that is gone to another, with what nobody
+    received. Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or a
+    rank of those it is given is gone."""
 
     def __init__(
-        self,
-        job: Job,
-        exchange: Exchange,
-        ranks: Sequence[int],
-        name: str,
-        token: int,
-        check: Callable[[Sequence[int]], None],
+        self, job: Job, exchange: Exchange, ranks: Sequence[int], token: int, check: Callable[[Sequence[int]], None]
     ) -> None:
         self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
         self.check = check
         self._gave_up = False
         given_up.collect(self.MPI)
-        self.comm = self._create(job, exchange, ranks, name)
+        # What a rank that died in the making of another has sent there must not be taken for a part of this one.
+        tag = token % _CREATION_TAGS
+        self.comm = create(job, ranks, tag, exchange.left(), exchange.require_all_coming)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
         self.tag_limit: int = self.comm.Get_attr(self.MPI.TAG_UB) or 0
         self._view = self.MPI.buffer.fromaddress
         self._byte = self.MPI.BYTE
-
-    def _create(self, job: Job, exchange: Exchange, ranks: Sequence[int], name: str) -> Intracomm:
-        # Create_group has no deadline of its own.
-        made: list[Intracomm | Exception] = []
-
-        def create() -> None:
-            try:
-                everyone = job.world.Get_group()
-                members = everyone.Incl(ranks)
-                made.append(job.world.Create_group(members, zlib.crc32(name.encode()) % 32000))
-                members.Free()
-                everyone.Free()
-            except Exception as error:
-                made.append(error)
-
-        thread = threading.Thread(target=create, name="c10d_custom:create", daemon=True)
-        thread.start()
-        thread.join(exchange.left())
-        if not made:
-            raise TransportError(f"group creation: MPI made no communicator of ranks {ranks} in time")
-        if isinstance(made[0], Exception):
-            raise TransportError(f"group creation: MPI made no communicator: {made[0]}") from made[0]
-        return made[0]
 
     # --- bytes
 

@@ -6,7 +6,6 @@ leads to the peer. Bad news travels by itself (failure_detector.py, health.py).
 
 from __future__ import annotations
 
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op
 from ...creation.exchange import Exchange
 from ...creation.processes import Processes
-from ...errors import TransportError
+from ...errors import CustomBackendError, TransportError
 from ..base import Transport
 from ..call_log import CallLog
 from ..failure import Trouble, rank_name
@@ -37,8 +36,10 @@ from .layout import Hosts
 from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
 from .link import MpiLink
 from .local_messages import LocalMessages
+from .meeting_point import MeetingPoint
 from .messages import Messages
 from .mpi_calls import MpiCalls, Progress
+from .opening import all_well
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
@@ -60,11 +61,13 @@ if TYPE_CHECKING:
 class HierarchicalTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
     ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
-    arguments); ``job``: the process's use of MPI; ``abandon``: called if MPI can no longer end in good order."""
+    arguments); ``job``: the process's use of MPI; ``abandon``: called if MPI can no longer end in good order;
+    ``meets``: whether its ranks are to find each other after a loss, at their `meeting_point`."""
 
     # Of small calls; there where `limits` is.
     flat: FlatExchange
     leader: LeaderAllReduce
+    meeting_point: MeetingPoint | None = None
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class HierarchicalTransport(Transport):
         open_local: OpenLocal,
         job: Job,
         abandon: Callable[[], None],
+        meets: bool = False,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.locations, self.store = locations, exchange.store.plain
@@ -90,19 +94,30 @@ class HierarchicalTransport(Transport):
         self.told: list[tuple[list[Request], Buffer]] = []
         self.published: set[int] = set()
         with ExitStack() as cleanup:
-            failure = None
+            failure, offer = None, None
             try:
                 self.local = self._open_local(open_local, exchange, config, slot_bytes(limits.leader) if limits else 0)
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
                 self.detector = self.health.detector = FailureDetector(exchange, hosts.ranks, self.health.record)
                 cleanup.callback(self.detector.close)
+                if meets:
+                    self.meeting_point = MeetingPoint(self.rank, hosts)
+                    cleanup.callback(self.meeting_point.close)
+                    offer = self.meeting_point.offer(self.detector)
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
-            table = exchange.gather_and_decide("mpi", {"rank": job.rank, "error": failure}, _all_well)
+            said = {"rank": job.rank, "error": failure, "offer": offer}
+            table = exchange.gather_and_decide("mpi", said, all_well)
             self.store = PrefixStore(table["token"], self.store)
+            if self.meeting_point is not None:
+                self.meeting_point.settle(table["offers"], table["secret"])
             token = int(table["token"], 16)
-            self.link = MpiLink(job, exchange, table["ranks"], group_name, token, self._check_collective)
+            try:
+                self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective)
+            except CustomBackendError:
+                abandon()
+                raise
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
@@ -126,7 +141,7 @@ class HierarchicalTransport(Transport):
     ) -> LocalTransport:
         """The transport inside this host. Collective over its ranks."""
         hosts = self.hosts
-        neighbours = Processes(self._who_local)
+        neighbours = Processes(self._who_local, exchange.processes.left_for)
         try:
             for index, r in enumerate(hosts.here):
                 neighbours.add(index, self.locations[r].pid, self.locations[r].started)
@@ -251,11 +266,10 @@ class HierarchicalTransport(Transport):
         if not self.health.over:
             self.leave()
         self.detector.close()
-        fault = self.detector.trouble(native.NEVER)
-        if fault is not None and fault.status in (native.MISMATCH, native.TIMEOUT) and fault.number:
-            if fault.number not in self.published:
-                heard_of(self, fault.number)
-        healthy = self._sound and fault is None
+        heard_of(self, self.detector.trouble(native.NEVER))
+        if self.meeting_point is not None:
+            self.meeting_point.close()
+        healthy = self._sound and self.health.sound()
         self.local.close()
         self._progress.close()
         # MPI keeps a communicator, of which a process has 2,000 or so, until its last request is freed. None of
@@ -375,11 +389,3 @@ class HierarchicalTransport(Transport):
 
     def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)
-
-
-def _all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [s["error"] for s in said if s["error"]]
-    if errors:
-        raise TransportError("; ".join(dict.fromkeys(errors)))
-    # The token: of what this group says in the store later, no other of its name shall take for its own.
-    return {"ranks": [s["rank"] for s in said], "token": secrets.token_hex(8)}

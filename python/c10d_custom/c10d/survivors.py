@@ -1,0 +1,149 @@
+"""Which ranks of a default group on one host are left, and a new group of them.
+
+The old group's shared memory decides, for it outlives any rank:
+
+- A roll call, in rounds. A rank calls out, then waits until each other rank has called out too, or its process has
+  ended (the kernel drops its lock on the segment). Both are final and seen alike by all, so all know the same ranks.
+- The first of them serves a new TCPStore and tells its port with its call. Then they make a group as always, and meet
+  in a barrier, which all pass or none does.
+- If a rank dies on the way, whoever notices goes on to the next round, and the rest follow."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+
+from ..creation.processes import Members
+from ..errors import CollectiveTimeoutError, CustomBackendError
+from . import process_group
+
+if TYPE_CHECKING:
+    from ..transport.shm.transport import ShmTransport
+
+
+_FIRST, _MOST = 0.2e-3, 5e-3  # s: between two looks at the roll
+_CONNECT = timedelta(seconds=2)
+
+
+class _Over(Exception):
+    """The rank that serves the round's store has given the round up."""
+
+
+class Survivors:
+    """One rank's part in it."""
+
+    promised = None  # nothing that ends differently on different ranks
+
+    def __init__(self, old: process_group.CustomProcessGroup, timeout: timedelta) -> None:
+        self.old = cast("ShmTransport", old.cpu_transport)
+        self.rank, self.name = old.rank(), old.getGroupName()
+        self.timeout, self.began = timeout, time.monotonic()
+        self.deadline = self.began + timeout.total_seconds()
+
+    def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
+        """(the new store, the new group)"""
+        round = self._first_round()
+        failed: Exception | None = None
+        members: list[int] | None = None
+        while True:
+            before, members = members, self._call_the_roll(round)
+            if failed is not None and members == before:
+                raise failed  # on every rank: it was nobody's death
+            try:
+                return self._meet(round, members)
+            except _Over:
+                failed = None
+            except (CustomBackendError, DistError) as error:
+                failed = error
+            round += 1
+
+    def _first_round(self) -> int:
+        """Of those this rank has not been in, the one that the others have reached."""
+        round = 1
+        while self.rank in self.old.roll(round)[0] or self.old.roll(round + 1)[0]:
+            round += 1
+        return round
+
+    def _call_the_roll(self, round: int) -> list[int]:
+        """The ranks that are left, in order."""
+        self.old.enlist(round)
+        present: dict[int, int] = {}
+        awaited: list[int] = []
+
+        def complete() -> bool:
+            nonlocal present, awaited
+            present, awaited = self.old.roll(round)
+            return not awaited
+
+        if not self._until(complete):
+            raise CollectiveTimeoutError(
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(awaited[0])} neither came nor "
+                "ended in "
+                f"{time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive call "
+                "shrink_group? "
+                "One that hangs has to be ended."
+            )
+        return sorted(present)
+
+    def _more(self, ranks: list[int]) -> str:
+        return f" (nor did {', '.join(map(self.old.who, ranks))})" if ranks else ""
+
+    def _meet(self, round: int, members: list[int]) -> tuple[TCPStore, process_group.CustomProcessGroup]:
+        left = timedelta(seconds=max(self.deadline - time.monotonic(), 0.001))
+        if self.rank == members[0]:
+            store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
+            self.old.enlist(round, store.port)
+        else:
+            store = self._connect(round, members[0])
+            store.set_timeout(left)
+        new = process_group.build(
+            PrefixStore("shrunk", store),
+            members.index(self.rank),
+            len(members),
+            left,
+            self.name,
+            processes=Members(self.old, members),
+        )
+        try:
+            cast(Any, new.barrier()).wait()
+        except BaseException:
+            new.shutdown()
+            raise
+        return store, new
+
+    def _connect(self, round: int, server: int) -> TCPStore:
+        store: Any = None
+
+        def connected() -> bool:
+            nonlocal store
+            if server not in self.old.roll(round + 1)[1]:
+                raise _Over  # it has gone on to the next round, or ended
+            if port := self.old.roll(round)[0][server]:
+                try:
+                    # TCPStore goes on trying where nobody listens any more.
+                    socket.create_connection(("127.0.0.1", port), _CONNECT.total_seconds()).close()
+                    store = TCPStore("127.0.0.1", port, None, False, _CONNECT, wait_for_workers=False)
+                except (OSError, DistError):
+                    pass
+            return store is not None
+
+        if not self._until(connected):
+            raise CollectiveTimeoutError(
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(server)} was to "
+                f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s"
+            )
+        return store
+
+    def _until(self, there: Callable[[], bool]) -> bool:
+        pause = _FIRST
+        while not there():
+            if time.monotonic() >= self.deadline:
+                return False
+            time.sleep(pause)
+            pause = min(1.5 * pause, _MOST)
+        return True

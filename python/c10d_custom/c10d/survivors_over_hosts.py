@@ -1,0 +1,264 @@
+"""Which ranks of a default group over hosts are left, and a new group of them.
+
+The lowest rank that is left presides (presiding.py); the others call it at its meeting point, and it tells them what to
+do:
+
+- Each that comes says which ranks of its own host have ended, as its shared memory shows: nobody else need guess. Of a
+  host from which nobody comes, all ranks count as ended if each one's port is refused *and* the failure detector has
+  seen or been told that the first of them, which held its connection to other hosts, ended it in good order, as the
+  kernel of a living host does for a process that ends. A firewall that rejects does the first only; a host that is cut
+  off, or has no power, does neither, and is waited for until the time-out. So of a group that a network has parted, no
+  part takes another for dead.
+- When every rank has come or ended, the president serves a new TCPStore; those that have come make a group and meet in
+  a barrier. Who has done so promises to go on with it, and says so. When all have, the president says so to all, and
+  they do. If one is lost before, or cannot, they begin again without it.
+- If the president is lost, the next lowest presides. If then all that are left have promised the same, they go on with
+  that group, for the one that is lost may have said so to some, who have gone on; else they begin again, for then it
+  cannot have.
+- Who has promised and hears no more does not know whether the others go on. It must neither stay behind nor go on
+  alone, and so gives up all its groups (shrink.py)."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+
+from ..creation.processes import Processes
+from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
+from ..launch import communicators, mpi_job
+from ..transport.hosts.line import At
+from ..transport.hosts.transport import HierarchicalTransport
+from . import process_group
+
+if TYPE_CHECKING:
+    from ..transport.hosts.line import Line
+    from ..transport.hosts.meeting_point import MeetingPoint
+
+_SLICE = 20e-3  # s: between two looks at this host's ranks
+_REDIAL = 50e-3  # s
+_CONNECT = timedelta(seconds=2)
+_KINDS = {kind.__name__: kind for kind in (CollectiveTimeoutError, AbortedError)}  # of an error that all ranks raise
+_MAKING = 60.0  # s: that making a group may take, at most: all its ranks are there and alive
+RESTART = "restart the job from a checkpoint"
+
+
+@dataclass
+class Promise:
+    """A group that this rank has made and goes on with if the president says so."""
+
+    name: str  # of this making of it
+    members: list[int]
+    store: TCPStore
+    new: process_group.CustomProcessGroup
+
+
+class SurvivorsOverHosts:
+    """One rank's part in it. ``preside``: what it does where it is the lowest (presiding.py); ``promised``: its
+    Promise, from giving it on, unless it has heard that nobody goes on with it."""
+
+    promised: Promise | None = None
+
+    def __init__(
+        self,
+        old: process_group.CustomProcessGroup,
+        timeout: timedelta,
+        preside: Callable[[SurvivorsOverHosts], Promise],
+    ) -> None:
+        self._preside = preside
+        self.old = cast(HierarchicalTransport, old.cpu_transport)
+        self.point = cast("MeetingPoint", self.old.meeting_point)
+        self.rank, self.name = old.rank(), old.getGroupName()
+        self.seconds, self.began = timeout.total_seconds(), time.monotonic()
+        self.deadline = self.began + self.seconds
+        self.missing: Mapping[int, At] = {}  # those that keep this rank waiting
+
+    def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
+        """(the new store, the new group)"""
+        made: Promise | None
+        while True:
+            line = self._president()
+            if line is None:
+                made = self._preside(self)
+            else:
+                try:
+                    made = self._follow(line)
+                finally:
+                    line.close()
+            if made is not None:
+                return made.store, made.new
+            if time.monotonic() >= self.deadline:
+                raise self.late()
+            time.sleep(_REDIAL)  # the president is lost: its host's ranks are about to see it
+
+    # --- who is left
+
+    def ended_here(self) -> set[int]:
+        """The ranks of this host whose processes have ended, or have left the group."""
+        states = self.old.local.states(0) or []
+        return {self.old.hosts.here[index] for index, state in enumerate(states) if not state.alive}
+
+    def known_to_have_ended(self) -> set[int]:
+        """Of all hosts: those that a detector has seen, or was told of: the old group's; and that of the promised one,
+        where no news can have been left unread, at which a kernel resets a connection."""
+        ended = self.old.detector.ended | self.old.detector.left
+        new = self.promised.new.cpu_transport if self.promised is not None else None
+        if self.promised is not None and isinstance(new, HierarchicalTransport):
+            ended |= {self.promised.members[rank] for rank in new.detector.ended | new.detector.left}
+        return ended
+
+    def _president(self) -> Line | None:
+        """A line to it; None: it is this rank."""
+        for rank in range(self.rank):
+            line = self._reach(rank)
+            if line is not None:
+                return line
+        return None
+
+    def _reach(self, rank: int) -> Line | None:
+        """A line to that rank, when it has come; None: its host refuses."""
+        line = self.point.call(rank)
+        while rank not in self.ended_here() and line.at is not At.REFUSED:
+            self.missing = {rank: line.at}
+            wait([line], _SLICE)
+            line.hear()
+            if line.at is At.OPEN:
+                return line
+            if line.at is not At.REFUSED and line.over():
+                line.close()
+                time.sleep(_REDIAL)
+                line = self.point.call(rank)
+            if time.monotonic() >= self.deadline:
+                line.close()
+                raise self.late()
+        line.close()
+        return None
+
+    # --- following
+
+    def here(self) -> dict[str, Any]:
+        """What this rank says of itself and its host."""
+        return {
+            "here": sorted(self.ended_here()),
+            "ended": sorted(self.known_to_have_ended()),
+            "promised": self.promised.name if self.promised else None,
+        }
+
+    def _follow(self, line: Line) -> Promise | None:
+        """The promise that is to be kept; None: the president is lost."""
+        said: dict[str, Any] = {}
+        while not line.over():
+            if (now := self.here()) != said:
+                line.say(said := now)
+            wait([line], _SLICE)
+            for message in line.hear():
+                if (made := self._do(message, line)) is not None:
+                    return made
+            if time.monotonic() >= self.deadline:
+                raise self.late()
+        return None
+
+    def _do(self, message: dict[str, Any], line: Line) -> Promise | None:
+        what = message.get("do")
+        if what == "missing":
+            self.missing = {rank: At[at] for rank, at in message["for"]}
+        elif what == "again":
+            self.break_promise()
+        elif what == "make":
+            self.break_promise()
+            name, members = str(message["name"]), [int(rank) for rank in message["members"]]
+
+            def look() -> str | None:
+                return "the rank that presides has called it off" if wait([line], 0.0) else None
+
+            try:
+                store = self._connect(line.address(), int(message["port"]))
+                self.promised = self.make(name, members, store, look)
+                line.say({"made": name})
+            except (CustomBackendError, DistError) as error:
+                line.say({"failed": name, "kind": type(error).__name__, "error": str(error)})
+        elif what == "keep" and self.promised is not None and message["name"] == self.promised.name:
+            return self.promised
+        elif what == "fail":
+            if message["none"]:  # else an earlier president may have told others to go on
+                self.break_promise()
+            raise self.failure(str(message["kind"]), str(message["error"]))
+        return None
+
+    def failure(self, kind: str, text: str) -> CustomBackendError:
+        return _KINDS.get(kind, TransportError)(f"shrink_group of group {self.name}, rank {self.rank}: {text}")
+
+    # --- making a group
+
+    def make(self, name: str, members: list[int], store: TCPStore, look: Callable[[], str | None]) -> Promise:
+        """Collective over the members. ``look``: called now and then, says why it is in vain."""
+        left = timedelta(seconds=max(min(self.deadline - time.monotonic(), _MAKING), 0.001))
+        store.set_timeout(left)
+        if len({self.old.locations[rank].host for rank in members}) > 1:
+            communicators.leave_out_the_lost(mpi_job.job(), left.total_seconds(), lambda: _require(look))
+        new = process_group.build(
+            PrefixStore("shrunk", store),
+            members.index(self.rank),
+            len(members),
+            left,
+            self.name,
+            processes=Processes(left_for=look),
+        )
+        try:
+            cast(Any, new.barrier()).wait()
+        except BaseException:
+            new.shutdown()
+            raise
+        return Promise(name, members, store, new)
+
+    def break_promise(self) -> None:
+        """The president has said that nobody goes on with it."""
+        if self.promised is not None:
+            promised, self.promised = self.promised, None
+            promised.new.shutdown()
+
+    @staticmethod
+    def _connect(address: str, port: int) -> TCPStore:
+        try:
+            # TCPStore goes on trying where nobody listens any more.
+            socket.create_connection((address, port), _CONNECT.total_seconds()).close()
+        except OSError as error:
+            raise TransportError(f"the new store does not answer at {address}, port {port}: {error}") from error
+        return TCPStore(address, port, None, False, _CONNECT, wait_for_workers=False)
+
+    # --- errors
+
+    def late(self) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"shrink_group of group {self.name}, rank {self.rank}: {self.text_of_missing(self.missing)}"
+        )
+
+    def text_of_missing(self, missing: Mapping[int, At]) -> str:
+        if not missing:
+            return f"the ranks that are left had not made a group in {time.monotonic() - self.began:.1f} s"
+        (first, at), *more = ((self.old.who(rank), at.value) for rank, at in sorted(missing.items()))
+        also = f" (nor did {', '.join(f'{who}: {at}' for who, at in more)})" if more else ""
+        return (
+            f"{first} neither came nor is known to have ended in {time.monotonic() - self.began:.1f} s: {at}{also}. Do "
+            f"all ranks that are alive call shrink_group? One that hangs has to be ended; without a host that does not "
+            f"answer, {RESTART}."
+        )
+
+
+def _require(look: Callable[[], str | None]) -> None:
+    if (why := look()) is not None:
+        raise TransportError(why)
+
+
+def wait(what: Iterable[Any], seconds: float) -> bool:
+    """Whether one of those lines, or a meeting point, has something to say within that time."""
+    poll = select.poll()
+    for each in what:
+        poll.register(each.fileno(), each.events() if hasattr(each, "events") else select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1e3))

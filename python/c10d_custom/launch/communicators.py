@@ -1,0 +1,70 @@
+"""How communicators are made: with a deadline, which MPI has not; and of which ranks, after a loss.
+
+MPICH makes one of any ranks of the job that are alive. Open MPI does over hosts only from a communicator without lost
+ranks, which it makes by its fault tolerance (ULFM), if that was asked for when the job was started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TransportError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from .mpi_job import Job
+
+_SLICE = 20e-3  # s: between two looks at who is alive
+
+_left: Any = None  # the ranks of this process's job that are left, once some were left out
+
+
+def create(job: Job, ranks: Sequence[int], tag: int, seconds: float, check: Callable[[], None]) -> Intracomm:
+    """Of those ranks in COMM_WORLD, in this order; collective over them. ``check``: called now and then, and may
+    raise."""
+
+    def make() -> Any:
+        everyone = job.world.Get_group()
+        members = everyone.Incl(ranks)
+        made = (job.world if _left is None else _left).Create_group(members, tag)
+        members.Free()
+        everyone.Free()
+        return made
+
+    return _bounded(make, f"made no communicator of ranks {list(ranks)}", seconds, check)
+
+
+def leave_out_the_lost(job: Job, seconds: float, check: Callable[[], None]) -> None:
+    """From now on, `create` does. Collective over all ranks of the job that are alive, where the library has a use for
+    it."""
+    global _left
+    if "open mpi" in job.MPI.Get_library_version().lower():
+        left = _bounded(job.world.Shrink, "did not leave out the lost ranks", seconds, check)
+        left.Set_errhandler(job.MPI.ERRORS_RETURN)
+        _left = left
+
+
+def _bounded(make: Callable[[], Any], failure: str, seconds: float, check: Callable[[], None]) -> Any:
+    # Where a rank dies meanwhile, it may never return.
+    made: list[Any] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except Exception as error:
+            made.append(error)
+
+    thread = threading.Thread(target=run, name="c10d_custom:create", daemon=True)
+    thread.start()
+    while not made and seconds > 0:
+        thread.join(min(_SLICE, seconds))
+        seconds -= _SLICE
+        if not made:
+            check()
+    if not made:
+        raise TransportError(f"group creation: MPI {failure} in time")
+    if isinstance(made[0], Exception):
+        raise TransportError(f"group creation: MPI {failure}: {made[0]}") from made[0]
+    return made[0]

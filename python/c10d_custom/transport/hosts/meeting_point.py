@@ -1,0 +1,77 @@
+"""Where the ranks of a default group over hosts find each other after a loss (c10d/survivors_over_hosts.py), when what
+connected them may have died with a rank: each listens at a port, from the group's making on.
+
+There is no thread to it. The kernel answers for a process that is alive, and refuses for one that has ended; a call
+waits in its queue until the rank comes to take it. It is made at the address by which the failure detector has reached
+that host: of several that a host has, others may lead elsewhere (each host's container bridge, say), where a kernel may
+refuse what it knows nothing of."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...launch.addresses import listen
+from .line import Line
+from .own_sockets import own
+
+if TYPE_CHECKING:
+    from .failure_detector import FailureDetector
+    from .layout import Hosts
+
+_AT_ONCE = 64  # calls taken in one look
+
+
+class MeetingPoint:
+    """One rank's. `offer` is what it tells the others, `settle` hears what all have told."""
+
+    def __init__(self, rank: int, hosts: Hosts) -> None:
+        self.rank, self._hosts = rank, hosts
+        self._server = own(listen())
+        self._server.setblocking(False)
+
+    def offer(self, detector: FailureDetector) -> dict[str, Any]:
+        return {"port": self._server.getsockname()[1], "reached": detector.reached()}
+
+    def settle(self, offers: Sequence[dict[str, Any]], secret: str) -> None:
+        """``offers``: of all ranks; ``secret``: hex, of the group."""
+        self._secret = bytes.fromhex(secret)
+        ports = [offer["port"] for offer in offers]
+        # By the detector, the first host has reached each other, and each other the first.
+        hub = self._hosts.ranks[0][0]
+        self._places: dict[int, tuple[str, int]] = {}
+        for ranks in self._hosts.ranks:
+            if ranks is self._hosts.here:
+                address = "127.0.0.1"
+            elif hub in ranks:
+                address = offers[self._hosts.here[0]]["reached"][str(hub)]
+            else:
+                address = offers[hub]["reached"][str(ranks[0])]
+            self._places.update({rank: (address, ports[rank]) for rank in ranks})
+
+    def call(self, rank: int) -> Line:
+        address = self._places[rank]
+        link = own(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
+        link.setblocking(False)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Line(link, self._secret, self.rank, rank, link.connect_ex(address))
+
+    def fileno(self) -> int:
+        """Readable where somebody calls."""
+        return self._server.fileno()
+
+    def answer(self) -> list[Line]:
+        """Of those that have called."""
+        lines = []
+        for _ in range(_AT_ONCE):
+            try:
+                link, _ = self._server.accept()
+            except OSError:  # nobody more; or gone again, or no descriptor is left
+                break
+            own(link).setblocking(False)
+            lines.append(Line(link, self._secret, self.rank))
+        return lines
+
+    def close(self) -> None:
+        self._server.close()
