@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.c10d import process_group
+from c10d_custom.creation.bounded_store import BoundedStore
 from harness.shm import in_dev_shm
 
 
@@ -57,6 +58,30 @@ def test_a_hundred_groups_leave_nothing(ranks):
     before = in_dev_shm()
     assert not any(found := ranks.run(cycles_case, 100, timeout=240)), found
     assert not in_dev_shm() - before
+
+
+def questions_case():
+    """How often the store was asked for each of some groups; it is where ranks have waited long for each other."""
+    asked, ask, counts = [], BoundedStore._ask, []
+    BoundedStore._ask = lambda self, *call: asked.append(call) or ask(self, *call)
+    try:
+        for _ in range(5):
+            dist.barrier()
+            asked.clear()
+            group = dist.new_group()
+            counts.append(len(asked))
+            t = torch.ones(3)
+            dist.all_reduce(t, group=group)
+            assert t.tolist() == [group.size()] * 3
+            dist.destroy_process_group(group)
+    finally:
+        BoundedStore._ask = ask
+    return counts
+
+
+@pytest.mark.world_sizes(2, 4)
+def test_ranks_of_a_host_make_a_group_without_the_store(ranks):
+    assert all(0 in counts for counts in ranks.run(questions_case))
 
 
 def keys_case():

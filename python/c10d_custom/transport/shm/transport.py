@@ -23,7 +23,8 @@ from .segment import open_segment
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
-    from ...creation.exchange import Exchange
+    from ...creation.gathering import Gathering
+    from ...creation.letters import Neighbours
     from ...native.fast_collective import FastCollective
     from ..trace_file import Peer, Record
 
@@ -42,10 +43,11 @@ class ShmTransport(LocalTransport):
 
     _handle: Any = None  # c10d_handle*
     _fast: FastCollective | None = None
+    neighbours: Neighbours | None = None  # of the default group: by which its ranks make others
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Gathering,
         config: Config,
         group_name: str,
         members: list[int],
@@ -260,6 +262,9 @@ class ShmTransport(LocalTransport):
         lib.c10d_leave(self._handle)
 
     def close(self) -> None:
+        neighbours, self.neighbours = self.neighbours, None
+        if neighbours is not None:
+            neighbours.close()
         lib.c10d_close(self._handle)
 
     def __del__(self) -> None:
