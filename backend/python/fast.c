@@ -15,12 +15,12 @@ static int expect(Py_ssize_t n, Py_ssize_t wanted) {
   return 0;
 }
 
-// message(function, handle, kind, peer, tag, data, count, ns, list): of c10d_message. True if it is over; else the
-// ticket is appended to the list, unless the group is closed.
+// message(function, handle, kind, peer, tag, data, count, ns, wait_ns, list): of c10d_message. True if it is over; else
+// the ticket is appended to the list, unless the group is closed.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (!expect(n, 9)) return NULL;
-  int (*function)(void*, uint64_t, int32_t, int64_t, void*, uint64_t, int64_t, void**);
+  if (!expect(n, 10)) return NULL;
+  int (*function)(void*, uint64_t, int32_t, int64_t, void*, uint64_t, int64_t, int64_t, void**);
   *(void**)&function = PyLong_AsVoidPtr(args[0]);
   void* handle = address(args[1]);
   const uint64_t kind = PyLong_AsUnsignedLongLong(args[2]);
@@ -29,14 +29,15 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   void* data = address(args[5]);
   const uint64_t count = PyLong_AsUnsignedLongLong(args[6]);
   const int64_t ns = PyLong_AsLongLong(args[7]);
+  const int64_t wait_ns = PyLong_AsLongLong(args[8]);
   if (PyErr_Occurred()) return NULL;
   void* ticket;
   int status;
-  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, peer, tag, data, count, ns, &ticket);
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, peer, tag, data, count, ns, wait_ns, &ticket);
   Py_END_ALLOW_THREADS if (!status) Py_RETURN_TRUE;
   if (ticket) {
     PyObject* const number = PyLong_FromVoidPtr(ticket);
-    const int failed = !number || PyList_Append(args[8], number);
+    const int failed = !number || PyList_Append(args[9], number);
     Py_XDECREF(number);
     if (failed) return NULL;
   }

@@ -13,10 +13,12 @@ static uint8_t item_bytes[kCodes], reduces[kCodes], shapes[kMostOps];
 static unsigned long ops;
 
 typedef int (*Function)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t);
+typedef int (*Submit)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t, void**);
 
 typedef struct {
   PyObject_HEAD Function function;
-  void* handle;  // null once closed
+  Submit submit;  // null: always the slow path
+  void* handle;   // null once closed
   Py_ssize_t rank, size;
 } FastCollective;
 
@@ -68,8 +70,9 @@ static int reduce_op(PyObject* o, uint8_t code) {
   return op >= 0 && op < 8 && reduces[code] >> op & 1 ? (int)op : -1;
 }
 
+// With `ticket`, submits it.
 static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, PyObject* target, int32_t root,
-                     PyObject* redop, int64_t ns, void** addresses) {
+                     PyObject* redop, int64_t ns, void** addresses, void** ticket) {
   const int at_root = root == self->rank;
   const unsigned shape = shapes[op];
   const int rooted =
@@ -106,25 +109,41 @@ static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, 
     if (to.listed) kind |= kListedOutputs;
   }
   int status;
-  Py_BEGIN_ALLOW_THREADS status = self->function(self->handle, kind, root, from.data, to.data, part->count, ns);
+  Py_BEGIN_ALLOW_THREADS if (ticket) status =
+      self->submit(self->handle, kind, root, from.data, to.data, part->count, ns, ticket);
+  else status = self->function(self->handle, kind, root, from.data, to.data, part->count, ns);
   Py_END_ALLOW_THREADS return status;
 }
 
-static PyObject* run(PyObject* me, PyObject* const* args, Py_ssize_t n) {
+static PyObject* call(PyObject* me, PyObject* const* args, Py_ssize_t n, Py_ssize_t wanted, void** ticket) {
   const FastCollective* const self = (const FastCollective*)me;
-  if (n != 6) return PyErr_Format(PyExc_TypeError, "expected 6 arguments, got %zd", n), NULL;
+  if (n != wanted) return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, n), NULL;
   const unsigned long op = PyLong_AsUnsignedLong(args[0]);
   const int32_t root = (int32_t)PyLong_AsLong(args[3]);
   const int64_t ns = PyLong_AsLongLong(args[5]);
   if (PyErr_Occurred()) return NULL;
   if (op >= ops) return PyErr_Format(PyExc_ValueError, "no operation %lu in SHAPES of call.py", op), NULL;
-  if (!self->handle) return PyLong_FromLong(kSlowPath);
+  if (!self->handle || (ticket && !self->submit)) return PyLong_FromLong(kSlowPath);
   void* few[2 * kFew];
   void** const addresses = self->size <= kFew ? few : PyMem_Malloc(2 * (size_t)self->size * sizeof(void*));
   if (!addresses) return PyErr_NoMemory();
-  const int status = carry_out(self, (uint32_t)op, args[1], args[2], root, args[4], ns, addresses);
+  const int status = carry_out(self, (uint32_t)op, args[1], args[2], root, args[4], ns, addresses, ticket);
   if (addresses != few) PyMem_Free(addresses);
   return status < 0 ? NULL : PyLong_FromLong(status);
+}
+
+static PyObject* run(PyObject* me, PyObject* const* args, Py_ssize_t n) { return call(me, args, n, 6, NULL); }
+
+static PyObject* submit(PyObject* me, PyObject* const* args, Py_ssize_t n) {
+  void* ticket = NULL;
+  PyObject* const status = call(me, args, n, 7, &ticket);
+  if (!ticket) return status;
+  PyObject* const number = PyLong_FromVoidPtr(ticket);
+  const int failed = !number || PyList_Append(args[6], number);
+  Py_XDECREF(number);
+  if (!failed) return status;
+  Py_XDECREF(status);
+  return NULL;
 }
 
 static PyObject* stop(PyObject* me, PyObject* nothing) {
@@ -135,16 +154,18 @@ static PyObject* stop(PyObject* me, PyObject* nothing) {
 
 static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   (void)keywords;
-  PyObject *function, *handle;
+  PyObject *function, *handle, *to_submit = NULL;
   Py_ssize_t rank, size;
-  if (!PyArg_ParseTuple(args, "OOnn", &function, &handle, &rank, &size)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOnn|O", &function, &handle, &rank, &size, &to_submit)) return NULL;
   void *at = PyLong_AsVoidPtr(function), *group = PyLong_AsVoidPtr(handle);
+  void* const submit_at = to_submit ? PyLong_AsVoidPtr(to_submit) : NULL;
   if (PyErr_Occurred()) return NULL;
   if (!at || rank < 0 || rank >= size) return PyErr_SetString(PyExc_ValueError, "no function, or no such rank"), NULL;
   allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   FastCollective* const made = (FastCollective*)allocate(type, 0);
   if (!made) return NULL;
   *(void**)&made->function = at;
+  *(void**)&made->submit = submit_at;
   made->handle = group, made->rank = rank, made->size = size;
   return (PyObject*)made;
 }
@@ -157,6 +178,7 @@ static void drop(PyObject* me) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, NULL},
+    {"submit", (PyCFunction)(void (*)(void))submit, METH_FASTCALL, NULL},
     {"close", stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 15; }
+int c10d_abi_version() { return 16; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -127,50 +127,87 @@ c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
 
 void c10d_submit_to(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) { *ticket = c10d_submit(h, a); }
 
+namespace c10d_custom {
+namespace {
+
+// The call that c10d_fast_collective describes.
+class FastCall {
+ public:
+  FastCall(const Group& g, uint64_t kind, int32_t root, void* in, void* out, uint64_t count, int64_t timeout_ns)
+      : op_(kind >> 24 & 0xff), rank_(g.rank) {
+    const uint32_t item_bytes = kind >> 16 & 0xff, n = g.n;
+    const bool in_each = op_ == kReduceScatter || op_ == kAllToAll || op_ == kScatter;
+    const bool out_each = op_ == kAllGather || op_ == kAllToAll || op_ == kGather;
+    const uint32_t nin = !in ? 0 : in_each ? n : 1, nout = !out ? 0 : out_each ? n : 1;
+    if (nin + nout > 64) many_ = std::make_unique<Span[]>(nin + nout), spans_ = many_.get();
+    const uint64_t bytes = count * item_bytes;
+    auto place = [&](Span* to, uint32_t parts, void* first, bool listed) {
+      for (uint32_t i = 0; i < parts; ++i)
+        to[i] = {listed ? static_cast<void* const*>(first)[i] : static_cast<char*>(first) + i * bytes, bytes};
+    };
+    place(spans_, nin, in, kind & kListedInputs);
+    place(spans_ + nin, nout, out, kind & kListedOutputs);
+    args = {op_,
+            uint32_t(kind >> 8 & 0xff),
+            uint32_t(kind & 0xff),
+            root,
+            op_ == kAllToAll ? kNever : count,
+            item_bytes,
+            kHost,
+            0.0,
+            0,
+            0,
+            timeout_ns,
+            nin,
+            nout,
+            spans_,
+            spans_ + nin,
+            nullptr};
+  }
+
+  // Whether a part would be written before it is read. The one overlap that every operation but all_to_all allows: a
+  // part that goes to the very place it comes from.
+  bool overlaps() const {
+    auto at = [](const Span& s) { return static_cast<char*>(s.data); };
+    for (uint32_t i = 0; i < args.nin; ++i)
+      for (uint32_t o = 0; o < args.nout; ++o) {
+        const Span &from = args.in[i], &to = args.out[o];
+        const bool own =
+            at(from) == at(to) && op_ != kAllToAll && (args.nin == 1 || i == rank_) && (args.nout == 1 || o == rank_);
+        if (!own && at(from) < at(to) + to.bytes && at(to) < at(from) + from.bytes) return true;
+      }
+    return false;
+  }
+
+  CallArgs args;
+
+ private:
+  const uint32_t op_, rank_;
+  Span few_[64];
+  std::unique_ptr<Span[]> many_;
+  Span* spans_ = few_;
+};
+
+}  // namespace
+}  // namespace c10d_custom
+
 int c10d_fast_collective(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
                          int64_t timeout_ns) {
   Use g(h);
   if (g.status || g.again) return refuse(g.status ? g.status : kReentered, &t_failure);
-  const uint32_t op = kind >> 24 & 0xff, item_bytes = kind >> 16 & 0xff, n = g->n;
-  const bool in_each = op == kReduceScatter || op == kAllToAll || op == kScatter;
-  const bool out_each = op == kAllGather || op == kAllToAll || op == kGather;
-  const uint32_t nin = !in ? 0 : in_each ? n : 1, nout = !out ? 0 : out_each ? n : 1;
-  Span few[64];
-  std::unique_ptr<Span[]> many;
-  Span* spans = few;
-  if (nin + nout > 64) many = std::make_unique<Span[]>(nin + nout), spans = many.get();
-  const uint64_t bytes = count * item_bytes;
-  auto place = [&](Span* to, uint32_t parts, void* first, bool listed) {
-    for (uint32_t i = 0; i < parts; ++i)
-      to[i] = {listed ? static_cast<void* const*>(first)[i] : static_cast<char*>(first) + i * bytes, bytes};
-  };
-  place(spans, nin, in, kind & kListedInputs);
-  place(spans + nin, nout, out, kind & kListedOutputs);
-  // The one overlap that every operation but all_to_all allows: a part that goes to the very place it comes from.
-  auto at = [&](uint32_t i) { return static_cast<char*>(spans[i].data); };
-  for (uint32_t i = 0; i < nin; ++i)
-    for (uint32_t o = nin; o < nin + nout; ++o) {
-      const bool own =
-          at(i) == at(o) && op != kAllToAll && (nin == 1 || i == g->rank) && (nout == 1 || o - nin == g->rank);
-      if (!own && at(i) < at(o) + bytes && at(o) < at(i) + bytes) return kSlowPath;
-    }
-  const CallArgs a{op,
-                   uint32_t(kind >> 8 & 0xff),
-                   uint32_t(kind & 0xff),
-                   root,
-                   op == kAllToAll ? kNever : count,
-                   item_bytes,
-                   kHost,
-                   0.0,
-                   0,
-                   0,
-                   timeout_ns,
-                   nin,
-                   nout,
-                   spans,
-                   spans + nin,
-                   nullptr};
-  return g->queue().run(a, &t_failure);
+  const FastCall call(*g.operator->(), kind, root, in, out, count, timeout_ns);
+  return call.overlaps() ? kSlowPath : g->queue().run(call.args, &t_failure);
+}
+
+int c10d_fast_submit(c10d_handle* h, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
+                     int64_t timeout_ns, c10d_ticket** ticket) {
+  *ticket = nullptr;
+  Use g(h);
+  if (g.status || g.again) return kSlowPath;  // which says so
+  const FastCall call(*g.operator->(), kind, root, in, out, count, timeout_ns);
+  if (call.overlaps()) return kSlowPath;
+  *ticket = g->queue().submit(call.args);
+  return kOk;
 }
 
 c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
@@ -183,11 +220,13 @@ c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
 void c10d_post_to(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) { *ticket = c10d_post(h, a); }
 
 int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
-                 int64_t timeout_ns, c10d_ticket** ticket) {
+                 int64_t timeout_ns, int64_t wait_ns, c10d_ticket** ticket) {
   const uint64_t bytes = count * (kind >> 16 & 0xff);
   const MessageArgs a{(kind & kReceived) != 0, uint32_t(kind & 0xff), peer, 0, tag, {data, bytes}, timeout_ns};
   *ticket = c10d_post(h, &a);
-  if (!*ticket || (*ticket)->state() != kOk) return kPending;
+  if (!*ticket) return kPending;
+  if (wait_ns) c10d_settle(h, *ticket, wait_ns, 0);
+  if ((*ticket)->state() != kOk) return kPending;
   (*ticket)->drop();
   *ticket = nullptr;
   return kOk;
@@ -196,7 +235,11 @@ int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void*
 int c10d_ticket_source(c10d_ticket* t) { return t->state() == kPending ? -1 : t->source; }
 uint64_t c10d_ticket_number(c10d_ticket* t) { return t->message ? 0 : t->seq; }
 int c10d_test(c10d_ticket* t) { return t->state(); }
-int c10d_watch(c10d_ticket* t, uint64_t token) { return t->watch(token); }
+
+int c10d_watch(c10d_handle* h, c10d_ticket* t, uint64_t token) {
+  Use g(h);
+  return t->message || g.status ? t->watch(token) : g->queue().watch(t, token);
+}
 
 int c10d_wait(c10d_handle* h, c10d_ticket* t, int64_t timeout_ns, int may_run, Failure* f) {
   Use g(h);

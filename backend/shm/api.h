@@ -163,16 +163,19 @@ constexpr uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
 constexpr int kSlowPath = 32;  // beside a Status: nothing was begun, and the call is to be made by the slow path
 C10D_API int c10d_fast_collective(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
                                   int64_t timeout_ns);
+// The same without waiting: kOk and a ticket, or kSlowPath.
+C10D_API int c10d_fast_submit(c10d_handle*, uint64_t kind, int32_t root, void* in, void* out, uint64_t count,
+                              int64_t timeout_ns, c10d_ticket** ticket);
 // Why the last c10d_run or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
 // gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
 C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
 C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
 // A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is
-// over; else *ticket is what c10d_post would give. Null if it is over.
+// over, at once or in wait_ns; else *ticket is what c10d_post would give. Null if it is over.
 constexpr uint64_t kReceived = 1ull << 32;
 C10D_API int c10d_message(c10d_handle*, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
-                          int64_t timeout_ns, c10d_ticket** ticket);
+                          int64_t timeout_ns, int64_t wait_ns, c10d_ticket** ticket);
 
 C10D_API int c10d_ticket_source(c10d_ticket*);       // rank a message came from, -1 unknown
 C10D_API uint64_t c10d_ticket_number(c10d_ticket*);  // a collective's sequence number; 0: a message
@@ -184,7 +187,7 @@ C10D_API int c10d_wait(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_r
 C10D_API int c10d_settle(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run);
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
 // status: it is done already, and the token will not come.
-C10D_API int c10d_watch(c10d_ticket*, uint64_t token);
+C10D_API int c10d_watch(c10d_handle*, c10d_ticket*, uint64_t token);
 // Takes a message back: once this returns, it is over, and nothing touches its bytes. The peer is told. kAborted: some
 // of them had moved, and the group is aborted for it.
 C10D_API int c10d_withdraw(c10d_handle*, c10d_ticket*);

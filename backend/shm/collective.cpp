@@ -13,9 +13,7 @@ Collective::Collective(Group& group, uint64_t s, const CallArgs& a, int64_t star
       number(a.number ? a.number : s),
       deadline(deadline_after(started, a.timeout_ns)),
       started_(started),
-      failure_(f) {
-  g.call = number;
-}
+      failure_(f) {}
 
 Status Collective::fail(Status st, int32_t peer) {
   *failure_ = Failure{};
@@ -191,12 +189,29 @@ bool Collective::shape_ok() const {
   return false;
 }
 
-Status Collective::run() {
+bool Collective::healthy() {
   Failure why{};
-  if (Status st = g.health(number); st != kOk) {
-    const bool about_us = st == kBroken && g.poisoned(&why, number) && why.cause == kMismatch && why.seq == number;
-    if (!about_us) return fail(st, -1);
-  }
+  const Status st = g.health(number);
+  if (st == kOk) return true;
+  const bool about_us = st == kBroken && g.poisoned(&why, number) && why.cause == kMismatch && why.seq == number;
+  return about_us || fails(st, -1);
+}
+
+bool Collective::announce_early() {
+  if (!g.last_call_waited || g.health(number) != kOk) return false;
+  announce_small();
+  return true;
+}
+
+Status Collective::go_on() {
+  g.call = number;
+  if (healthy()) finish_small();
+  return status_;
+}
+
+Status Collective::run() {
+  g.call = number;
+  if (!healthy()) return status_;
   // After a call that waited for nobody, a slower rank may still read the slots we are to write.
   if (!g.last_call_waited)
     for (uint32_t r = 0; r < n; ++r)
@@ -213,7 +228,7 @@ Status Collective::run() {
     return agree() ? kOk : status_;
   }
   if (n == 1) return run_alone(), kOk;
-  if (fits_small()) return run_small(), status_;
+  if (fits_small()) return announce_small(), finish_small(), status_;
   bool ok = false;
   switch (args.op) {
     case kAllReduce:
@@ -239,8 +254,19 @@ void Collective::run_alone() {
   }
 }
 
-Status execute(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* f) {
-  return Collective(g, seq, a, started, f).run();
+Status execute(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* f, bool announced) {
+  Collective call(g, seq, a, started, f);
+  return announced ? call.go_on() : call.run();
+}
+
+bool is_small(Group& g, const CallArgs& a) {
+  Failure none;
+  return Collective(g, 0, a, 0, &none).is_small();
+}
+
+bool announce_early(Group& g, uint64_t seq, const CallArgs& a) {
+  Failure none;
+  return Collective(g, seq, a, 0, &none).announce_early();
 }
 
 }  // namespace c10d_custom

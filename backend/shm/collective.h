@@ -20,6 +20,12 @@ class Collective {
   Collective(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* failure);
 
   Status run();
+  // The rest of a call that has been announced early.
+  Status go_on();
+  bool is_small() {
+    return n > 1 && args.op != kRejected && !args.pipelined && args.device == kHost && shape_ok() && fits_small();
+  }
+  bool announce_early();
 
   Group& g;
   const uint32_t me, n;
@@ -68,6 +74,7 @@ class Collective {
 
  private:
   Status fail(Status, int32_t peer);
+  bool healthy();
   bool waited(Status, uint32_t peer);
   // Where the group is broken for a disagreement over this very call, this rank has its own say in it.
   bool waited_to_agree(Status, uint32_t peer);
@@ -79,7 +86,8 @@ class Collective {
   Status mismatch(uint32_t peer);
   bool fits_small();
   void run_alone();
-  void run_small();
+  void announce_small();
+  void finish_small();
 
   const int64_t started_;
   Failure* const failure_;

@@ -99,8 +99,10 @@ int create_segment(const Geometry& g, uint64_t* total) {
   };
   if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
   // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
-  while (fallocate(fd, 0, 0, off_t(layout.pair_rings)))
-    if (errno != EINTR) return fail();
+  const size_t taken[][2] = {{0, layout.rings}, {layout.board, layout.pair_rings}};
+  for (const auto& [from, to] : taken)
+    while (fallocate(fd, 0, off_t(from), off_t(to - from)))
+      if (errno != EINTR) return fail();
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
   void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -266,6 +268,12 @@ int Group::reserve_cells(uint32_t peer) const {
   for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
     if (const int error = reserve(layout.pairs + pair * layout.pair_bytes, layout.pair_bytes)) return error;
   return 0;
+}
+
+int Group::reserve_rings(uint32_t first, uint32_t count, bool* done) const {
+  const int error = reserve(layout.rings + first * layout.ring_bytes, count * layout.ring_bytes);
+  *done = !error;
+  return error;
 }
 
 int Group::reserve_pair_rings() {

@@ -87,8 +87,12 @@ class Group {
 
   // Gets memory for the cells between this rank and another, both ways. 0, or errno.
   int reserve_cells(uint32_t peer) const;
-  // The same for this rank's pair rings, where they have none yet. Only for the thread that runs a collective.
+  // The same for this rank's pair rings, where they have none yet, and for its ring. Only for the thread that runs a
+  // collective, before it writes there: what others read of a ring has been written.
   int reserve_pair_rings();
+  int reserve_ring() { return has_ring_ ? 0 : reserve_rings(rank, 1, &has_ring_); }
+  // Of all rings, for who writes to those of others.
+  int reserve_every_ring() { return has_every_ring_ ? 0 : reserve_rings(0, n, &has_every_ring_); }
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
   // disagreement.
@@ -130,13 +134,14 @@ class Group {
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
   int reserve(size_t from, size_t bytes) const;
+  int reserve_rings(uint32_t first, uint32_t count, bool* done) const;
 
   const int fd_;
   char* const base_;
   uint32_t pid_ = 0;
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
-  bool has_pair_rings_ = false;
+  bool has_ring_ = false, has_every_ring_ = false, has_pair_rings_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };
@@ -149,6 +154,13 @@ constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks a
 int create_segment(const Geometry&, uint64_t* total);
 
 // Runs one collective to its end in the calling thread. Calls of one group must not overlap.
-Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*);
+// `announced`: by announce_early.
+Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*, bool announced = false);
+
+// Whether the input of a call that makes sense travels with its announcement.
+bool is_small(Group&, const CallArgs&);
+// Tells the other ranks of such a call, which `execute` is to carry out as the next of this group; they then have what
+// they need of this one. False, and nothing done, where that would take a wait.
+bool announce_early(Group&, uint64_t seq, const CallArgs&);
 
 }  // namespace c10d_custom

@@ -3,8 +3,9 @@
 //   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] |
 //   pairs[n][n]
 //
-// All but the last two parts have their memory from the start. A rank's pair rings get theirs with its first large
-// all_to_all, a pair's cells with the first send between its ranks: most groups never need them.
+// All but the rings and the last two parts have their memory from the start. A rank's ring gets its own with the first
+// large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between its
+// ranks: most groups never need all of them, and memory takes its time to be had.
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,

@@ -36,6 +36,7 @@ bool ring_personal(Collective& c) {
   const uint64_t blocks = (longest + chunk - 1) / chunk;
   auto piece = [&](uint64_t size, uint64_t k) { return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk); };
 
+  if (const int error = from_root && fills ? g.reserve_every_ring() : 0) return c.exhausted(error);
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {

@@ -76,6 +76,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     return moved;
   };
 
+  if (const int error = fills ? g.reserve_ring() : 0) return c.exhausted(error);
   c.announce();
   if (!fills)
     g.advance(mine.in, base + (filled = blocks));

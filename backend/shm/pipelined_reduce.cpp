@@ -60,6 +60,7 @@ class PipelinedRun {
   }
 
   bool run() {
+    if (const int error = g.reserve_ring()) return c.exhausted(error);
     c.announce();
     fill_all();
     if (!c.agree()) return false;

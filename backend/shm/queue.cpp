@@ -4,6 +4,13 @@
 #include <chrono>
 
 namespace c10d_custom {
+namespace {
+
+// How long the worker leaves a small collective to who issued it.
+constexpr int64_t kGrace = 300 * 1000;
+constexpr int64_t kLinger = 50 * 1000 * 1000;  // ns without a submit before it sleeps until it is woken
+
+}  // namespace
 
 Status Ticket::wait(int64_t timeout_ns) {
   const int64_t until = deadline_after(now_ns(), timeout_ns);
@@ -132,7 +139,8 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   hold.lock();
   TraceRing::end(record, st);
   busy_ = false;
-  if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
+  announce_next();
+  tell_after_a_call();
   return st;
 }
 
@@ -144,11 +152,16 @@ Ticket* CollectiveQueue::submit(const CallArgs& args) {
 Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mutex>&) {
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
-  Job job{args, {}, t, deadline_after(t->started, args.timeout_ns)};
+  const bool small = is_small(g_, args);
+  Job job{args, {}, t, deadline_after(t->started, args.timeout_ns), small, false};
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
   due_.store(std::min(due_.load(std::memory_order_relaxed), job.deadline), std::memory_order_relaxed);
   jobs_.push_back(std::move(job));
+  if (small)
+    last_submit_ = t->started;
+  else
+    urgent_ = t->seq;
   if (const int error = worker_.joinable() ? 0 : start_thread(worker_, [this] { work(); })) {
     jobs_.pop_back();
     Failure f{};
@@ -158,14 +171,25 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
     t->drop();
     return t;
   }
-  changed_.notify_all();
+  announce_next();
+  if (urgent()) changed_.notify_all();
   return t;
+}
+
+Status CollectiveQueue::watch(Ticket* t, uint64_t token) {
+  const Status st = t->watch(token);
+  if (st != kPending) return st;
+  std::unique_lock<std::mutex> hold(mutex_);
+  urgent_ = std::max(urgent_, t->seq);
+  if (!busy_ && urgent()) changed_.notify_all();
+  return kPending;
 }
 
 Status CollectiveQueue::wait(Ticket* t, int64_t timeout_ns, bool may_run) {
   if (may_run && t->state() == kPending) {
     std::unique_lock<std::mutex> hold(mutex_);
     while (t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);
+    while (!busy_ && next_is_ready()) run_next(hold);
   }
   return t->wait(timeout_ns);
 }
@@ -179,21 +203,55 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
   TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now_ns()));
   hold.unlock();
   Failure failure{};
-  const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure);
+  const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure, job.announced);
   hold.lock();
   TraceRing::end(record, st);  // before anyone can report the failure
   job.ticket->finish(st, failure, completed);
   job.ticket->drop();
   busy_ = false;
-  if (!jobs_.empty() || g_.aborted()) changed_.notify_all();
+  announce_next();
+  tell_after_a_call();
+}
+
+void CollectiveQueue::announce_next() {
+  if (busy_ || jobs_.empty() || !jobs_.front().small || jobs_.front().announced) return;
+  Job& next = jobs_.front();
+  next.args.in = next.spans.data();
+  next.args.out = next.args.in + next.args.nin;
+  next.announced = announce_early(g_, next.ticket->seq, next.args);
+}
+
+bool CollectiveQueue::next_is_ready() const {
+  if (jobs_.empty() || !jobs_.front().announced) return false;
+  for (uint32_t r = 0; r < g_.n; ++r)
+    if (g_.ctl(r).arrive.value.load(std::memory_order_acquire) < jobs_.front().ticket->seq) return false;
+  return true;
+}
+
+// The worker, and who drains.
+void CollectiveQueue::tell_after_a_call() {
+  if (urgent() || closing_ || g_.aborted()) changed_.notify_all();
 }
 
 void CollectiveQueue::work() {
   std::unique_lock<std::mutex> hold(mutex_);
   for (;;) {
-    changed_.wait(hold, [&] { return !busy_ && (closing_ || !jobs_.empty()); });
-    if (jobs_.empty()) return;  // closing
-    run_next(hold);
+    int64_t look = kGrace;  // in so many ns
+    if (!busy_) {
+      if (jobs_.empty() && closing_) return;
+      const int64_t age = jobs_.empty() ? 0 : now_ns() - jobs_.front().ticket->started;
+      if (urgent() || (!jobs_.empty() && (age >= kGrace || g_.aborted()))) {
+        run_next(hold);
+        continue;
+      }
+      look -= age;
+    }
+    worker_sleeps_ = jobs_.empty() && now_ns() - last_submit_ > kLinger;
+    if (worker_sleeps_)
+      changed_.wait(hold);
+    else
+      changed_.wait_for(hold, std::chrono::nanoseconds(look));
+    worker_sleeps_ = false;
   }
 }
 

@@ -2,8 +2,9 @@
 //
 // Collectives run in the order they were issued, one at a time: in the caller's thread when nothing
 // is under way (run), else in the group's worker thread, started with the first submit, or in a
-// thread that waits for one before the worker has come to it (waking the worker takes longer than
-// many a collective).
+// thread that waits for one before the worker has come to it. Waking the worker takes longer than many a collective: it
+// is woken for large ones and for those that somebody is to be told of (watch). Small ones it leaves for a moment to
+// who issued them; the other ranks have got what they need of the next, its input, since it was the next.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -67,6 +68,8 @@ class CollectiveQueue {
   // kPending after timeout_ns. may_run: the calling thread may run what is queued meanwhile, and then
   // returns when that is over, however long it takes.
   Status wait(Ticket*, int64_t timeout_ns, bool may_run);
+  // As Ticket::watch: then nobody may be about to wait for it.
+  Status watch(Ticket*, uint64_t token);
   uint64_t next_seq();
   void keep_trace(uint32_t calls);
   void trace(std::vector<TraceRecord>& out);
@@ -82,7 +85,14 @@ class CollectiveQueue {
     std::vector<Span> spans;
     Ticket* ticket;
     int64_t deadline;
+    bool small, announced;
   };
+  // For the worker, who is to be told where it would not look by itself.
+  bool urgent() const { return !jobs_.empty() && (closing_ || worker_sleeps_ || jobs_.front().ticket->seq <= urgent_); }
+  void tell_after_a_call();
+  void announce_next();
+  // Whether the next is small, and nobody would wait in it.
+  bool next_is_ready() const;
   Ticket* enqueue(const CallArgs&, std::unique_lock<std::mutex>&);
   void run_next(std::unique_lock<std::mutex>&);
   void work();
@@ -93,9 +103,12 @@ class CollectiveQueue {
   std::deque<Job> jobs_;
   std::atomic<int64_t> due_{INT64_MAX};  // no deadline in jobs_ comes sooner; brought up to date by overdue()
   std::thread worker_;
-  TraceRing trace_;    // of what has begun
-  uint64_t seq_ = 0;   // of the last collective issued
-  bool busy_ = false;  // some thread is inside execute()
+  TraceRing trace_;             // of what has begun
+  uint64_t seq_ = 0;            // of the last collective issued
+  uint64_t urgent_ = 0;         // up to that one, the worker is to run them at once
+  int64_t last_submit_ = 0;     // of a small one: when
+  bool worker_sleeps_ = false;  // and does not look by itself
+  bool busy_ = false;           // some thread is inside execute()
   bool closing_ = false;
 };
 

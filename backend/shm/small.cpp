@@ -49,10 +49,13 @@ bool Collective::collect_small_all_to_all() {
   return true;
 }
 
-void Collective::run_small() {
+void Collective::announce_small() {
   const bool from_root = args.op == kBroadcast || args.op == kScatter;
   if (args.op != kBarrier && (!from_root || is_root())) stage_small();
   announce();
+}
+
+void Collective::finish_small() {
   if (!agree()) return;
   switch (args.op) {
     case kBroadcast:

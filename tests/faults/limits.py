@@ -89,12 +89,13 @@ CASES = {
     "a small cgroup": (0, lambda: enter(os.environ["CGROUP"]), None, {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
     "no memory for messages": (0, None, no_fallocate, {}),
     "no memory for all_to_all": (0, None, no_fallocate, {}),
+    "no memory for large collectives": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
     "no thread for messages": (None, None, no_threads, {}),
     **{
         f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
         for rank in (0, 1)
-        for k in range(5)
+        for k in range(6)
     },
 }
 
@@ -115,6 +116,8 @@ def exchange(case, rank):
             dist.recv(total, 0)
     elif "all_to_all" in case:
         dist.all_to_all_single(torch.empty(200_000), torch.ones(200_000))
+    elif "large collectives" in case:
+        dist.all_reduce(torch.ones(200_000))
     elif "collectives" in case:
         dist.all_reduce(total, async_op=True).wait()
     else:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from c10d_custom.c10d.process_group import build
 from c10d_custom.errors import (
     AbortedError,
     CollectiveMismatchError,
@@ -311,7 +312,8 @@ def test_a_signal_handler_may_destroy_the_group_it_interrupts(ranks):
 
 
 def elsewhere_case(change):
-    """Rank 1 takes itself to be elsewhere, where there is no MPI either."""
+    """Rank 1 takes itself to be elsewhere, where there is no MPI either, in a group whose ranks do not know each other
+    yet."""
     from dataclasses import replace
     from unittest.mock import patch
 
@@ -320,11 +322,13 @@ def elsewhere_case(change):
     here = topology.Location.here()
     kept, topology.Location.here = (
         topology.Location.here,
-        lambda: replace(here, **(change if dist.get_rank() == 1 else {})),
+        lambda *_: replace(here, **(change if dist.get_rank() == 1 else {})),
     )
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore(f"elsewhere_case {change}", dist.distributed_c10d._get_default_store())
     try:
         with patch.dict(sys.modules, {"mpi4py": None} if dist.get_rank() == 1 else {}):
-            return str(raised(dist.new_group, TransportError))
+            return str(raised(lambda: build(store, rank, size, timedelta(seconds=60), "elsewhere"), TransportError))
     finally:
         topology.Location.here = kept
 

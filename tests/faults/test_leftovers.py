@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.c10d import process_group
+from c10d_custom.creation.bounded_store import BoundedStore
 from harness.shm import in_dev_shm
 
 
@@ -180,6 +181,30 @@ def test_a_group_that_failed_leaves_no_keys_in_the_store(ranks):
     """But what its ranks have told each other of the failure."""
     for before, meanwhile, after in ranks.run(keys_of_failed_case):
         assert before == meanwhile == after
+
+
+def questions_case():
+    """How often the store was asked for each of some groups; it is where ranks have waited long for each other."""
+    asked, ask, counts = [], BoundedStore._ask, []
+    BoundedStore._ask = lambda self, *call: asked.append(call) or ask(self, *call)
+    try:
+        for _ in range(5):
+            dist.barrier()
+            asked.clear()
+            group = dist.new_group()
+            counts.append(len(asked))
+            t = torch.ones(3)
+            dist.all_reduce(t, group=group)
+            assert t.tolist() == [group.size()] * 3
+            dist.destroy_process_group(group)
+    finally:
+        BoundedStore._ask = ask
+    return counts
+
+
+@pytest.mark.world_sizes(2, 4)
+def test_ranks_of_a_host_make_a_group_without_the_store(ranks):
+    assert all(0 in counts for counts in ranks.run(questions_case))
 
 
 def keys_case(fail=False):

@@ -134,6 +134,28 @@ def test_what_is_taken(make):
         assert [asked(make, case, rank)[0] for rank in range(RANKS)] == [native.SLOW_PATH, 7, native.SLOW_PATH], case
 
 
+SUBMIT = ctypes.CFUNCTYPE(ctypes.c_int, *CORE._argtypes_, ctypes.POINTER(ctypes.c_void_p))
+
+
+@pytest.mark.parametrize("make", [fast_collective, InPython])
+def test_submitting_asks_the_same_and_gives_a_ticket(make):
+    for case in TAKEN + REFUSED:
+        calls, tickets = [], []
+
+        @SUBMIT
+        def submit(*given):
+            calls.append(given[:3])
+            given[-1][0] = 4712
+            return native.OK
+
+        op, source, target, root, redop = case
+        ran, asked_for = asked(make, case, 1)
+        status = make(answers, 4711, 1, RANKS, submit).submit(op, source, target, root, redop, 10**10, tickets)
+        assert (status, tickets) == ((native.OK, [4712]) if ran == 7 else (native.SLOW_PATH, [])), case
+        assert calls == [call[:3] for call in asked_for], case
+        assert make(answers, 4711, 1, RANKS).submit(op, source, target, root, redop, 1, []) == native.SLOW_PATH
+
+
 @pytest.mark.parametrize("make", [fast_collective, InPython])
 def test_what_the_core_is_told(make):
     float32 = dtypes.BY_DTYPE[torch.float32].code

@@ -16,8 +16,8 @@ _ISEND, _IRECV, _SEND, _RECV = (inspect.unwrap(f).__code__ for f in (dist.isend,
 
 
 def posted_to_be_awaited() -> bool:
-    """To be asked two calls below a group's ``send``, ``recv`` or ``recv_anysource``."""
-    frame: Any = sys._getframe(4)
+    """To be asked one call below a group's ``send``, ``recv`` or ``recv_anysource``."""
+    frame: Any = sys._getframe(3)
     if frame.f_code is _ISEND or frame.f_code is _IRECV:  # which they call
         frame = frame.f_back
     return frame.f_code is _SEND or frame.f_code is _RECV

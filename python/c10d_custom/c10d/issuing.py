@@ -13,7 +13,7 @@ import torch
 from ..dtypes import PACKED
 from ..errors import UsageError
 from ..lowering import sparse
-from ..lowering.collectives import Lowering, only
+from ..lowering.collectives import Lowering, copy_back, only, own_tensors
 from ..native import RECEIVED, SLOW_PATH
 from ..native.raw_tensor import raw_tensor
 from . import trace_dump as trace
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ..transport.by_device import ByDevice
     from .fast_path import FastPath
 
+
+_PATIENCE = 50_000_000  # ns: how long a message is waited for before signal handlers have their turn
+_AWAITED = DoneMessage([], -1)  # of dist.send and dist.recv, which only wait for it
 
 _live: weakref.WeakSet[Issuing] = weakref.WeakSet()
 
@@ -140,18 +143,41 @@ class Issuing:
         """Whether synchronous collectives, and messages, may go the fast path now."""
         return not (self._detour or profiler_enabled())
 
-    def _fast(self, path: FastPath, opts: Any, source: Any = None, target: Any = None) -> int:
-        """Tries the fast path (fast_path.py) with a collective's arguments as c10d passes them. Returns native.OK:
-        it is done; SLOW_PATH: nothing was begun; else how it failed, which `_collective` is to raise."""
+    def _fast(self, path: FastPath, opts: Any, source: Any = None, target: Any = None) -> Any:
+        """Tries the fast path (fast_path.py) with a collective's arguments as c10d passes them. Returns what the
+        operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work of
+        a synchronous call, and making one takes time). Else an int: SLOW_PATH: nothing was begun; or how it failed,
+        which `_collective` is to raise."""
         if self._callers is not None:
             self._callers.note(self._transport.next_sequence())
         op, options, rooted, reduces = path
         fast = self._transport.fast_collective
-        if type(opts) is not options or fast is None or opts.asyncOp or not self._may_be_fast():
+        if type(opts) is not options or fast is None or not self._may_be_fast():
             return SLOW_PATH
         given = opts.timeout
         ns = self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
-        return fast(op, source, target, opts.rootRank if rooted else -1, opts.reduceOp if reduces else None, ns)
+        root, redop = opts.rootRank if rooted else -1, opts.reduceOp if reduces else None
+        if opts.asyncOp:
+            return self._fast_submit(op, source, target, root, redop, ns)
+        return fast(op, source, target, root, redop, ns) or None
+
+    def _fast_submit(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int) -> Work | int:
+        submit = self._transport.fast_submit
+        if submit is None or works_are_graph_inputs():
+            return SLOW_PATH
+        tensors, ticket = own_tensors(target), None
+        sources = None if source is target else own_tensors(source)
+        try:
+            ticket = submit(op, source, target, root, redop, nanoseconds)
+            if ticket is None:
+                return SLOW_PATH
+            work = Work(self._completer, (ticket,), tensors, None, sources)
+            self._completer.adopt(work, eager=False)
+            return work
+        except BaseException:
+            if ticket is not None:  # a signal handler has raised: the caller never sees the Work
+                ticket.withdraw()
+            raise
 
     def _options(self, opts: Any, timeout: timedelta | None) -> tuple[bool, float]:
         """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
@@ -250,7 +276,7 @@ class Issuing:
         try:
             for call in calls:
                 self._transport.run(call)
-                _copy_back(call)
+                copy_back(call)
         finally:
             self._drop(extensions)
 
@@ -278,31 +304,35 @@ class Issuing:
         self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
     ) -> Work | DoneMessage:
         ticket = None
+        awaited = posted_to_be_awaited()
         if self._callers is not None:
             self._callers.note(0)
         try:
             if self._transport.fast_message is not None and len(tensors) == 1 and self._may_be_fast():
-                ticket = self._fast_message(name, tensors[0], peer, tag, is_recv)
+                ticket = self._fast_message(name, tensors[0], peer, tag, is_recv, _PATIENCE if awaited else 0)
                 if ticket is None:
-                    return DoneMessage(list(tensors), peer if is_recv else -1)
+                    return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if ticket:
                     work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
-                    return self._awaited(work)
-            tensor = self._lowered(only, tensors, name)
-            with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
-                message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)
-                if message.device is not None:
-                    self._transport.issue(message)
-                ticket = self._transport.post(message)
-                return self._awaited(self._adopt([ticket], [tensor], [message], record))
+            if not ticket:
+                tensor = self._lowered(only, tensors, name)
+                with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
+                    message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)
+                    if message.device is not None:
+                        self._transport.issue(message)
+                    ticket = self._transport.post(message)
+                    work = self._adopt([ticket], [tensor], [message], record)
+            if awaited:
+                work.end()
+            return work
         except BaseException:
             if ticket:  # a signal handler has raised: the caller never sees the Work
                 ticket.withdraw()
             raise
 
     def _fast_message(
-        self, name: str, t: torch.Tensor, peer: int, tag: int, is_recv: bool
+        self, name: str, t: torch.Tensor, peer: int, tag: int, is_recv: bool, wait: int
     ) -> Ticket | Literal[False] | None:
         """As base.FastMessage, to be asked only while the transport has one."""
         if not (type(peer) is type(tag) is int and 0 <= peer < self._group_size and (found := raw_tensor(t))):
@@ -311,13 +341,7 @@ class Issuing:
         fast = cast("FastMessage", self._transport.fast_message)
         kind = PACKED[code] | RECEIVED if is_recv else PACKED[code]
         call = partial(self._lower.message, name, t, peer, tag, self._seconds, is_recv)
-        return count > 0 and fast(kind, peer, tag, address, count, self._nanoseconds, call)
-
-    @staticmethod
-    def _awaited(work: Work) -> Work:
-        if posted_to_be_awaited():
-            work.end()
-        return work
+        return count > 0 and fast(kind, peer, tag, address, count, self._nanoseconds, wait, call)
 
     def _adopt(
         self,
@@ -334,7 +358,7 @@ class Issuing:
 
         def finish() -> None:
             for call in copies:
-                _copy_back(call)
+                copy_back(call)
             if then is not None:
                 then()
             if record is not None:
@@ -373,12 +397,3 @@ class Issuing:
             work = Work(self._completer, tickets, tensors, finish, works)
         self._completer.adopt(work, eager=False)
         return work
-
-
-def _copy_back(call: Call | Message) -> None:
-    if call.device is not None:
-        return  # done on the stream of the call
-    # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.
-    with torch.no_grad():
-        for destination, plain in call.copy_back:
-            destination.copy_(plain.view(destination.shape))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from ..config import Config, restart_attempt
 from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange, life
+from ..creation.gathering import Gathering
+from ..creation.letters import Letters, Mailbox, Neighbours
 from ..creation.membership import Membership, digest_of
 from ..creation.mpi_start import mpi_job
 from ..creation.processes import Members
@@ -27,11 +30,13 @@ from . import trace_dump as trace
 from .issuing import Issuing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import timedelta
 
     from torch.distributed import ProcessGroup, Store
 
     from ..creation.processes import Processes
+    from ..transport.base import Transport
 
     _Met = tuple[ByDevice, Store]
 
@@ -57,13 +62,18 @@ def meet(
     group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks,
     none of the default group; ``processes``: a processes.Processes, if the caller knows more than the ranks will tell;
     ``devices``: the types of device whose tensors the group takes, None for all."""
+    # Without members they may be ranks of anything.
+    world = _neighbourly_world() if members and processes is None else None
     seconds, is_default, members = timeout.total_seconds(), not members, members or list(range(size))
     what = f"creation of group {name or '(unnamed)'}, rank {rank}"
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
         known = processes or _members_of_world(members)
         meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default)
-        if processes is not None or dist.group.WORLD is not None or not Attempt.possible():
-            transport, own = meeting.under(_known.get(os.getpid()) or f"{restart_attempt()}")
+        prefix = _known.get(os.getpid()) or f"{restart_attempt()}"
+        if world is not None:
+            transport, own = meeting.among(world, prefix)
+        elif processes is not None or dist.group.WORLD is not None or not Attempt.possible():
+            transport, own = meeting.under(prefix)
         else:
             transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
     trace.follow(transport, configuration())
@@ -86,7 +96,7 @@ class _Meeting:
     ) -> None:
         self.store, self.rank, self.members, self.name = store, rank, members, name
         self.seconds, self.processes, self.devices = seconds, processes, devices
-        self.is_default = is_default
+        self.is_default = is_default  # others can be made from it without the store, and after a loss
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:
@@ -96,6 +106,36 @@ class _Meeting:
                 continue
             _known[os.getpid()] = attempt.name
             return found
+
+    def among(self, world: ShmTransport, prefix: str) -> _Met:
+        """Of ranks that know each other: all are in the default group, on one host. The store is asked only by who
+        waits for long."""
+        part, neighbours = self.store.under(prefix), cast("Neighbours", world.neighbours)
+        with Membership(part, self.rank, self.members, self.name) as membership:
+            group = f"{self.name} {membership.digest}"
+            own = part.under(membership.digest).under(f"{neighbours.life(group)}")
+            processes = Members(world, self.members, roll=True)
+            letters = Letters(
+                neighbours, self.members, self.rank, group, self.seconds, processes, membership.look, membership.waiting
+            )
+            with self._giving_up(letters):
+                trace.install_signal(configuration())
+                cpu = ShmTransport(letters, configuration(), self.name, self.members)
+                letters.complete()
+            return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), own.plain
+
+    @contextlib.contextmanager
+    def _giving_up(self, gathering: Gathering) -> Iterator[None]:
+        """An exception tells the others that this rank does not come."""
+        try:
+            yield
+        except SupersededError:
+            raise  # others that have joined the earlier attempt find that out by themselves
+        except BaseException as error:
+            gathering.give_up(error)
+            raise
+        finally:
+            gathering.processes.close()
 
     def under(self, prefix: str, attempt: Attempt | None = None) -> _Met:
         """Under keys that begin so; ``attempt``: whose name that is. Raises SupersededError, too, if there is one."""
@@ -109,20 +149,51 @@ class _Meeting:
                 # Not at the members: those of an earlier attempt may have been others.
                 look = attempt.look
             exchange = Exchange(own, self.rank, size, self.seconds, self.processes, look)
-            try:
+            with self._giving_up(exchange):
                 if attempt is not None and self.rank and exchange.is_over(FIRST_TOPIC):
                     raise SupersededError
                 trace.install_signal(configuration())
-                transport = _transport(exchange, self.name, self.members, self.devices, attempt, self.is_default)
+                transport = self._transport(exchange, attempt)
                 exchange.complete()
                 return transport, own.plain
-            except SupersededError:
-                raise  # others that have joined the earlier attempt find that out by themselves
-            except BaseException as error:
-                exchange.give_up(error)
-                raise
-            finally:
-                exchange.processes.close()
+
+    def _transport(self, exchange: Exchange, attempt: Attempt | None) -> ByDevice:
+        mailbox = _mailbox() if self.is_default else None
+        try:
+            everywhere = locations(exchange, mailbox.name if mailbox else "")
+            if attempt is not None:
+                attempt.settle()
+            require_one_user(everywhere)
+            one_host = len(by_host(everywhere)) == 1
+            cpu: Transport
+            if one_host:
+                shm = cpu = ShmTransport(exchange, configuration(), self.name, self.members)
+                if mailbox is not None and all(place.mailbox for place in everywhere):
+                    shm.neighbours, mailbox = Neighbours(mailbox, [place.mailbox for place in everywhere]), None
+            else:
+                mpi = mpi_job(exchange, everywhere, self.members)
+                cpu = HierarchicalTransport(
+                    exchange,
+                    configuration(),
+                    self.name,
+                    self.members,
+                    everywhere,
+                    ShmTransport,
+                    mpi,
+                    abandon,
+                    meets=self.is_default,
+                )
+            return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)
+        finally:
+            if mailbox is not None:
+                mailbox.close()
+
+
+def _mailbox() -> Mailbox | None:
+    try:
+        return Mailbox()
+    except OSError:  # no descriptor: groups are then made through the store
+        return None
 
 
 def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
@@ -136,31 +207,20 @@ def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
         return None
 
 
+def _world_on_a_host() -> ShmTransport | None:
+    """The default group's transport, if it has a segment in which to look for its ranks."""
+    world = operations_of(dist.group.WORLD)
+    transport = world.cpu_transport if world is not None else None
+    return transport if isinstance(transport, ShmTransport) else None
+
+
+def _neighbourly_world() -> ShmTransport | None:
+    """The same, if its ranks can write each other letters."""
+    world = _world_on_a_host()
+    return world if world is not None and world.neighbours is not None else None
+
+
 def _members_of_world(members: list[int]) -> Members | None:
     """processes.Members for ``members``, global ranks, if the default group has a segment in which to look."""
-    world = operations_of(dist.group.WORLD)
-    parent = world.cpu_transport if members and world is not None else None
-    return Members(parent, members, roll=True) if isinstance(parent, ShmTransport) else None
-
-
-def _transport(
-    exchange: Exchange,
-    name: str,
-    members: list[int],
-    devices: list[str] | None,
-    attempt: Attempt | None,
-    is_default: bool,
-) -> ByDevice:
-    everywhere = locations(exchange)
-    if attempt is not None:
-        attempt.settle()
-    require_one_user(everywhere)
-    if len(by_host(everywhere)) == 1:
-        return ByDevice(
-            ShmTransport(exchange, configuration(), name, members), configuration(), one_host=True, devices=devices
-        )
-    mpi = mpi_job(exchange, everywhere, members)
-    cpu = HierarchicalTransport(
-        exchange, configuration(), name, members, everywhere, ShmTransport, mpi, abandon, meets=is_default
-    )
-    return ByDevice(cpu, configuration(), one_host=False, devices=devices)
+    parent = _world_on_a_host() if members else None
+    return Members(parent, members, roll=True) if parent is not None else None

@@ -36,8 +36,8 @@ class Operations(Issuing):
     def broadcast(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, root: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if not (tried := self._fast(BROADCAST, opts, tensors, tensors)):
-            return None
+        if type(tried := self._fast(BROADCAST, opts, tensors, tensors)) is not int:
+            return tried
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, tensors, "broadcast")
@@ -47,9 +47,8 @@ class Operations(Issuing):
     def allreduce(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        # None as NCCL's: c10d asks for no Work of a synchronous call, and making one takes time.
-        if not (tried := self._fast(ALL_REDUCE, opts, tensors, tensors)):
-            return None
+        if type(tried := self._fast(ALL_REDUCE, opts, tensors, tensors)) is not int:
+            return tried
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
         elif opts is not None:
@@ -73,8 +72,8 @@ class Operations(Issuing):
         op: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(REDUCE, opts, tensors, tensors)):
-            return None
+        if type(tried := self._fast(REDUCE, opts, tensors, tensors)) is not int:
+            return tried
         if isinstance(opts, int):
             if root is not None:
                 root, op, timeout = None, root, timeout if op is None else op
@@ -91,8 +90,8 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(ALL_GATHER, opts, inputs, output_lists)):
-            return None
+        if type(tried := self._fast(ALL_GATHER, opts, inputs, output_lists)) is not int:
+            return tried
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
@@ -126,8 +125,8 @@ class Operations(Issuing):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if not (tried := self._fast(ALL_GATHER, opts, input, output)):
-            return None
+        if type(tried := self._fast(ALL_GATHER, opts, input, output)) is not int:
+            return tried
         return self._collective(
             "_all_gather_base",
             opts,
@@ -160,8 +159,8 @@ class Operations(Issuing):
         op: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)):
-            return None
+        if type(tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)) is not int:
+            return tried
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
         output = self._lowered(only, outputs, "reduce_scatter")
@@ -183,8 +182,8 @@ class Operations(Issuing):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
-        if not (tried := self._fast(REDUCE_SCATTER, opts, input, output)):
-            return None
+        if type(tried := self._fast(REDUCE_SCATTER, opts, input, output)) is not int:
+            return tried
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective(
             "_reduce_scatter_base",
@@ -219,8 +218,8 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)):
-            return None
+        if type(tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)) is not int:
+            return tried
         return self._collective(
             "all_to_all",
             opts,
@@ -242,9 +241,10 @@ class Operations(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        tried = SLOW_PATH
-        if not output_splits and not input_splits and not (tried := self._fast(ALL_TO_ALL, opts, input, output)):
-            return None
+        tried: Any = SLOW_PATH
+        if not output_splits and not input_splits:
+            if type(tried := self._fast(ALL_TO_ALL, opts, input, output)) is not int:
+                return tried
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         return self._collective(
@@ -269,8 +269,8 @@ class Operations(Issuing):
         root: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(GATHER, opts, inputs, output_lists)):
-            return None
+        if type(tried := self._fast(GATHER, opts, inputs, output_lists)) is not int:
+            return tried
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, inputs, "gather")
@@ -310,8 +310,8 @@ class Operations(Issuing):
         root: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
-        if not (tried := self._fast(SCATTER, opts, input_lists, outputs)):
-            return None
+        if type(tried := self._fast(SCATTER, opts, input_lists, outputs)) is not int:
+            return tried
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         output = self._lowered(only, outputs, "scatter")
@@ -322,8 +322,8 @@ class Operations(Issuing):
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
-        if not (tried := self._fast(BARRIER, opts)):
-            return None
+        if type(tried := self._fast(BARRIER, opts)) is not int:
+            return tried
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.

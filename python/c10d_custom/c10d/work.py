@@ -162,8 +162,9 @@ class Work(_TorchWork):
     # --- torch.distributed.Work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        self._await(seconds if seconds and seconds > 0 else None)
+        if not self._over:
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            self._await(seconds if seconds and seconds > 0 else None)
         if self._graph_inputs:
             self._forget_graph_inputs()
         if self._error is not None:
@@ -189,7 +190,10 @@ class Work(_TorchWork):
         self._completer.release(self)
 
     def is_completed(self) -> bool:
-        if not self._over and all(t.done() for t in self._tickets):
+        if not self._over:
+            for ticket in self._tickets:
+                if not ticket.done():
+                    return False
             self.settle()
         return self._over
 
@@ -232,7 +236,7 @@ class Work(_TorchWork):
     def _await(self, seconds: float | None) -> None:
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
         behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
-        if self._over:
+        if Work.is_completed(self):
             return
         self._completer.refuse_inside(self._tickets)
         try:

@@ -89,11 +89,14 @@ class _Asker:
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
+        self._runs = False  # a group that asks nothing needs no thread
         self.silent = 0.0  # s: that a call was waited for in vain
-        start(self._run, "c10d_custom:store")
 
     def ask(self, answer: _Answer, deadline: float) -> bool:
         """False: there was none in time."""
+        if not self._runs:
+            start(self._run, "c10d_custom:store")
+            self._runs = True
         if not self.silent:
             began = time.monotonic()
             self._asked.put(answer)
@@ -103,7 +106,8 @@ class _Asker:
         return False
 
     def end(self) -> None:
-        self._asked.put(None)
+        if self._runs:
+            self._asked.put(None)
 
     def _run(self) -> None:
         while (answer := self._asked.get()) is not None:

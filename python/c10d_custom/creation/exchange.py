@@ -9,20 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
+from ..errors import CustomBackendError, PeerLostError, TransportError
+from .gathering import Gathering
 from .processes import Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more. (A store
 # that serves thousands takes so long to hear them all.)
 _FIRST, _FIRST_PER_RANK = 0.2e-3, 3e-6
 _MOST, _MOST_PER_RANK = 10e-3, 0.1e-3
-# Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
-# who is missing.
-_SOONER, _SOONER_MOST = 0.1, 1.0
 _HEARD_SECONDS = 10.0
-_KINDS = {
-    kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
-}  # of an error told to others
 _LOOK = 0.1  # s: between two calls of `look`
 _WORD = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
 _GAVE_UP = "gave up"
@@ -49,11 +44,8 @@ def _lines(appended: bytes | None) -> list[Any]:
     return [json.loads(line) for line in (appended or b"").splitlines()]
 
 
-class Exchange:
-    """One group's words, each said once; each wait has a deadline, and ends when a rank of this host has. Errors:
-    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something
-    else. ``store``: a BoundedStore, or a Store that is sure to answer. ``look``: called now and then in long waits, and
-    may raise.
+class Exchange(Gathering):
+    """One group's words, each said once. ``store``: a BoundedStore, or a Store that is sure to answer.
 
     A rank's operations on the store are as many in a large group as in a small one, but for those that wait. What all
     have heard is deleted: of a group that has been made, the store holds nothing."""
@@ -67,17 +59,11 @@ class Exchange:
         processes: Processes | None = None,
         look: Callable[[], None] | None = None,
     ) -> None:
-        self.store, self.rank, self.size = store, rank, size
-        self.started = time.monotonic()
-        self.deadline = self.started + seconds
-        self.processes = processes or Processes()
-        self._look, self._next_look = look, self.started + _LOOK
-        self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
+        super().__init__(rank, size, seconds, processes, look)
+        self.store = store
+        self._next_look = self.started + _LOOK
         self._own: list[str] = []  # keys that this rank is to delete: the others may still want to hear them
         self._unheard: list[str] = []  # the same of rank 0, of topics whose verdict not all are known to have heard
-
-    def left(self) -> float:
-        return max(0.001, self.deadline - time.monotonic())
 
     def say(self, key: str, value: Any) -> None:
         """To who hears it before the next gather_and_decide."""
@@ -92,11 +78,7 @@ class Exchange:
         try:
             said = self._until(lambda: peek(self.store, key), until or self.deadline, meanwhile)
             if said is None:
-                raise TransportError(
-                    f"group creation: rank {self.rank} heard nothing from {who} for "
-                    f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
-                    "init_process_group (or new_group) with the same ranks?"
-                )
+                raise self._nothing_from(who)
             return json.loads(said)
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
@@ -114,49 +96,25 @@ class Exchange:
         """Whether that has been gathered and decided, or somebody has given up."""
         return self.store.check([f"{topic}/verdict"]) or self.store.check([_GAVE_UP])
 
-    def require_all_alive(self) -> None:
-        if obituary := self.processes.obituary():
-            raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
-
-    def require_all_coming(self) -> None:
-        self.require_all_alive()
-        if why := self.processes.left_for():
-            raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
-
     def gather_and_decide(
         self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
     ) -> Any:
-        """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
-        everyone's. An error anywhere reaches every rank: rank 0, whose process often serves the store, returns (and may
-        exit) only when all have heard. ``meet``: called with (rank, value) of those this rank is to wait for, as soon
-        as they are there."""
         if meet is not None and self.rank == 0:
             self._set(f"{topic}/first", value)  # for `meet` of the others: of a large group, all of "said" is long
+            self._unheard.append(f"{topic}/first")
         self._append(f"{topic}/said", [self.rank, value])
-        if self.rank:
-            verdict = self._hear_verdict(topic, meet)
-            self._append(f"{topic}/heard", [self.rank])
-        else:
-            try:
-                verdict = {"ok": decide(self._gather(topic, meet))}
-            except TransportError as error:
-                verdict = {"error": f"{error}{self._silent(topic)}"}
-            except PeerLostError as error:
-                verdict = {"lost": f"{error}{self._silent(topic)}"}
-            self._set(f"{topic}/verdict", verdict)
-            first = [] if meet is None else ["first"]
-            self._unheard += [f"{topic}/{what}" for what in (*first, "said", "verdict", "heard")]
-            if self._all_heard(topic):
-                self._delete(self._unheard)
-        if "lost" in verdict:
-            raise PeerLostError(verdict["lost"])
-        if "error" in verdict:
-            raise TransportError(verdict["error"])
+        decided = super().gather_and_decide(topic, value, decide, meet)
         self._delete(self._own)  # all have come to this topic, and heard what there was before it
-        return verdict["ok"]
+        return decided
 
-    def _gather(self, topic: str, meet: Callable[[int, Any], None] | None) -> list[Any]:
-        """On rank 0: every rank's value."""
+    def _announce(self, topic: str, verdict: Any) -> None:
+        self._set(f"{topic}/verdict", verdict)
+        self._unheard += [f"{topic}/{what}" for what in ("said", "verdict", "heard")]
+        # This process often serves the store.
+        if self._all_heard(topic):
+            self._delete(self._unheard)
+
+    def _gather(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> list[Any]:
         values: dict[int, Any] = {}
 
         def all_said() -> bytes | None:
@@ -174,15 +132,10 @@ class Exchange:
                 raise
             raise self._store_lost(error) from error
         if there is None:
-            silent = min(rank for rank in range(self.size) if rank not in values)
-            raise TransportError(
-                f"group creation: rank {self.rank} heard nothing from rank {silent} for "
-                f"{time.monotonic() - self.started:.1f} s; did it start, and does it call "
-                "init_process_group (or new_group) with the same ranks?"
-            )
+            raise self._nothing_from(f"rank {min(rank for rank in range(self.size) if rank not in values)}")
         return [values[rank] for rank in range(self.size)]
 
-    def _hear_verdict(self, topic: str, meet: Callable[[int, Any], None] | None) -> Any:
+    def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
         met = meet is None
 
         def meet_rank_0() -> None:
@@ -192,19 +145,18 @@ class Exchange:
                 met = True
 
         try:
-            return self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
+            verdict = self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
         except TransportError as error:
-            cause = error
-        raise TransportError(f"{cause}{self._silent(topic)}") from cause
+            raise TransportError(f"{error}{self._silent(topic)}") from error
+        self._append(f"{topic}/heard", [self.rank])
+        return verdict
 
     def _silent(self, topic: str) -> str:
-        """Who has not come, for an error's end."""
         try:
             there = self.said(topic)
         except CustomBackendError:
             return ""
-        silent = [str(r) for r in range(self.size) if r not in there]
-        return f" Not there yet: rank{'s' * (len(silent) > 1)} {', '.join(silent)}." if silent else ""
+        return self._not_there([r for r in range(self.size) if r not in there])
 
     def _until(
         self, there: Callable[[], bytes | None], until: float, meanwhile: Callable[[], None] | None = None
@@ -233,12 +185,11 @@ class Exchange:
         return said
 
     def give_up(self, error: BaseException) -> None:
-        """This rank says and hears no more: nobody need wait for it. ``error``: why."""
         with contextlib.suppress(RuntimeError):
             self._append(_GAVE_UP, {"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
 
     def complete(self) -> None:
-        """The group is made. If a rank may still have to hear so, these keys must not serve another group: for every
+        """If a rank may still have to hear so, these keys must not serve another group: for every
         rank the next of this name counts one more."""
         if self._unheard:
             why = {
@@ -248,10 +199,6 @@ class Exchange:
             with contextlib.suppress(RuntimeError):
                 for rank in range(self.size):
                     self._append(_GAVE_UP, {"rank": rank, **why})
-
-    def _given_up(self, why: dict[str, Any]) -> CustomBackendError:
-        kind = _KINDS.get(why["kind"], TransportError)
-        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error'] or why['kind']}")
 
     def _all_heard(self, topic: str) -> bool:
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.

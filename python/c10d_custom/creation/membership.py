@@ -70,6 +70,10 @@ class Membership:
             f"{table}\nGive the same ranks, in the same order, on every rank."
         )
 
+    def waiting(self) -> set[int]:
+        """The members that have said so, as those do that wait for long."""
+        return {m for m in self.members if peek(self.store, self._key(m)) is not None}
+
     def _tell(self, others: list[int]) -> None:
         # The process that serves the store may end with this error: let the others hear first.
         self.store.set(f"{self._key(self.me)}/told", "1")

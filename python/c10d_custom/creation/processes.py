@@ -81,7 +81,9 @@ class Members(Processes):
     def __init__(self, parent: Parent, ranks: Sequence[int], roll: bool = False) -> None:
         super().__init__()
         self._parent, self._in_parent, self._roll = parent, ranks, roll
-        self._pids = {rank: state.pid for rank, state in enumerate(self._states())}
+
+    def add(self, rank: int, pid: int, start: int | None) -> None:
+        """They are known."""
 
     def _states(self) -> list[Any]:
         states = self._parent.states(0) or []  # none: closed
@@ -92,8 +94,9 @@ class Members(Processes):
 
     def obituary(self) -> str:
         return "; ".join(
-            f"{self._who(rank)} (pid {self._pids[rank]}) has died, or left the group that this one is made from"
-            for rank in sorted(self.ended())
+            f"{self._who(rank)} (pid {state.pid}) has died, or left the group that this one is made from"
+            for rank, state in enumerate(self._states())
+            if not state.alive
         )
 
     def left_for(self) -> str | None:

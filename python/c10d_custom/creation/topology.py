@@ -30,19 +30,20 @@ class Location:
     uid: int
     started: int | None  # see processes.py
     network: int
+    mailbox: str = ""  # see letters.py; "": it has none
 
     @property
     def host(self) -> str:
         return f"{self.boot_id}/{self.network}"
 
     @classmethod
-    def here(cls) -> Location:
-        return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network())
+    def here(cls, mailbox: str = "") -> Location:
+        return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
 
 
-def locations(exchange: Exchange) -> list[Location]:
+def locations(exchange: Exchange, mailbox: str = "") -> list[Location]:
     """The Location of every rank of the group, in rank order, on every rank."""
-    here = Location.here()
+    here = Location.here(mailbox)
 
     def meet(rank: int, value: dict[str, Any]) -> None:
         place = Location(**value)

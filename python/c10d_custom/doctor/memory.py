@@ -22,7 +22,7 @@ def _size(count: int) -> str:
 
 
 def memory() -> Finding:
-    """What is left, and what groups of 2 and of 8 ranks take of it when they are made."""
+    """What is left, and what groups of 2 and of 8 ranks take of it for their collectives."""
     from ..transport.shm import free_memory
     from ..transport.shm.segment import at_once, geometry
 
@@ -40,8 +40,8 @@ def memory() -> Finding:
     }
     left = f"{_size(max(free, 0))} left, of {whose}" if known else "how much is left cannot be seen without /proc"
     text = (
-        f"{left}; a group takes {_size(takes[2])} when it is made by 2 ranks, {_size(takes[8])} by 8 (a memfd: the "
-        "size of /dev/shm does not matter)"
+        f"{left}; a group takes {_size(takes[2])} for the collectives of 2 ranks, {_size(takes[8])} for those of 8 (a "
+        "memfd: the size of /dev/shm does not matter)"
     )
     if takes[2] > free:
         return Finding("memory", f"too little: {text}", State.FAILS, facts)

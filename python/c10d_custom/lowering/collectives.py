@@ -51,6 +51,23 @@ def own_list(lists: Sequence[Any]) -> Sequence[torch.Tensor]:
     return lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists
 
 
+def own_tensors(tensors: Any) -> list[torch.Tensor]:
+    """A list of its own of what c10d passes: nothing, a tensor, a list of some, or a list of such a list."""
+    if type(tensors) is not list:
+        return [] if tensors is None else [tensors]
+    return list(own_list(tensors))
+
+
+def copy_back(call: Call | Message) -> None:
+    """What is left to do for a call that is done."""
+    if call.device is not None:
+        return  # done on the stream of the call
+    # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.
+    with torch.no_grad():
+        for destination, plain in call.copy_back:
+            destination.copy_(plain.view(destination.shape))
+
+
 def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DType:
     if not isinstance(t, torch.Tensor):
         raise UsageError(f"{name}: {what} is {type(t).__name__}, not a torch.Tensor")

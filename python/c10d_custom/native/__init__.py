@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
@@ -254,6 +254,17 @@ def _load() -> c.CDLL:
         "run": (c.c_int, handle, c.POINTER(CallArgs)),
         "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
         "fast_collective": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "fast_submit": (
+            c.c_int,
+            handle,
+            c.c_uint64,
+            c.c_int32,
+            c.c_void_p,
+            c.c_void_p,
+            c.c_uint64,
+            c.c_int64,
+            c.POINTER(ticket),
+        ),
         "last_failure": (None, failure),
         "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
         "message": (
@@ -265,12 +276,13 @@ def _load() -> c.CDLL:
             c.c_void_p,
             c.c_uint64,
             c.c_int64,
+            c.c_int64,
             c.POINTER(ticket),
         ),
         "ticket_source": (c.c_int, ticket),
         "ticket_number": (c.c_uint64, ticket),
         "test": (c.c_int, ticket),
-        "watch": (c.c_int, ticket, c.c_uint64),
+        "watch": (c.c_int, handle, ticket, c.c_uint64),
         "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
         "settle": (c.c_int, handle, ticket, c.c_int64, c.c_int),
         "withdraw": (c.c_int, handle, ticket),

@@ -21,9 +21,9 @@ _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of 
 
 class FastCollective(Protocol):
     """Of one rank of one group. ``function``: c10d_fast_collective, or another of native.lib that takes and returns the
-    same; ``handle``: its first argument."""
+    same; ``handle``: its first argument; ``submit``: c10d_fast_submit, or None."""
 
-    def __init__(self, function: Any, handle: int, rank: int, size: int, /) -> None: ...
+    def __init__(self, function: Any, handle: int, rank: int, size: int, submit: Any = None, /) -> None: ...
 
     def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
         """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes, as
@@ -34,50 +34,72 @@ class FastCollective(Protocol):
         Returns a status of native: OK; SLOW_PATH where nothing was begun, as the tensors are of another kind or make no
         sense; or what the function has returned."""
 
+    def submit(
+        self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
+    ) -> int:
+        """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
+
     def close(self) -> None:
-        """`run` takes the slow path from now on. While nobody is in it."""
+        """Both take the slow path from now on. While nobody is in it."""
 
 
 class InPython:
     """FastCollective without the extension."""
 
-    def __init__(self, function: Callable[..., int], handle: int, rank: int, size: int) -> None:
-        self._function, self._handle = function, handle
+    def __init__(
+        self, function: Callable[..., int], handle: int, rank: int, size: int, submit: Callable[..., int] | None = None
+    ) -> None:
+        self._function, self._submit, self._handle = function, submit, handle
         self._rank, self._size = rank, size
 
     def close(self) -> None:
         self._handle = 0
 
     def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int) -> int:
+        found = self._find(op, source, target, root, redop)
+        return self._function(self._handle, *found, nanoseconds) if found else SLOW_PATH
+
+    def submit(
+        self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int]
+    ) -> int:
+        if not self._submit or not (found := self._find(op, source, target, root, redop)):
+            return SLOW_PATH
+        at = ctypes.c_void_p()
+        try:
+            return self._submit(self._handle, *found, nanoseconds, ctypes.byref(at))
+        finally:
+            if at.value:
+                ticket.append(at.value)
+
+    def _find(self, op: int, source: Any, target: Any, root: int, redop: Any) -> tuple[Any, ...] | None:
+        """(kind, root, input, output, count), as the core takes them; None for the slow path."""
         shape, here = SHAPES[Op(op)], AT_ROOT if root == self._rank else ELSEWHERE
         if not self._handle or not (0 <= root < self._size if shape.rooted else root == -1):
-            return SLOW_PATH
+            return None
         has_source, has_target = bool(shape.reads & here), bool(shape.writes & here)
         if not has_source and not has_target:
-            return self._function(self._handle, op << 24 | 1 << 16, root, None, None, 0, nanoseconds)
+            return op << 24 | 1 << 16, root, None, None, 0
         if not has_source and shape.from_each and source or not has_target and shape.to_each and target:
-            return SLOW_PATH  # lists that are for the root alone
+            return None  # lists that are for the root alone
         sides = [
             self._parts(tensors) if each else _part(tensors)
             for there, each, tensors in ((has_source, shape.from_each, source), (has_target, shape.to_each, target))
             if there
         ]
         if not sides[0] or not sides[-1] or sides[0][1:3] != sides[-1][1:3] or not sides[0][1]:
-            return SLOW_PATH
+            return None
         first, count, code, _ = sides[0]
         last = sides[-1][0]
         kind = op << 24 | PACKED[code]
         if shape.reduces:
             if (number := hash(redop)) not in range(8) or not REDUCES[code] >> number & 1:
-                return SLOW_PATH
+                return None
             kind |= number << 8
         if has_source and sides[0][3]:
             kind |= LISTED_INPUTS
         if has_target and sides[-1][3]:
             kind |= LISTED_OUTPUTS
-        return self._function(
-            self._handle, kind, root, first if has_source else None, last if has_target else None, count, nanoseconds
-        )
+        return kind, root, first if has_source else None, last if has_target else None, count
 
     def _parts(self, tensors: Any) -> _Side | None:
         if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list):
@@ -103,7 +125,7 @@ def _in_order() -> list[Shape]:
     return [SHAPES[Op(number)] for number in range(len(SHAPES))]
 
 
-def _in_c() -> Callable[[Any, int, int, int], FastCollective]:
+def _in_c() -> Callable[..., FastCollective]:
     from ._fast import FastCollective as InC  # not in every Python: see native
     from ._fast import set_up_kinds
 
@@ -114,13 +136,16 @@ def _in_c() -> Callable[[Any, int, int, int], FastCollective]:
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     set_up_kinds(kinds, bytes(shapes))
 
-    def make(function: Any, handle: int, rank: int, size: int) -> FastCollective:
-        return InC(ctypes.cast(function, ctypes.c_void_p).value or 0, handle, rank, size)
+    def at(function: Any) -> int:
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def make(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective:
+        return InC(at(function), handle, rank, size, at(submit))
 
     return make
 
 
 try:
-    fast_collective: Callable[[Any, int, int, int], FastCollective] = _in_c()
+    fast_collective: Callable[..., FastCollective] = _in_c()
 except ImportError:
     fast_collective = InPython

@@ -74,14 +74,28 @@ class FastCollective(Protocol):
         and `last_error` of the same thread says how."""
 
 
+class FastSubmit(Protocol):
+    def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> Ticket | None:
+        """The same without waiting: the collective's Ticket, or None with nothing done."""
+
+
 class FastMessage(Protocol):
     def __call__(
-        self, kind: int, peer: int, tag: int, address: int, count: int, nanoseconds: int, call: Callable[[], Message], /
+        self,
+        kind: int,
+        peer: int,
+        tag: int,
+        address: int,
+        count: int,
+        nanoseconds: int,
+        wait: int,
+        call: Callable[[], Message],
+        /,
     ) -> Ticket | Literal[False] | None:
-        """Posts a message of a plain CPU tensor, as c10d_message of api.h. ``kind``: its dtype, with RECEIVED of native
-        for a receive; ``peer``: a group rank; ``count``: elements at ``address``; ``nanoseconds``: the time-out;
-        ``call``: makes the Message, for what errors say. None if it is over, else its Ticket; False, with nothing done,
-        once the group is closed."""
+        """Posts a message of a plain CPU tensor, as c10d_message of api.h, and waits up to ``wait`` ns for its end.
+        ``kind``: its dtype, with RECEIVED of native for a receive; ``peer``: a group rank; ``count``: elements at
+        ``address``; ``nanoseconds``: the time-out; ``call``: makes the Message, for what errors say. None if it is
+        over, else its Ticket; False, with nothing done, once the group is closed."""
 
 
 class Transport(ABC):
@@ -120,9 +134,10 @@ class Transport(ABC):
 
     # --- the fast paths: plain CPU tensors, in the calling thread, whatever is not needed left out
 
-    # None where a transport has none, which may change while it lives. Who finds one calls it at once, and `run` or
-    # `post` otherwise.
+    # None where a transport has none, which may change while it lives. Who finds one calls it at once, and `run`,
+    # `submit` or `post` otherwise.
     fast_collective: FastCollective | None = None
+    fast_submit: FastSubmit | None = None
     fast_message: FastMessage | None = None
 
     def last_error(self, call: Call) -> BaseException:

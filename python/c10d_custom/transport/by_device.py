@@ -52,7 +52,11 @@ class ByDevice(Transport):
         self._first: torch.device | None = None
         self._queue: Queue | None = None
         self._here = threading.local()
-        self.fast_collective, self.fast_message = cpu.fast_collective, cpu.fast_message
+        self.fast_collective, self.fast_submit, self.fast_message = (
+            cpu.fast_collective,
+            cpu.fast_submit,
+            cpu.fast_message,
+        )
 
     @property
     def name(self) -> str:
@@ -102,7 +106,7 @@ class ByDevice(Transport):
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
-                self.fast_collective = None
+                self.fast_collective = self.fast_submit = None
             self._cuda[device] = cuda
             return cuda
         finally:

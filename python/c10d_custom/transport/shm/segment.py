@@ -1,9 +1,9 @@
 """How the ranks of one host come to hold one segment.
 
-Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder, and
-hands it to each rank over an abstract Unix socket. The kernel says who is at the other end
-(SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and
-what another user serves is not taken.
+Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder, and hands it to each
+rank: in a letter, where they can write to each other (creation/letters.py), else over an abstract Unix socket. There
+the kernel says who is at the other end (SO_PEERCRED), to both: only processes of the same user are served, and only
+with the group's token; and what another user serves is not taken.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any
 
+from ...creation.letters import Letters
 from ...errors import DOCTOR, CustomBackendError, TransportError
 from ...native import Geometry, lib
 from . import free_memory as memory
@@ -28,6 +29,7 @@ from . import free_memory as memory
 if TYPE_CHECKING:
     from ...config import Config
     from ...creation.exchange import Exchange
+    from ...creation.gathering import Gathering
 
 
 _TOKEN = 16
@@ -49,53 +51,24 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
 
 
 def at_once(made: Geometry) -> int:
-    """How many bytes of a segment are taken when it is made; the rest as messages need it."""
+    """How many bytes of a segment collectives take, but large all_to_alls: a few of them when it is made, the rings
+    with the first large one. Pair rings and cells come on top."""
     for_each = made.window * made.block_bytes + 2 * made.small_bytes
     return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
 
 
-def open_segment(exchange: Exchange, config: Config, interrupted: Any, board_bytes: int) -> int:
+def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_bytes: int) -> int:
     """Returns the native group handle of this rank. Any rank's failure is raised by all.
     ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its board."""
-    rank, size = exchange.rank, exchange.size
-    fd = -1
+    handle: Any = None
     with contextlib.ExitStack() as cleanup:
-        failure: str | None = None
-        offer: Any = None
-        server: Any = None
-
-        def close_own() -> None:
-            if fd >= 0:
-                os.close(fd)
-
-        if rank == 0:
-            try:
-                fd = _create(config, size, board_bytes)
-                cleanup.callback(close_own)
-                server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                token = secrets.token_bytes(_TOKEN)
-                name = f"c10d_custom-{secrets.token_hex(16)}"
-                server.bind("\0" + name)
-                server.listen(_QUEUE)
-                offer = {"socket": name, "token": token.hex()}
-            except (OSError, TransportError) as error:
-                failure = f"rank 0 cannot create shared memory: {error}"
-            exchange.say("segment", {"error": failure} if failure else offer)
-        else:
-            offer = exchange.hear("segment", "rank 0")
-            failure = offer.get("error")
-        handle: Any = None
+        share: Any = _by_letter if isinstance(exchange, Letters) else _by_socket
+        failure, mine = share(exchange, cleanup, lambda: _create(config, exchange.size, board_bytes))
         if failure is None:
             try:
-                if rank == 0:
-                    with server:  # closed for those who still wait, whatever happens
-                        _serve(server, fd, token, size, exchange)
-                    mine, fd = fd, -1
-                else:
-                    mine = _fetch(offer, rank, exchange)
-                handle = _open(mine, rank, config, interrupted)
+                handle = _open(mine(), exchange.rank, config, interrupted)
             except (OSError, TransportError) as error:
-                failure = f"rank {rank} cannot map the group's shared memory: {error}"
+                failure = f"rank {exchange.rank} cannot map the group's shared memory: {error}"
         try:
             exchange.gather_and_decide("mapped", failure, _all_well)
         except CustomBackendError:
@@ -103,6 +76,72 @@ def open_segment(exchange: Exchange, config: Config, interrupted: Any, board_byt
                 lib.c10d_close(handle)
             raise
         return handle
+
+
+class _Descriptor:
+    """Closed at the end, if nobody has taken it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def take(self) -> int:
+        number, self.number = self.number, -1
+        return number
+
+    def close(self) -> None:
+        if self.number >= 0:
+            os.close(self.take())
+
+
+_Share = tuple[str | None, Callable[[], int]]  # why there is no segment; what gives its descriptor, if there is one
+
+
+def _by_letter(letters: Letters, cleanup: contextlib.ExitStack, create: Callable[[], int]) -> _Share:
+    if letters.rank == 0:
+        failure, own = _made(cleanup, create)
+        letters.hand_out("segment", failure, own.number if failure is None else None)
+        return failure, own.take
+    letter = letters.take("segment")
+    given = _Descriptor(-1 if letter.descriptor is None else letter.descriptor)
+    cleanup.callback(given.close)
+    return letter.value, lambda: _unshrinkable(given.take())
+
+
+def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callable[[], int]) -> _Share:
+    if exchange.rank:
+        offer = exchange.hear("segment", "rank 0")
+        return offer.get("error"), lambda: _fetch(offer, exchange.rank, exchange)
+    failure, own = _made(cleanup, create)
+    offer = {"error": failure}
+    if failure is None:
+        try:
+            server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            token = secrets.token_bytes(_TOKEN)
+            name = f"c10d_custom-{secrets.token_hex(16)}"
+            server.bind("\0" + name)
+            server.listen(_QUEUE)
+            offer = {"socket": name, "token": token.hex()}
+        except OSError as error:
+            offer = {"error": f"rank 0 cannot create shared memory: {error}"}
+
+    def served() -> int:
+        with server:  # closed for those who still wait, whatever happens
+            _serve(server, own.number, token, exchange.size, exchange)
+        return own.take()
+
+    exchange.say("segment", offer)
+    return offer.get("error"), served
+
+
+def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
+    """On rank 0: why there is no segment, and its descriptor."""
+    own = _Descriptor(-1)
+    cleanup.callback(own.close)
+    try:
+        own.number = create()
+        return None, own
+    except (OSError, TransportError) as error:
+        return f"rank 0 cannot create shared memory: {error}", own
 
 
 def _all_well(failures: Sequence[str | None]) -> None:
@@ -114,7 +153,7 @@ def _all_well(failures: Sequence[str | None]) -> None:
 def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     wanted = geometry(config, size, board_bytes)
     takes = at_once(wanted)
-    free, whose = memory.left()
+    free, whose = memory.left(takes)
     if takes > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.
         raise TransportError(
@@ -229,8 +268,16 @@ def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
             raise TransportError("rank 0 did not hand over the segment in time")
         time.sleep(_SLICE)
     if len(fds) != 1 or flags & socket.MSG_CTRUNC:
+        for each in fds:
+            os.close(each)
+        fds = [-1]
+    return _unshrinkable(fds[0])
+
+
+def _unshrinkable(fd: int) -> int:
+    """``fd``, as it came: -1 if it did not."""
+    if fd < 0:
         raise TransportError("this process could not take the segment: has it too many files open (ulimit -n)?")
-    (fd,) = fds
     if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         os.close(fd)
         raise TransportError("what came as the segment can shrink")

@@ -14,26 +14,21 @@ from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
-from ..base import LocalTransport, Ticket
+from ..base import LocalTransport
 from ..call_log import native_peers, native_records
 from ..failure import rank_name
 from .error_text import ShmErrorText
 from .segment import open_segment
+from .tickets import CollectiveTicket, MessageTicket, Named, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
-    from ...creation.exchange import Exchange
+    from ...creation.gathering import Gathering
+    from ...creation.letters import Neighbours
     from ...native.fast_collective import FastCollective
+    from ..base import Ticket
     from ..trace_file import Peer, Record
-
-
-_FOREVER = 2**63 - 1
-_ENDS = 0.1  # s: how long to wait at a time for what an abort ends
-
-
-def _nanoseconds(seconds: float) -> int:
-    return min(int(seconds * 1e9), _FOREVER)
 
 
 class ShmTransport(LocalTransport):
@@ -42,10 +37,11 @@ class ShmTransport(LocalTransport):
 
     _handle: Any = None  # c10d_handle*
     _fast: FastCollective | None = None
+    neighbours: Neighbours | None = None  # of the default group: by which its ranks make others
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Gathering,
         config: Config,
         group_name: str,
         members: list[int],
@@ -60,7 +56,7 @@ class ShmTransport(LocalTransport):
         self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll, board_bytes)
         lib.c10d_keep_trace(self._handle, config.trace)
-        self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size)
+        self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
         self.fast_collective = self._fast.run
 
     # --- collectives
@@ -89,7 +85,7 @@ class ShmTransport(LocalTransport):
 
     def agree(self, call: Call, seconds: float) -> Agreement:
         args = self._args(call)
-        args.device, args.timeout_ns = Memory.device, _nanoseconds(seconds)
+        args.device, args.timeout_ns = Memory.device, nanoseconds(seconds)
         if lib.c10d_run(self._handle, byref(args)):
             raise self.last_error(call)
         number = self.next_sequence() - 1
@@ -114,7 +110,7 @@ class ShmTransport(LocalTransport):
         return AbortedError(f"group {self.name or '(unnamed)'}: closed during a call")
 
     def meet(self, call: Call, number: int, seconds: float) -> None:
-        args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, _nanoseconds(seconds), 0, 0, None, None)
+        args = CallArgs(Op.barrier, 0, 0, -1, 0, 1, 0, 0.0, number, number, nanoseconds(seconds), 0, 0, None, None)
         if failure := self.attempt(byref(args)):
             raise self.error(failure, call)
 
@@ -127,10 +123,22 @@ class ShmTransport(LocalTransport):
             self._end_unseen(at, call)
             raise
 
-    def _end_unseen(self, at: Any, call: Any) -> None:
+    def fast_submit(
+        self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int
+    ) -> ShmTicket | None:
+        at: list[int] = []
+        call = Named(op, not isinstance(source if target is None else target, list))
+        try:
+            status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)  # type: ignore[union-attr]
+            return None if status else CollectiveTicket(self, at, call)
+        except BaseException:
+            self._end_unseen(at, call, CollectiveTicket)
+            raise
+
+    def _end_unseen(self, at: Any, call: Any, kind: type[ShmTicket] | None = None) -> None:
         """A signal handler has raised before anybody got to see the ticket at ``at``."""
         if at and at[0]:
-            ShmTicket(self, at, call).withdraw()
+            (kind or ShmTicket)(self, at, call).withdraw()
 
     def _args(self, call: Call) -> CallArgs:
         def spans(tensors: Sequence[Buffer]) -> Any:
@@ -148,7 +156,7 @@ class ShmTransport(LocalTransport):
             call.factor,
             0,
             0,
-            _nanoseconds(call.timeout),
+            nanoseconds(call.timeout),
             len(call.inputs),
             len(call.outputs),
             spans(call.inputs),
@@ -163,15 +171,23 @@ class ShmTransport(LocalTransport):
     # --- messages
 
     def fast_message(
-        self, kind: int, peer: int, tag: int, address: int, count: int, nanoseconds: int, call: Callable[[], Message]
+        self,
+        kind: int,
+        peer: int,
+        tag: int,
+        address: int,
+        count: int,
+        nanoseconds: int,
+        wait: int,
+        call: Callable[[], Message],
     ) -> Ticket | Literal[False] | None:
         posted: list[int] = []
         try:
-            if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, posted):
+            if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, wait, posted):
                 return None
             return bool(posted) and MessageTicket(self, posted, call)
         except BaseException:
-            self._end_unseen(posted, call)
+            self._end_unseen(posted, call, MessageTicket)
             raise
 
     def post(self, message: Message) -> ShmTicket:
@@ -183,7 +199,7 @@ class ShmTransport(LocalTransport):
             0,
             message.tag,
             Span(t.data_ptr(), t.nbytes),
-            _nanoseconds(message.timeout),
+            nanoseconds(message.timeout),
         )
         at = (c_void_p * 1)()
         try:
@@ -197,7 +213,7 @@ class ShmTransport(LocalTransport):
 
     def next_completed(self, seconds: float) -> int | None:
         token = c_uint64()
-        status = lib.c10d_next_completed(self._handle, _nanoseconds(seconds), byref(token))
+        status = lib.c10d_next_completed(self._handle, nanoseconds(seconds), byref(token))
         if status not in (native.OK, native.PENDING):
             raise AbortedError("the group is closed")
         return token.value if status == native.OK else None
@@ -260,6 +276,9 @@ class ShmTransport(LocalTransport):
         lib.c10d_leave(self._handle)
 
     def close(self) -> None:
+        neighbours, self.neighbours = self.neighbours, None
+        if neighbours is not None:
+            neighbours.close()
         lib.c10d_close(self._handle)
 
     def __del__(self) -> None:
@@ -316,74 +335,3 @@ class ShmTransport(LocalTransport):
         if failure.status == native.REENTERED:
             return self.inside(call.name)
         return ShmErrorText(self, failure, call, self.states(failure.seq)).exception()
-
-
-class ShmTicket(Ticket):
-    """Takes over the native ticket whose address is ``at[0]``."""
-
-    def __init__(self, transport: ShmTransport, at: Any, call: Any) -> None:
-        self._transport, self._call = transport, call
-        self._status = native.PENDING
-        self._failure: Failure | None = None
-        self._ticket = at[0]
-        at[0] = None  # no signal handler runs between these two lines
-
-    def done(self) -> bool:
-        return lib.c10d_test(self._ticket) != native.PENDING
-
-    def wait(self, seconds: float, may_run: bool = False) -> bool:
-        self._status = native.settle(self._transport._handle, self._ticket, _nanoseconds(seconds), may_run)
-        if may_run and self._transport.has_raised():
-            raise self._transport._interruption()
-        return self._status != native.PENDING
-
-    def error(self) -> BaseException | None:
-        if self._status == native.PENDING:
-            self.wait(0)
-        if self._status in (native.OK, native.PENDING):
-            return None
-        if self._failure is None:
-            self._failure = Failure()
-            lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
-        return self._transport.error(self._failure, self._said())
-
-    def withdraw(self) -> None:
-        transport = self._transport
-        if isinstance(self._call, Call):
-            transport.abort()  # then the thread that runs it, or was to, ends it
-            while not self.wait(_ENDS, may_run=True):
-                pass
-        else:
-            lib.c10d_withdraw(transport._handle, self._ticket)
-
-    @property
-    def collective(self) -> bool:
-        return isinstance(self._call, Call)
-
-    def standing(self) -> tuple[str, str]:
-        number = lib.c10d_ticket_number(self._ticket)
-        failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
-        return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
-
-    def _said(self) -> Call | Message:
-        return self._call
-
-    def watch(self, token: int) -> bool:
-        return lib.c10d_watch(self._ticket, token) == native.PENDING
-
-    @property
-    def source(self) -> int:
-        return lib.c10d_ticket_source(self._ticket)
-
-    _ticket: Any = None
-
-    def __del__(self) -> None:
-        if self._ticket:
-            lib.c10d_release(self._ticket)
-
-
-class MessageTicket(ShmTicket):
-    """Of a message that went the fast path: what errors say of it is made when there is one."""
-
-    def _said(self) -> Message:
-        return self._call()

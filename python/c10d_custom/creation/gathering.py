@@ -1,0 +1,110 @@
+"""How the ranks of a group that is being made decide something together, whatever carries their words: exchange.py has
+those that go through the store, letters.py those from process to process."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
+from .processes import Processes
+
+# Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
+# who is missing.
+_SOONER, _SOONER_MOST = 0.1, 1.0
+_KINDS = {
+    kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
+}  # of an error told to others
+
+
+class Gathering(ABC):
+    """One group's words on one of its ranks; each wait has a deadline, and ends when a rank of this host has. Errors:
+    TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something
+    else. ``look``: called now and then in long waits, and may raise."""
+
+    def __init__(
+        self, rank: int, size: int, seconds: float, processes: Processes | None, look: Callable[[], None] | None
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.started = time.monotonic()
+        self.deadline = self.started + seconds
+        self.processes = processes or Processes()
+        self._look = look
+        self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
+
+    def left(self) -> float:
+        return max(0.001, self.deadline - time.monotonic())
+
+    def require_all_alive(self) -> None:
+        if obituary := self.processes.obituary():
+            raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
+
+    def require_all_coming(self) -> None:
+        self.require_all_alive()
+        if why := self.processes.left_for():
+            raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
+
+    def gather_and_decide(
+        self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
+    ) -> Any:
+        """Everyone gives ``value``; rank 0 calls ``decide`` on the list, and its outcome (or its error, as one) is
+        everyone's. An error anywhere reaches every rank: rank 0 returns (and its process may exit) only when nobody
+        needs it to hear the outcome. ``meet``: called with (rank, value) of those this rank is to wait for, as soon as
+        they are there."""
+        if self.rank:
+            verdict = self._hear_verdict(topic, value, meet)
+        else:
+            try:
+                verdict = {"ok": decide(self._gather(topic, value, meet))}
+            except TransportError as error:
+                verdict = {"error": f"{error}{self._silent(topic)}"}
+            except PeerLostError as error:
+                verdict = {"lost": f"{error}{self._silent(topic)}"}
+            self._announce(topic, verdict)
+        if "lost" in verdict:
+            raise PeerLostError(verdict["lost"])
+        if "error" in verdict:
+            raise TransportError(verdict["error"])
+        return verdict["ok"]
+
+    @abstractmethod
+    def give_up(self, error: BaseException) -> None:
+        """This rank says and hears no more: nobody need wait for it. ``error``: why."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """The group is made."""
+
+    @abstractmethod
+    def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
+        """On the other ranks: gives ``value``."""
+
+    @abstractmethod
+    def _gather(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> list[Any]:
+        """On rank 0: every rank's value, until _verdict_by."""
+
+    @abstractmethod
+    def _announce(self, topic: str, verdict: Any) -> None:
+        """On rank 0."""
+
+    @abstractmethod
+    def _silent(self, topic: str) -> str:
+        """Who has not come, for an error's end."""
+
+    def _nothing_from(self, who: str) -> TransportError:
+        return TransportError(
+            f"group creation: rank {self.rank} heard nothing from {who} for {time.monotonic() - self.started:.1f} s; "
+            "did it start, and does it call init_process_group (or new_group) with the same ranks?"
+        )
+
+    @staticmethod
+    def _not_there(silent: list[int]) -> str:
+        if not silent:
+            return ""
+        return f" Not there yet: rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}."
+
+    def _given_up(self, why: dict[str, Any]) -> CustomBackendError:
+        kind = _KINDS.get(why["kind"], TransportError)
+        return kind(f"group creation, rank {self.rank}: rank {why['rank']} gave up: {why['error'] or why['kind']}")

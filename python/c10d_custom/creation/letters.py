@@ -1,0 +1,294 @@
+"""How ranks that are in one group on this host already make another one: by letters from process to process, which the
+kernel carries and wakes their readers for. The store is asked nothing.
+
+A letter is a datagram to an abstract Unix socket whose name nobody can guess; the group's ranks have told each other
+the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It may carry
+a descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TransportError
+from .gathering import Gathering
+from .processes import Processes
+
+_KEY = 16  # bytes of a letter's first field: of which group it is
+_LONGEST = 64 << 10
+_MOST_TEXT = 8 << 10  # of an error that is told to others
+_CREDENTIALS = struct.Struct("3i")
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
+_SLICE, _SLICE_PER_RANK, _SLICE_MOST = 20e-3, 0.5e-3, 90e-3  # s: between two looks at who is alive
+_LOOK = 0.1  # s: between two calls of `look`
+_ROOM_SECONDS = 20e-3  # how long to queue for room in a full mailbox
+_AT_ONCE = 64  # letters
+_GAVE_UP = "gave up"
+
+
+@dataclass(eq=False)
+class Letter:
+    sender: int  # rank, in the group that the letter is of
+    topic: str
+    value: Any
+    descriptor: int | None = None  # the reader's to close
+
+
+class Mailbox:
+    """This process's, for one group's ranks. Any thread may read: what is not for its group waits for another."""
+
+    def __init__(self) -> None:
+        self.name = f"c10d_custom-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._lock = threading.RLock()  # a signal handler may make a group, too
+        self._letters: list[tuple[bytes, Letter]] = []  # of which group each is
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # To queue, rather than to ask again and again: who floods a mailbox then has no more than its share of it.
+        queue = struct.pack("ll", 0, int(1e6 * _ROOM_SECONDS))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, queue)
+        self._socket.bind("\0" + self.name)
+
+    def send(self, to: str, key: bytes, letter: Letter) -> bool:
+        """False: its mailbox is full, and stays so for a while. Who has none any more gets none."""
+        text = key + json.dumps([letter.sender, letter.topic, letter.value]).encode()
+        given = [] if letter.descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _int(letter.descriptor))]
+        try:
+            self._socket.sendmsg([text], given, 0, "\0" + to)
+        except ConnectionRefusedError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS):
+                raise
+            return False
+        return True
+
+    def fetch(self, seconds: float) -> bool:
+        """Waits up to so long for letters; whether some have come."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:
+            raise TransportError("group creation: the default group has been destroyed meanwhile") from None
+        if not poll.poll(1e3 * seconds):
+            return False
+        with self._lock:
+            for _ in range(_AT_ONCE):
+                if not self._receive():
+                    break
+        return True
+
+    def read(self, key: bytes, topic: str | None = None, most: int | None = None) -> list[Letter]:
+        """Takes out those of that group, on that topic, the oldest first."""
+        with self._lock:  # a handler that fetches amid this loses nothing: the list is whole after each line
+            found = [each for each in self._letters if each[0] == key and topic in (None, each[1].topic)][:most]
+            for each in found:
+                self._letters.remove(each)
+        return [letter for _, letter in found]
+
+    def forget(self, key: bytes) -> None:
+        """The letters of a group that nobody here makes any more."""
+        for letter in self.read(key):
+            _drop(letter)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._letters:
+                _drop(self._letters.pop()[1])
+            self._socket.close()
+
+    def _receive(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_LONGEST, _ROOM, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        user, descriptors = None, list[int]()
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                user = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[1]
+        letter = None
+        if user == os.geteuid():
+            with contextlib.suppress(ValueError, TypeError):
+                sender, topic, value = json.loads(data[_KEY:])
+                letter = Letter(sender, topic, value)
+        if letter is not None and descriptors:
+            letter.descriptor = descriptors.pop()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if letter is not None:
+            if letter.topic == _GAVE_UP:
+                self.forget(data[:_KEY])
+            self._letters.append((data[:_KEY], letter))
+        return True
+
+
+def _int(number: int) -> bytes:
+    return struct.pack("i", number)
+
+
+def _drop(letter: Letter) -> None:
+    if letter.descriptor is not None:
+        os.close(letter.descriptor)
+
+
+def _cut(value: Any) -> Any:
+    """With no text that is too long for a letter."""
+    if isinstance(value, str):
+        return value[:_MOST_TEXT]
+    return {name: _cut(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+class Neighbours:
+    """The ranks of a group on this host, by their numbers in it, as whom to write to; and what this rank has given up
+    of the groups that it made with them. ``mailbox``: this rank's."""
+
+    def __init__(self, mailbox: Mailbox, names: Sequence[str]) -> None:
+        self.mailbox, self.names = mailbox, names
+        self._failures: dict[str, int] = {}
+
+    def life(self, group: str) -> int:
+        """How many groups of that name this rank has given up."""
+        return self._failures.get(group, 0)
+
+    def failed(self, group: str) -> None:
+        self._failures[group] = self.life(group) + 1
+
+    def close(self) -> None:
+        self.mailbox.close()
+
+
+class Letters(Gathering):
+    """Of a group of some ``neighbours``: ``members`` in the new group's order, of which this is ``rank``. ``group``:
+    what names it among these; ``said``: gives the members that are known to be waiting, for an error's sake."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        members: Sequence[int],
+        rank: int,
+        group: str,
+        seconds: float,
+        processes: Processes,
+        look: Callable[[], None],
+        said: Callable[[], set[int]],
+    ) -> None:
+        super().__init__(rank, len(members), seconds, processes, look)
+        self._neighbours, self._members, self._group, self._said = neighbours, members, group, said
+        self._mailbox = neighbours.mailbox
+        self._key = hashlib.sha256(f"{neighbours.life(group)} {group}".encode()).digest()[:_KEY]
+
+    # --- the segment
+
+    def hand_out(self, topic: str, value: Any, descriptor: int | None) -> None:
+        """On rank 0: to all others."""
+        self._mailbox.fetch(0)
+        self._require_nobody_gave_up()
+        for rank in range(1, self.size):
+            self._send(rank, topic, value, descriptor)
+
+    def take(self, topic: str) -> Letter:
+        """On the other ranks: what rank 0 hands out."""
+        try:
+            return self._await(lambda: next(iter(self._read(topic, most=1)), None), "rank 0", self.deadline)
+        except TransportError as error:
+            raise TransportError(f"{error}{self._silent(topic)}") from error
+
+    # --- the gathering
+
+    def give_up(self, error: BaseException) -> None:
+        self._neighbours.failed(self._group)
+        why = {"rank": self.rank, "kind": type(error).__name__, "error": str(error)[:_MOST_TEXT]}
+        with contextlib.suppress(OSError, TransportError):
+            for rank in range(self.size):
+                if rank != self.rank:
+                    letter = Letter(self.rank, _GAVE_UP, why)
+                    self._mailbox.send(self._neighbours.names[self._members[rank]], self._key, letter)
+            self._mailbox.forget(self._key)
+
+    def complete(self) -> None:
+        """All letters of it have been read."""
+
+    def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
+        self._send(0, topic, value)
+        return self.take(f"{topic}/verdict").value
+
+    def _gather(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> list[Any]:
+        values = {0: value}
+
+        def all_said() -> list[Any] | None:
+            values.update((letter.sender, letter.value) for letter in self._read(topic))
+            return [values[r] for r in range(self.size)] if len(values) == self.size else None
+
+        who = "rank {}".format
+        return self._await(all_said, lambda: who(min(r for r in range(self.size) if r not in values)), self._verdict_by)
+
+    def _announce(self, topic: str, verdict: Any) -> None:
+        for rank in range(1, self.size):
+            self._send(rank, f"{topic}/verdict", verdict)
+
+    def _silent(self, topic: str) -> str:
+        try:
+            here = self._said() | {self._members[self.rank]}
+        except RuntimeError:
+            return ""
+        return self._not_there([r for r in range(self.size) if self._members[r] not in here])
+
+    # --- letters
+
+    def _read(self, topic: str, most: int | None = None) -> list[Letter]:
+        """Those on it that have come, ``most`` at most."""
+        return self._mailbox.read(self._key, topic, most)
+
+    def _require_nobody_gave_up(self) -> None:
+        if gone := self._read(_GAVE_UP):
+            raise self._given_up(gone[0].value)
+
+    def _send(self, rank: int, topic: str, value: Any, descriptor: int | None = None) -> None:
+        letter, to = Letter(self.rank, topic, _cut(value), descriptor), self._neighbours.names[self._members[rank]]
+        try:
+            while not self._mailbox.send(to, self._key, letter):
+                self._make_room(rank)
+        except OSError as error:
+            raise TransportError(f"group creation: rank {self.rank} cannot write to rank {rank}: {error}") from error
+
+    def _make_room(self, rank: int) -> None:
+        """The mailbox of that rank is full; perhaps it waits for room in ours."""
+        self._mailbox.fetch(0)
+        self.require_all_coming()
+        if time.monotonic() >= self.deadline:
+            raise self._nothing_from(f"rank {rank}")
+
+    def _await(self, found: Callable[[], Any], who: str | Callable[[], str], until: float) -> Any:
+        """What ``found`` finds among the letters, once it is not None."""
+        pause = min(_SLICE + _SLICE_PER_RANK * self.size, _SLICE_MOST)
+        next_check = time.monotonic() + pause
+        next_look = time.monotonic() + _LOOK
+        while (what := found()) is None:
+            self._mailbox.fetch(pause)
+            # However much comes, of which this rank may want nothing.
+            if (now := time.monotonic()) < next_check:
+                continue
+            next_check = now + pause
+            if (what := found()) is not None:
+                break
+            self._require_nobody_gave_up()
+            self.require_all_coming()
+            if now >= until:
+                raise self._nothing_from(who if isinstance(who, str) else who())
+            if self._look is not None and now >= next_look:
+                self._look()
+                next_look = time.monotonic() + _LOOK
+        return what

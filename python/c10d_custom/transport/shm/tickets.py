@@ -1,0 +1,121 @@
+"""Operations under way in the native core."""
+
+from __future__ import annotations
+
+from ctypes import byref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ... import native
+from ...call import Call, Op
+from ...native import Failure, lib
+from ..base import Ticket
+from .error_text import ShmErrorText
+
+if TYPE_CHECKING:
+    from ...call import Message
+
+
+_FOREVER = 2**63 - 1
+_ENDS = 0.1  # s: how long to wait at a time for what an abort ends
+
+
+def nanoseconds(seconds: float) -> int:
+    return min(int(seconds * 1e9), _FOREVER)
+
+
+class ShmTicket(Ticket):
+    """Takes over the native ticket whose address is ``at[0]``. ``transport``: the ShmTransport that it is of."""
+
+    def __init__(self, transport: Any, at: Any, call: Any) -> None:
+        self._transport, self._call = transport, call
+        self._status = native.PENDING
+        self._failure: Failure | None = None
+        self._ticket = at[0]
+        at[0] = None  # no signal handler runs between these two lines
+
+    def done(self) -> bool:
+        if self._status == native.PENDING:
+            self._status = lib.c10d_test(self._ticket)
+        return self._status != native.PENDING
+
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
+        self._status = native.settle(self._transport._handle, self._ticket, nanoseconds(seconds), may_run)
+        if may_run and self._transport.has_raised():
+            raise self._transport._interruption()
+        return self._status != native.PENDING
+
+    def error(self) -> BaseException | None:
+        if self._status == native.PENDING:
+            self.wait(0)
+        if self._status in (native.OK, native.PENDING):
+            return None
+        if self._failure is None:
+            self._failure = Failure()
+            lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
+        return self._transport.error(self._failure, self._said())
+
+    def withdraw(self) -> None:
+        transport = self._transport
+        if self.collective:
+            transport.abort()  # then the thread that runs it, or was to, ends it
+            while not self.wait(_ENDS, may_run=True):
+                pass
+        else:
+            lib.c10d_withdraw(transport._handle, self._ticket)
+
+    @property
+    def collective(self) -> bool:
+        return isinstance(self._call, Call)
+
+    def standing(self) -> tuple[str, str]:
+        number = lib.c10d_ticket_number(self._ticket)
+        failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
+        return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+
+    def _said(self) -> Call | Message:
+        return self._call
+
+    def watch(self, token: int) -> bool:
+        return lib.c10d_watch(self._transport._handle, self._ticket, token) == native.PENDING
+
+    @property
+    def source(self) -> int:
+        return lib.c10d_ticket_source(self._ticket)
+
+    _ticket: Any = None
+
+    def __del__(self) -> None:
+        if self._ticket:
+            lib.c10d_release(self._ticket)
+
+
+class CollectiveTicket(ShmTicket):
+    """Of a collective that went the fast path."""
+
+    collective = True
+
+
+class Named:
+    """What errors say of a collective. ``single``: it has one tensor where others have a list."""
+
+    __slots__ = ("_op", "_single")
+    _SINGLE: ClassVar = {
+        Op.all_gather: "all_gather_into_tensor",
+        Op.reduce_scatter: "reduce_scatter_tensor",
+        Op.all_to_all: "all_to_all_single",
+    }
+
+    def __init__(self, op: int, single: bool) -> None:
+        self._op, self._single = op, single
+
+    @property
+    def name(self) -> str:
+        op = Op(self._op)
+        return self._SINGLE.get(op, op.name) if self._single else op.name
+
+
+class MessageTicket(ShmTicket):
+    """Of a message that went the fast path: what errors say of it is made when there is one."""
+
+    def _said(self) -> Message:
+        return self._call()
