@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch.distributed import PrefixStore
 
-from ...creation.exchange import Exchange
 from ... import native
+from ...creation.exchange import Exchange
 from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
 from ..failure import ErrorText
