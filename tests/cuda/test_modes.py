@@ -12,7 +12,7 @@ from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
+    alike = {"mode": mode, "found_mode": "trial", "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -27,6 +27,8 @@ def words(gpus, mode="auto", pids=None, **other):
         (words("ab", "staged"), "staged"),
         (words("aa", pids=[7, 7]), "staged"),
         (words("ab", "p2p"), "p2p"),
+        (words("ab", found_mode="staged"), "staged"),
+        (words("ab", "shared", found_mode="staged"), "shared"),
     ],
 )
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
