@@ -75,6 +75,11 @@ def test_what_hangs_is_answered_with_no_and_cut_off(tmp_path):
     assert said.remarks == {"values_order": "no answer within 5 s"}
 
 
+def test_a_stream_that_does_not_come_to_rest_is_a_no_too(tmp_path):
+    said = found("stream memory operations", tmp_path, wrong=["waits end never"])
+    assert said.answers == {"values_order": False} and said.remarks["values_order"].startswith("TimeoutError")
+
+
 def test_an_error_leaves_the_question_open(tmp_path):
     said = found("stream memory operations", tmp_path, wrong=["no stream memory operations"])
     assert said.answers == {} and "cudaErrorNotSupported" in said.remarks["values_order"]

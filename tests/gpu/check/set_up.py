@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR = {"cpu": ("torch", "numpy", "pytest", "pytest_timeout", "setuptools")}
 FOR["cuda"] = (*FOR["cpu"], "cupy", "cuda.bindings")
 STAMP = ".built"
+AGE = 3600  # seconds after which what was built of other sources goes
 
 
 def there(module):
@@ -30,9 +32,10 @@ def main(folder, device):
     if (site / STAMP).exists():
         print(f"SUMMARY: built before, in {site}")
         return 0
-    for old in (site.parent.glob("gpu-check-*"), (ROOT / "build").glob("lib*"), (ROOT / "build").glob("bdist*")):
-        for path in old:  # setuptools would pack modules that have been deleted since
-            shutil.rmtree(path, ignore_errors=True)
+    before = [path for path in site.parent.glob("gpu-check-*") if time.time() - path.stat().st_mtime > AGE]
+    # setuptools would pack modules that have been deleted since.
+    for path in (*before, *(ROOT / "build").glob("lib*"), *(ROOT / "build").glob("bdist*")):
+        shutil.rmtree(path, ignore_errors=True)
     part = site.with_name(f"{site.name}.part{os.getpid()}")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     built = subprocess.run([*pip, "--no-build-isolation", "--no-index", "--target", str(part), str(ROOT)])

@@ -47,8 +47,6 @@ def daemon():
 def spinner(p):
     """Both processes begin at the same time; how long half a second of one thread's work takes beside the other's."""
     stream = p.gpu.stream()
-    p.gpu.spin(stream, 0.0)
-    p.gpu.settle(stream)
     p.say()
     p.hear()
     began = time.monotonic()

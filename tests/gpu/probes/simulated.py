@@ -121,7 +121,7 @@ class Driver:
 
     # --- streams and events: an event is two words in a file, how often it was recorded and how often that came
 
-    def create_stream(self):
+    def create_stream(self, urgent=False):
         return next(self._numbers)
 
     def create_event(self, shared=False):

@@ -15,8 +15,6 @@ _NEVER = 1
 def doomed(p: Place) -> None:
     """Records an event after work that it does not live to see the end of."""
     stream, event = p.gpu.stream(), p.driver.create_event(shared=True)
-    p.gpu.spin(stream, 0.0)
-    p.gpu.settle(stream)
     p.gpu.spin(stream, 2 * PATIENCE)
     p.driver.record(event, stream)
     p.say((p.driver.export_event(event), os.getpid()))

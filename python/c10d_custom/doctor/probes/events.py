@@ -12,8 +12,6 @@ _FIRST, _SECOND = 7, 8
 
 def recorder(p: Place) -> None:
     stream, event, address = p.gpu.stream(), p.driver.create_event(shared=True), p.gpu.allocate_zeros(4096)
-    p.gpu.spin(stream, 0.0)  # whatever the first launch does, it has done
-    p.gpu.settle(stream)
     p.say((p.driver.export_memory(address), p.driver.export_event(event)))
     for value in (99, _FIRST, _SECOND):
         p.hear()
@@ -27,8 +25,6 @@ def waiter(p: Place) -> None:
     memory, handle = p.hear()
     address, event = p.driver.open_memory(memory), p.driver.open_event(handle)
     first, second = p.gpu.stream(), p.gpu.stream()
-    p.gpu.spin(first, 0.0)
-    p.gpu.settle(first)
     _let(p)
     began = time.monotonic()
     p.driver.wait(first, event)

@@ -22,6 +22,7 @@ extern "C" __global__ void spin(Spin s) {
 }
 """
 _CALIBRATION = 50_000_000  # cycles
+_WORDS = 64  # more than a probe reads before it looks at them
 _INTS = dtypes.BY_DTYPE[torch.int32]
 _SUM = next(code for code, name in dtypes.REDUCE_OPS.items() if name == "SUM")
 
@@ -52,10 +53,10 @@ class Gpu:
     def spin(self, stream: int, seconds: float, address: int = 0, value: int = 0) -> None:
         """Enqueues: be busy for so long, then write ``value`` at ``address``."""
         if not self._rate:
-            self._prepare()
+            self._calibrate()
         self._launch(stream, int(seconds * self._rate), address, value)
 
-    def _prepare(self) -> None:
+    def _calibrate(self) -> None:
         from cupy.cuda import driver
 
         from ...transport.cuda import compiler
@@ -91,6 +92,14 @@ class Gpu:
 
     # --- the same for every GPU
 
+    def prepare(self) -> None:
+        """What may not be done while something waits on a stream, as it may wait for that, too: allocating pinned
+        memory, the kernel's first launch."""
+        self._pinned, self._words = self.driver.allocate_pinned(64 * _WORDS), 0
+        stream = self.stream()
+        self.spin(stream, 0.0)
+        self.settle(stream)
+
     def stream(self) -> int:
         return self.driver.create_stream()
 
@@ -112,7 +121,8 @@ class Gpu:
 
     def word(self, stream: int, address: int) -> Any:
         """Enqueues a copy of the word there: a c_uint32 in pinned memory, to be read once the stream has settled."""
-        pinned = self.driver.allocate_pinned(64)
+        pinned = self._pinned + 64 * (self._words % _WORDS)
+        self._words += 1
         self.driver.copy(stream, pinned, address, 4)
         return ctypes.c_uint32.from_address(pinned)
 

@@ -68,11 +68,13 @@ def main(
             shared = mmap.mmap(f.fileno(), 0)
         gpu = make()
         with gpu.driver.activate():
+            gpu.prepare()
             role(Place(gpu, pipe, results, shared))
         results.send(("over",))
     except EOFError:  # the other process has ended: it says why
         results.send(("over",))
     except BaseException as error:
-        traceback.print_exc()
-        results.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]))
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        results.send(("error", f"{text} ({os.path.basename(at.filename)}:{at.lineno})"))
     os._exit(0)  # CUDA's own ending may wait for what a probe has left hanging

@@ -19,8 +19,6 @@ def second(p: Place) -> None:
 
 def _play(p: Place, me: int) -> None:
     stream, event, address = p.gpu.stream(), p.driver.create_event(shared=True), p.gpu.allocate_zeros(4096)
-    p.gpu.spin(stream, 0.0)
-    p.gpu.settle(stream)
     p.say((p.driver.export_memory(address), p.driver.export_event(event)))
     memory, handle = p.hear()
     theirs, their_event = p.driver.open_memory(memory), p.driver.open_event(handle)

@@ -18,8 +18,6 @@ def writer(p: Place) -> None:
     """A process writes into another's memory, as groups do: who waits does so on its own."""
     stream = p.gpu.stream()
     address = p.driver.open_memory(p.hear())
-    p.gpu.spin(stream, 0.0)
-    p.gpu.settle(stream)
     p.say()
     p.hear()
     p.gpu.spin(stream, BUSY, address + _DATA, 99)
@@ -30,8 +28,6 @@ def writer(p: Place) -> None:
 
 def waiter(p: Place) -> None:
     stream, other, address = p.gpu.stream(), p.gpu.stream(), p.gpu.allocate_zeros(4096)
-    p.gpu.spin(other, 0.0)
-    p.gpu.settle(other)
     p.say(p.driver.export_memory(address))
     p.hear()
     p.say()
@@ -68,7 +64,7 @@ def _others_go_on(p: Place, other: int) -> bool:
 
 
 def _by_host(p: Place, stream: int) -> None:
-    pinned = p.driver.allocate_pinned(4096)
+    pinned = p.driver.allocate_pinned(4096)  # nothing is pending
     word = ctypes.c_uint32.from_address(pinned)
     word.value = 0
     p.driver.wait_value(stream, pinned, 1)
