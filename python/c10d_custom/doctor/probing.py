@@ -7,6 +7,7 @@ import functools
 import json
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,14 +55,14 @@ def _to_stderr(line: str) -> None:
 def ask_and_keep(
     make: Callable[[], Any], seconds: float, say: Callable[[str], None], answered: Callable[[dict[str, Any]], None]
 ) -> int:
-    """``make``: what makes a probes.gpu.Gpu, in the probes' processes. After each probe the answers are kept, and
-    ``answered`` gets all that there are."""
+    """``make``: what makes a probes.gpu.Gpu, in the probes' processes; ``seconds``: for all of it. After each probe the
+    answers are kept, and ``answered`` gets all that there are."""
     from .probes.every import PROBES
     from .probes.run import ask_all, identify
 
-    state = State.FINE
+    state, until = State.FINE, time.monotonic() + seconds
     try:
-        about = identify(make, _IDENTITY)
+        about = identify(make, min(_IDENTITY, seconds))
     except RuntimeError as error:
         say(f"No GPU that can be asked: {error}")
         return int(State.FAILS)
@@ -69,7 +70,7 @@ def ask_and_keep(
     answers: dict[str, bool | float] = {}
     remarks: dict[str, str] = {}
     kept_or_why = ""
-    for one, found in ask_all(PROBES, make, seconds):
+    for one, found in ask_all(PROBES, make, until - time.monotonic()):
         say(f"\n{one.name} ({found.seconds:.1f} s)")
         for key in one.asks:
             say(f"  {key:28} {shown(key, found.answers):>12}  {found.remarks.get(key, '')}".rstrip())

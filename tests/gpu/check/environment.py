@@ -79,8 +79,9 @@ def main():
         else "not there",
     }
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    with open(args.file, "w") as f:
+    with open(f"{args.file}.part", "w") as f:
         json.dump({"device": torch.cuda.get_device_name(0) if gpus else kind, "gpus": gpus}, f)
+    os.replace(f"{args.file}.part", args.file)
     for name, value in facts.items():
         print(f"{name:<14} {value}")
     print(

@@ -13,7 +13,7 @@ from c10d_custom.doctor import probing
 from c10d_custom.doctor.probes.gpu import Gpu
 from gpu.probes.simulated import SimulatedGpu, World
 
-AROUND = 12  # seconds for the GPU's identity, and for the last process to end
+AROUND = 8  # seconds for the last processes to end
 
 
 def main(device, seconds, file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import multiprocessing
 import os
 import signal
 import statistics
@@ -63,6 +64,8 @@ def main(
 ) -> None:
     """A process of a probe, which does not outlive who started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (parent := multiprocessing.parent_process()) is not None and not parent.is_alive():
+        os._exit(1)
     try:
         with open(words, "r+b") as f:
             shared = mmap.mmap(f.fileno(), 0)

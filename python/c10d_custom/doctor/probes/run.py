@@ -112,7 +112,7 @@ def _listen(results: list[Connection], until: float, found: Found) -> str | None
         for end in ready:
             said = _take(end, heard, found)
             error = error or said
-    for end in heard:  # what the others had said by then
+    for end in list(heard):  # what the others had said by then
         while end in heard and end.poll():
             _take(end, heard, found)
     return error or (None if heard else "its processes ended without an answer")
