@@ -8,11 +8,12 @@ import pytest
 from c10d_custom.errors import TransportError
 from c10d_custom.transport.cuda.peers import choose
 from device_tensors import contents, device_tensor, options
+from fake_driver import FakeDriver
 from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
+    alike = {"mode": mode, "found_mode": "trial", "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -27,6 +28,8 @@ def words(gpus, mode="auto", pids=None, **other):
         (words("ab", "staged"), "staged"),
         (words("aa", pids=[7, 7]), "staged"),
         (words("ab", "p2p"), "p2p"),
+        (words("ab", found_mode="staged"), "staged"),
+        (words("ab", "shared", found_mode="staged"), "shared"),
     ],
 )
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
@@ -110,3 +113,18 @@ def test_values_that_do_not_work_give_way_to_events():
 
     for value, reason in run_ranks(2, body, config={"cuda_mode": "shared", "cuda_order": "values"}):
         assert value == 2.0 and "ordered by events" in reason and "no such operation" in reason
+
+
+def test_what_the_probes_found_for_one_rank_counts_for_all(monkeypatch):
+    def probed(driver):
+        return {"memory_shared": False} if driver.rank else None
+
+    monkeypatch.setattr(FakeDriver, "probed", property(probed), raising=False)
+
+    def body(r):
+        t = device_tensor(r, 5000, 1.0)
+        r.pg.allreduce([t], options(False))
+        return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
+
+    for value, mode in run_ranks(2, body):
+        assert value == 2.0 and mode.name == "staged" and "the probes found" in mode.reason

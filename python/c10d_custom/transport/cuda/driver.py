@@ -11,13 +11,14 @@ import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import TransportError, UsageError
+from .answers import answers_of
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -29,11 +30,13 @@ _NOT_READY = 600  # cudaErrorNotReady
 
 class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
-    can be opened that it has exported itself. Errors of CUDA are TransportError, or cupy's."""
+    can be opened that it has exported itself; ``probed``: what the probes have found of it, as decisions.py has it.
+    Errors of CUDA are TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
     process: int
+    probed: Mapping[str, bool | float] | None = None
 
     @abstractmethod
     def activate(self) -> AbstractContextManager[None]:
@@ -174,6 +177,7 @@ class CudaDriver(Driver):
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
+        self.probed = answers_of(self.uuid)
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._kernels: Kernels | None = None
 

@@ -21,6 +21,7 @@ from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import TransportError
 from . import p2p
+from .decisions import choose_order, decide
 from .fused import Fused
 from .order import EventOrder, ValueOrder
 from .stream_op import poll
@@ -59,6 +60,8 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     gpus = [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
+    if wanted == "auto" and any(w["found_mode"] == "staged" for w in table):
+        return Mode("staged", "the probes found that processes here share no GPU memory")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory")
     if len(set(gpus)) == len(gpus) > 1:
@@ -102,13 +105,17 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
+        chosen, _ = choose_order(c.cuda_order, self.driver.probed)
+        found = decide(self.driver.probed)
         table = self.tell(
             {
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
                 "mode": c.cuda_mode,
+                "found_mode": found["mode"].choice,
                 "staging_bytes": c.cuda_staging_bytes,
                 "order": c.cuda_order,
+                "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
             }
         )
@@ -119,8 +126,9 @@ class Setup:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        peers, problem = self._open(ValueOrder if c.cuda_order == "values" else EventOrder)
-        if peers is None and c.cuda_order == "values":
+        values = all(w["chosen_order"] == "values" for w in table)
+        peers, problem = self._open(ValueOrder if values else EventOrder)
+        if peers is None and values:
             order_problem = problem
             peers, problem = self._open(EventOrder)
             if peers is not None:
