@@ -167,14 +167,15 @@ class Ranks:
                 p2p.P2p(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads)
             )
 
-    def launch(self, call, ranks=None, seconds=WITHIN):
-        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` for each other."""
+    def launch(self, call, ranks=None, seconds=None):
+        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: WITHIN) for each other."""
+        timeout_ns = int((seconds or WITHIN) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
             self.end[rank].prepare(call.dtype, call.redop, call.counts[rank])
-            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, int(seconds * SECOND)))
+            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
 
-    def settle(self, seconds=WITHIN):
-        assert self.device.settled(seconds), "kernels do not end"
+    def settle(self):
+        assert self.device.settled(WITHIN), "kernels do not end"
 
     def failures(self):
         return [end.failure() for end in self.end]
