@@ -14,6 +14,7 @@ import torch
 
 from c10d_custom.native import lib
 from c10d_custom.transport.cuda.driver import Driver
+from c10d_custom.transport.cuda.mappings import Mappings
 from fake_kernels import FakeKernels
 from fake_memory import FakeMemory
 from fake_world import BASE, Event, Op, Record, Stream, merge
@@ -27,6 +28,8 @@ class FakeDriver(FakeMemory, Driver):
         self.device = torch.device("cuda", 0)
         self.uuid, self.process = gpu, rank if process is None else process
         self.maps = {}  # address -> (Buffer, own)
+        self.opened = {}  # handle of a segment -> [address, how often it is open]
+        self.identity, self.mappings = rank + 1, Mappings(self)
         self.opened_events = {}
         self.fails = {}
         self.dead = False
@@ -79,7 +82,8 @@ class FakeDriver(FakeMemory, Driver):
     def _span(self, address, nbytes, what):
         """(real address, its Buffer or None)"""
         if address < BASE or address >= BASE + (1 << 40):
-            return address, None
+            segment = self._segment(address, nbytes, what)
+            return (address, None) if segment is None else (segment.real + address - segment.base, segment)
         for base, (buffer, _) in self.maps.items():
             if base <= address and address + nbytes <= base + buffer.nbytes:
                 return buffer.real + address - base, buffer
@@ -264,40 +268,42 @@ class FakeDriver(FakeMemory, Driver):
     def kernels(self):
         return self.fused
 
-    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+    def reduce(self, stream, dtype, redop, factor, jobs):
         with self.world.lock:
             self._called("reduce")
-            nbytes = count * dtype.item_bytes
-            spans = [self._span(a, nbytes, "reduce") for a in [*sources, *targets]]
-            reals, n = [real for real, _ in spans], len(sources)
             factors = factor if isinstance(factor, list) else [] if factor is None else [factor]
+            reads, writes, buffers, work = [], [], [], []
+            for sources, targets, count in jobs:
+                nbytes = count * dtype.item_bytes
+                spans = [self._span(a, nbytes, "reduce") for a in [*sources, *targets] if nbytes]
+                reals, n = [real for real, _ in spans], len(sources)
+                reads += [(a, nbytes) for a in reals[:n]]
+                writes += [(a, nbytes) for a in reals[n:]]
+                buffers += [b for _, b in spans if b]
+                work.append((reals[:n], reals[n:], count))
+            for i, low in enumerate(writes):
+                if any(low[0] < h[0] + h[1] and h[0] < low[0] + low[1] for h in writes[:i]):
+                    self.world.wrong(f"a kernel of rank {self.rank} writes the same memory twice")
 
             def run(clock):
-                result = ctypes.create_string_buffer(nbytes)
-                status = lib.c10d_reduce(
-                    dtype.code,
-                    redop,
-                    result,
-                    (ctypes.c_void_p * n)(*reals[:n]),
-                    n,
-                    count,
-                    (ctypes.c_double * len(factors))(*factors) if factors else None,
-                )
-                if status:
-                    self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
-                for target in reals[n:]:
-                    ctypes.memmove(target, result, nbytes)
+                for sources, targets, count in work:
+                    result = ctypes.create_string_buffer(count * dtype.item_bytes)
+                    n = len(sources)
+                    status = n and lib.c10d_reduce(
+                        dtype.code,
+                        redop,
+                        result,
+                        (ctypes.c_void_p * n)(*sources),
+                        n,
+                        count,
+                        (ctypes.c_double * len(factors))(*factors) if factors else None,
+                    )
+                    if status:
+                        self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
+                    for target in targets:
+                        ctypes.memmove(target, result, count * dtype.item_bytes)
 
-            self._enqueue(
-                stream,
-                Op(
-                    "reduce",
-                    run=run,
-                    reads=[(a, nbytes) for a in reals[:n]],
-                    writes=[(a, nbytes) for a in reals[n:]],
-                    buffers=[b for _, b in spans if b],
-                ),
-            )
+            self._enqueue(stream, Op("reduce", run=run, reads=reads, writes=writes, buffers=buffers))
 
     def copy_tensors(self, stream, pairs):
         self._called("copy_tensors")

@@ -27,6 +27,16 @@ class Buffer:
         self.importers = set()
 
 
+class Segment:
+    """Of torch's allocator, at an address of its owner's. ``number``: CUDA's, of no other."""
+
+    def __init__(self, owner, base, nbytes, real, number):
+        self.owner, self.base, self.nbytes, self.number = owner, base, nbytes, number
+        self.real = base if real is None else real
+        self.freed, self.exportable = False, True
+        self.importers = set()
+
+
 class Record:
     def __init__(self, tag):
         self.done, self.clock, self.tag = False, {}, tag
@@ -65,6 +75,8 @@ class World:
         self.violations = []
         self.streams = []
         self.buffers = {}  # handle -> Buffer
+        self.segments = {}  # base -> Segment
+        self.moved = 0  # bytes that copies and kernels of the transport have read and written
         self.events = {}  # number -> Event, as opened anywhere
         self.pinned = {}  # address -> (rank, buffer)
         self.accesses = {}  # where -> [(low, high, write, component, tick, label)]
@@ -103,6 +115,8 @@ class World:
                 self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
             for span in op.writes:
                 self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+            if op.label in ("copy", "reduce"):
+                self.moved += sum(nbytes for _, nbytes in op.reads + op.writes)
             if op.run is not None:
                 op.run(clock)
             return True
@@ -177,6 +191,10 @@ class World:
                     merge(event.latest.clock, past)  # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
+            for segment in self.segments.values():
+                segment.importers.discard(rank)
+                if segment.owner == rank:  # what others still see of it nobody says
+                    ctypes.memset(segment.real, 0xDD, segment.nbytes)
             for event in self.drivers[rank].opened_events.values():
                 event.importers -= 1
             self.drivers[rank].dead = True

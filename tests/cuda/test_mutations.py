@@ -50,8 +50,8 @@ def one_half(self, k):
     return [self.peers.staging[r] for r in range(self.n)]
 
 
-def backwards(driver, stream, dtype, redop, factor, sources, targets, count):
-    _REDUCE(driver, stream, dtype, redop, factor, sources[::-1], targets, count)
+def backwards(driver, stream, dtype, redop, factor, jobs):
+    _REDUCE(driver, stream, dtype, redop, factor, [j._replace(sources=j.sources[::-1]) for j in jobs])
 
 
 _REDUCE = FakeDriver.reduce

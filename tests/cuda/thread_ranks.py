@@ -2,6 +2,7 @@
 tensors stand in for those of a GPU, except within `cpu_tensors`."""
 
 import contextlib
+import functools
 import gc
 import threading
 import time
@@ -18,7 +19,9 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
+from c10d_custom.transport.cuda import transport as cuda_transport
 from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.transport.cuda.peers import Setup
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -57,6 +60,7 @@ def standing_in(driver_of):
             t = function(*arguments)
             if t is not arguments[0] and hasattr(_here, "driver"):
                 _here.driver.world.keep.append(t)
+                _here.driver.adopt(t)
             return t
 
         return wrapped
@@ -154,6 +158,7 @@ class Rank:
     def fill(self, tensor, values, stream=None):
         """Queues a kernel that writes ``values`` into ``tensor``."""
         self.keep += [tensor, values]
+        self.driver.adopt(tensor)
         with self.driver.activate():
             self.driver.user(
                 self.driver.current_stream() if stream is None else stream,
@@ -192,9 +197,11 @@ def run_ranks(
     drivers=None,
     clean=True,
     may_race=False,
+    in_place=False,
 ):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
-    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void."""
+    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void; ``in_place``: memory
+    of torch's allocator counts as known to be exported well."""
     world = world or World(seed, laziness)
     drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
     store, results, errors = HashStore(), [None] * size, [None] * size
@@ -217,7 +224,8 @@ def run_ranks(
         except BaseException as error:  # the main thread raises it
             errors[rank] = error
 
-    with standing_in(lambda device: _here.driver), rounds_told():
+    setup = cuda_transport.Setup if in_place is None else functools.partial(Setup, in_place=in_place)
+    with standing_in(lambda device: _here.driver), rounds_told(), mock.patch.object(cuda_transport, "Setup", setup):
         threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(size)]
         for t in threads:
             t.start()

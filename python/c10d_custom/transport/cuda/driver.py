@@ -13,30 +13,42 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ...errors import TransportError, UsageError
 from .answers import answers_of
+from .mappings import Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
-    from .kernels import Kernels
+    from .kernels import Job, Kernels
 
 
 _NOT_READY = 600  # cudaErrorNotReady
 
 
+class Allocation(NamedTuple):
+    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
+
+    base: int
+    nbytes: int
+    number: int
+
+
 class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
-    can be opened that it has exported itself; ``probed``: what the probes have found of it, as decisions.py has it.
-    Errors of CUDA are TransportError, or cupy's."""
+    can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
+    time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
+    decisions.py has it. Errors of CUDA are TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
     process: int
     probed: Mapping[str, bool | float] | None = None
+    identity: int
+    mappings: Mappings
 
     @abstractmethod
     def activate(self) -> AbstractContextManager[None]:
@@ -54,7 +66,11 @@ class Driver(ABC):
 
     @abstractmethod
     def export_memory(self, address: int) -> bytes:
-        """The bytes by which another process opens what `allocate` gave."""
+        """The bytes by which another process opens what `allocate` gave, or an Allocation's base."""
+
+    @abstractmethod
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
 
     @abstractmethod
     def open_memory(self, handle: bytes) -> int:
@@ -141,16 +157,7 @@ class Driver(ABC):
         """The kernels.Kernels of this GPU."""
 
     @abstractmethod
-    def reduce(
-        self,
-        stream: int,
-        dtype: DType,
-        redop: int,
-        factor: Any,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        count: int,
-    ) -> None:
+    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
         """See kernels.Kernels.reduce."""
 
     @abstractmethod
@@ -178,6 +185,8 @@ class CudaDriver(Driver):
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
         self.probed = answers_of(self.uuid)
+        self.identity = int.from_bytes(os.urandom(8), "little")
+        self.mappings = Mappings(self)
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._kernels: Kernels | None = None
 
@@ -203,6 +212,22 @@ class CudaDriver(Driver):
 
     def export_memory(self, address: int) -> bytes:
         return bytes(self._runtime.ipcGetMemHandle(address))
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        from cuda.bindings import driver
+
+        attribute = driver.CUpointer_attribute
+        found = []
+        for what in (
+            attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID,
+        ):
+            status, value = driver.cuPointerGetAttribute(what, address)
+            if status.value or not value:
+                return None
+            found.append(int(value))
+        status, base, nbytes = driver.cuMemGetAddressRange(address)
+        return None if status.value else Allocation(int(base), int(nbytes), found[1])
 
     def open_memory(self, handle: bytes) -> int:
         return self._runtime.ipcOpenMemHandle(handle)
@@ -285,17 +310,8 @@ class CudaDriver(Driver):
             self._kernels = Kernels(self.device.index)
         return self._kernels
 
-    def reduce(
-        self,
-        stream: int,
-        dtype: DType,
-        redop: int,
-        factor: Any,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        count: int,
-    ) -> None:
-        self.kernels().reduce(stream, dtype, redop, factor, sources, targets, count)
+    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+        self.kernels().reduce(stream, dtype, redop, factor, jobs)
 
     def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         with torch.cuda.stream(self._streams.get(stream)):  # None: the current one

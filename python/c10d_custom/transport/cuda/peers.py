@@ -15,25 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ... import dtypes
-from ...call import Call, Op, Region
 from ...errors import TransportError
-from . import p2p
+from . import in_place, p2p
 from .decisions import choose_order, decide
 from .fused import Fused
+from .in_place import InPlace
 from .order import EventOrder, ValueOrder
 from .stream_op import poll
+from .words import tell
 
 if TYPE_CHECKING:
+    from ...call import Call
     from ...config import Config
     from ..base import LocalTransport
     from .driver import Driver
 
 
 _WORDS_BYTES = 8192
-_BYTES = dtypes.BY_DTYPE[torch.uint8]
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _MARK = 1  # in the segment: this rank holds no memory of another any more
@@ -77,8 +75,9 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
 
 class Setup:
     """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
-    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
-    the transport to close."""
+    ``helper``: one for what must not wait behind them. ``in_place``: whether memory of torch's
+    allocator is known to be exported well on this machine; ``opened``: every Peers there has been, for the transport to
+    close."""
 
     def __init__(
         self,
@@ -89,8 +88,10 @@ class Setup:
         helper: int,
         call: Call,
         left: Callable[[], float],
+        in_place: bool = False,
     ) -> None:
         self.cpu, self.driver, self.config = cpu, driver, config
+        self.in_place = in_place
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.mode: Any = None  # a Mode, once the ranks have said their words
         self.opened: list[Peers] = []
@@ -117,9 +118,11 @@ class Setup:
                 "order": c.cuda_order,
                 "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
+                "in_place": self.in_place,
             }
         )
         mode = self.mode = choose(table)
+        self.in_place = all(w["in_place"] for w in table) and len({w["gpu"] for w in table}) == 1
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
@@ -175,25 +178,11 @@ class Setup:
 
     def tell(self, words: Any) -> list[Any]:
         """Every rank's words."""
-        n = self.cpu.size
         data = json.dumps(words).encode()
         if len(data) > _WORDS_BYTES:
             raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_WORDS_BYTES} at most")
-        mine = ctypes.create_string_buffer(data.ljust(_WORDS_BYTES), _WORDS_BYTES)
-        all_words = ctypes.create_string_buffer(_WORDS_BYTES * n)
-        base = ctypes.addressof(all_words)
-        self.cpu.run(
-            Call(
-                Op.all_gather,
-                f"{self.call.name} (set-up of CUDA)",
-                _BYTES,
-                self._left(),
-                count=_WORDS_BYTES,
-                inputs=[Region(ctypes.addressof(mine), _WORDS_BYTES, _WORDS_BYTES)],
-                outputs=[Region(base + r * _WORDS_BYTES, _WORDS_BYTES, _WORDS_BYTES) for r in range(n)],
-            )
-        )
-        return [json.loads(all_words.raw[r * _WORDS_BYTES : (r + 1) * _WORDS_BYTES]) for r in range(n)]
+        name = f"{self.call.name} (set-up of CUDA)"
+        return [json.loads(w) for w in tell(self.cpu, name, self._left(), data.ljust(_WORDS_BYTES))]
 
     def settle(self) -> None:
         """Waits for what is on the streams."""
@@ -210,7 +199,8 @@ class Setup:
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
-    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes
+    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused; ``in_place``: where
+    all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports closes
     before the exporter frees."""
 
     def __init__(self, setup: Setup) -> None:
@@ -223,6 +213,9 @@ class Peers:
         self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
+        self.in_place: InPlace | None = None
+        if setup.in_place and 2 <= self.size <= in_place.MAX_RANKS:
+            self.in_place = InPlace(self.cpu, self.driver)
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
     def allocate(self, order: type[EventOrder] | type[ValueOrder]) -> list[Any]:
@@ -302,6 +295,8 @@ class Peers:
             self.order.let_go(k)
 
     def close_imports(self) -> None:
+        if self.in_place is not None:
+            self.in_place.close()
         if self.order is not None:
             self.order.close_imports()
         if self.fused is not None:

@@ -1,6 +1,8 @@
 """Collectives through staging memory that the ranks of a host open in each other's processes: a rank puts what
 the others need into its own, and takes what it needs from theirs (order.py says in what order).
 
+Larger ones need no staging memory where ranks share a GPU and its tensors can be mapped (in_place.py).
+
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
 read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
 all_reduce take the fused kernels.
@@ -15,11 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 from ...call import ANY_COUNT, REDUCING, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
+from .kernels import Job
 from .order import HALVES
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
     from ...config import Config
+    from ...errors import CustomBackendError
     from ..base import LocalTransport
     from .driver import Driver
     from .fused import Fused
@@ -31,10 +35,19 @@ _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
-    """``k``: the number of the next round; ``readers``: the ranks that read the halves last. One collective at a
-    time."""
+    """``k``: the number of the next round; ``readers``: the ranks that read the halves last; ``late(call, what)``: the
+    error of one for which the GPU took too long. One collective at a time."""
 
-    def __init__(self, cpu: LocalTransport, driver: Driver, peers: Peers, config: Config, stream: int) -> None:
+    def __init__(
+        self,
+        cpu: LocalTransport,
+        driver: Driver,
+        peers: Peers,
+        config: Config,
+        stream: int,
+        late: Callable[[Call, str], CustomBackendError],
+    ) -> None:
+        self.late = late
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
         self.k = 0
         self.readers: list[Sequence[int]] = [()] * HALVES
@@ -61,6 +74,8 @@ class _Run:
             return self._alone()
         if self.call.op is Op.all_reduce and self.peers.fused is not None:
             return self._all_reduce_fused()
+        if self._in_place():
+            return None
         {
             Op.all_reduce: self._all_reduce,
             Op.reduce: self._reduce,
@@ -73,6 +88,15 @@ class _Run:
         }[self.call.op]()
         if self.agreed is None:  # nothing to move
             self._meet()
+
+    def _in_place(self) -> bool:
+        in_place, least = self.peers.in_place, self.g.config.cuda_one_shot_bytes
+        if in_place is None or not in_place.takes(self.call, least):
+            return False
+        if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
+            return True
+        self.agreed = None  # collectives of the hosts have come in between
+        return False
 
     # --- rounds
 
@@ -122,10 +146,12 @@ class _Run:
     def _combine(self, targets: Sequence[int], sources: Sequence[int], nbytes: int) -> None:
         if nbytes > 0:
             call = self.call
-            factor = float(self.n) if call.redop == _AVG else self.agreed.factors if call.redop == _PREMUL_SUM else None
-            self.driver.reduce(
-                self.stream, call.dtype, call.redop, factor, sources, targets, nbytes // call.dtype.item_bytes
-            )
+            job = Job(sources, targets, nbytes // call.dtype.item_bytes)
+            self.driver.reduce(self.stream, call.dtype, call.redop, self._factor(), [job])
+
+    def _factor(self) -> Any:
+        redop = self.call.redop
+        return float(self.n) if redop == _AVG else self.agreed.factors if redop == _PREMUL_SUM else None
 
     def _with_own(self, sources: Sequence[int], own: int) -> list[int]:
         return [own if r == self.me else s for r, s in enumerate(sources)]

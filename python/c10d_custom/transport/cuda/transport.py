@@ -40,6 +40,7 @@ log = logging.getLogger("c10d_custom")
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _GUARD = 20e-3
 _GRAPHS = 0.1  # the same while there may be replays, but no calls
+_ABANDONED: list[Call] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
@@ -177,7 +178,7 @@ class CudaTransport:
         if peers is None:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
-            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream)
+            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
             self._fused = peers.fused
             if peers.fused is not None or peers.order is not None and not peers.order.meets:
                 self._guard = _Guard(self)
@@ -248,6 +249,7 @@ class CudaTransport:
             if self._messages is not None:
                 self._messages.close()
             if not idle:
+                _ABANDONED.extend(self._failed)
                 log.warning(
                     "group %s, rank %d: %s is still busy with this group's work; its memory is kept",
                     self.cpu.name,
@@ -257,6 +259,7 @@ class CudaTransport:
                 return
             here = cast("LocalTransport", self.cpu)  # if anything was opened
             if not close_all(here, self._opened, _DRAIN):
+                _ABANDONED.extend(self._failed)
                 log.warning(
                     "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
                     self.cpu.name,
