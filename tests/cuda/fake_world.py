@@ -53,12 +53,15 @@ class Stream:
         self.number, self.rank, self.weight = number, rank, weight
         self.ops = deque()
         self.clock = {}
+        self.created = self.urgent = False  # by `create_stream`, and not yet destroyed
 
 
 class World:
-    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run."""
+    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``: what
+    becomes of events that a process had recorded when it is gone: they count as past, or never will."""
 
-    def __init__(self, seed=0, laziness=None):
+    def __init__(self, seed=0, laziness=None, dead_events_pass=True):
+        self.dead_events_pass, self.probed = dead_events_pass, None
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
@@ -164,14 +167,14 @@ class World:
                 merge(self.hosts[rank], clock)
 
     def kill(self, rank):
-        """The process of a rank is gone: what it had queued never runs; what it had recorded counts as past."""
+        """The process of a rank is gone, and what it had queued never runs: its data is not there, nor are its values."""
         with self.lock:
             past = {}
             for stream in self.streams:
                 if stream.rank == rank:
                     stream.ops.clear()
                     merge(past, stream.clock)
-            for event in self.events.values():
+            for event in self.events.values() if self.dead_events_pass else ():
                 if event.owner == rank and event.latest is not None:
                     event.latest.done = True
                     merge(event.latest.clock, past)  # who sees the event also sees what ran before the end
@@ -190,6 +193,7 @@ class World:
             left += [
                 f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but
             ]
+            left += [f"rank {s.rank}: a stream" for s in self.streams if s.created and s.rank not in but]
             left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
             left += [
                 f"rank {d.rank}: an opened address or event"

@@ -12,7 +12,7 @@ from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
+    alike = {"chosen_order": "host", "mode": mode, "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1}
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -47,10 +47,9 @@ def test_variables_that_differ_are_refused(what):
         choose(mixed)
 
 
-@pytest.mark.parametrize(
-    "step", ["allocate", "export_memory", "open_memory", "export_event", "open_event", "create_event"]
-)
-def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
+def first_all_reduce(step, config):
+    """[(a result, the mode)] of three ranks, one of which fails at ``step``."""
+
     def body(r):
         t = device_tensor(r, 5000, 1.0)
         if r.rank == 1:
@@ -67,12 +66,24 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
         r.pg.allreduce([t], options(False))
         return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
 
+    return run_ranks(3, body, config={"cuda_mode": "shared", **config})
+
+
+@pytest.mark.parametrize("step", ["allocate", "export_memory", "open_memory"])
+def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
     with caplog.at_level(logging.INFO, "c10d_custom"):
-        results = run_ranks(3, body, config={"cuda_mode": "shared"})
+        results = first_all_reduce(step, {})
     assert [v for v, _ in results] == [3.0] * 3
     assert {m.name for _, m in results} == {"staged"}
     assert all("rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
     assert sum("in staged mode" in line for line in caplog.messages) == 3  # once for each rank
+
+
+@pytest.mark.parametrize("step", ["create_event", "export_event", "open_event"])
+def test_events_that_one_rank_cannot_share_give_way_to_the_host(step):
+    for value, mode in first_all_reduce(step, {"cuda_order": "events"}):
+        assert value == 3.0 and mode.name == "shared"
+        assert all(text in mode.reason for text in ("ordered by host", "events do not work", "rank 1", "out of luck"))
 
 
 def test_memory_that_only_seems_shared_is_found_out():
@@ -98,7 +109,7 @@ def test_memory_that_only_seems_shared_is_found_out():
     assert {m.name for m in modes} == {"staged"} and all("does not read what rank 1" in m.reason for m in modes)
 
 
-def test_values_that_do_not_work_give_way_to_events():
+def test_values_that_do_not_work_give_way_to_the_host():
     def body(r):
         if r.rank == 0:
             r.driver.wait_value = lambda stream, address, value: (_ for _ in ()).throw(
@@ -109,4 +120,4 @@ def test_values_that_do_not_work_give_way_to_events():
         return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode.reason
 
     for value, reason in run_ranks(2, body, config={"cuda_mode": "shared", "cuda_order": "values"}):
-        assert value == 2.0 and "ordered by events" in reason and "no such operation" in reason
+        assert value == 2.0 and "ordered by host" in reason and "no such operation" in reason

@@ -18,7 +18,7 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.transport.cuda.event_order import EventOrder
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver

@@ -21,8 +21,10 @@ from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import TransportError
 from . import p2p
+from .choice import choose_order
+from .event_order import EventOrder
 from .fused import Fused
-from .order import EventOrder, ValueOrder
+from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ _BYTES = dtypes.BY_DTYPE[torch.uint8]
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _MARK = 1  # in the segment: this rank holds no memory of another any more
+_ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
+        chosen, why = choose_order(c.cuda_order, self.driver.probed)
         table = self.tell(
             {
                 "pid": self.driver.process,
@@ -109,6 +113,7 @@ class Setup:
                 "mode": c.cuda_mode,
                 "staging_bytes": c.cuda_staging_bytes,
                 "order": c.cuda_order,
+                "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
             }
         )
@@ -119,18 +124,17 @@ class Setup:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        peers, problem = self._open(ValueOrder if c.cuda_order == "values" else EventOrder)
-        if peers is None and c.cuda_order == "values":
-            order_problem = problem
-            peers, problem = self._open(EventOrder)
-            if peers is not None:
-                reason = f"{mode.reason}; ordered by events, as values do not work: {order_problem}"
-                return Mode(mode.name, reason), peers
+        if len({w["chosen_order"] for w in table}) > 1:
+            chosen, why = "host", "what the probes found differs between the ranks"
+        peers, problem = self._open(_ORDERS[chosen])
+        if peers is None and chosen != "host":
+            chosen, why = "host", f"{chosen} do not work: {problem}"
+            peers, problem = self._open(HostOrder)
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
-        return mode, peers
+        return Mode(mode.name, f"{mode.reason}; ordered by {chosen}: {why}"), peers
 
-    def _open(self, order: type[EventOrder] | type[ValueOrder]) -> tuple[Peers | None, str | None]:
+    def _open(self, order: type[Order]) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(lambda: peers.allocate(order))
@@ -211,17 +215,17 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
         self.staging: dict[int, int] = {}
-        self.order: Any = None  # an EventOrder or a ValueOrder, from `allocate` on
+        self.order: Order | None = None  # from `allocate` on
         self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order: type[EventOrder] | type[ValueOrder]) -> list[Any]:
+    def allocate(self, order: type[Order]) -> list[Any]:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank, self._setup.helper)
+        self.order = order(self.driver, self.rank, self.size, self._setup.helper)
         self.order.prepare()
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)

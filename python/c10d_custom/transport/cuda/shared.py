@@ -9,6 +9,7 @@ all_reduce take the fused kernels.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +17,12 @@ from ...call import ANY_COUNT, REDUCING, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
 from .order import HALVES
+from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
     from ...config import Config
+    from ...errors import CustomBackendError
     from ..base import LocalTransport
     from .driver import Driver
     from .fused import Fused
@@ -31,16 +34,26 @@ _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
-    """``k``: the number of the next round; ``readers``: the ranks that read the halves last. One collective at a
-    time."""
+    """``k``: the number of the next round; ``readers``: the ranks that read the halves last; ``late(call, what)``: the
+    error of one for which the GPU took too long. One collective at a time."""
 
-    def __init__(self, cpu: LocalTransport, driver: Driver, peers: Peers, config: Config, stream: int) -> None:
+    def __init__(
+        self,
+        cpu: LocalTransport,
+        driver: Driver,
+        peers: Peers,
+        config: Config,
+        stream: int,
+        late: Callable[[Call, str], CustomBackendError],
+    ) -> None:
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
+        self.late = late
         self.k = 0
         self.readers: list[Sequence[int]] = [()] * HALVES
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
-        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, not for the GPU."""
+        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and where the order says so
+        for what this one has enqueued before."""
         _Run(self, call, left).run()
 
     def let_go(self) -> None:
@@ -51,7 +64,8 @@ class _Run:
     def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
-        self.order, self.peers = group.peers.order, group.peers
+        self.peers = group.peers
+        self.order: Any = group.peers.order  # an Order, where there are several ranks
         self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
         self.agreed: Any = None  # an Agreement, once the ranks have met
 
@@ -77,10 +91,17 @@ class _Run:
     # --- rounds
 
     def _meet(self) -> None:
+        if self.order is not None:
+            self._reach()
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
         elif self.order.meets:
             self.cpu.meet(self.call, self.agreed.number, self.left())
+
+    def _reach(self) -> None:
+        until, broken = time.monotonic() + self.left(), self.cpu.broken
+        if not poll(self.order.reached, until, broken) and not broken():  # else the meeting says why
+            raise self.g.late(self.call, "what was queued for it, or before")
 
     def _round(
         self,
@@ -93,7 +114,7 @@ class _Run:
         ``readers``: those that take. Default: all. Every rank must say the same."""
         k = self._put(put, readers)
         self._meet()
-        self._take(k, take, sources)
+        self._take(k, take, sources, readers)
 
     def _put(self, put: Callable[[int], None], readers: Sequence[int] | None = None) -> int:
         g = self.g
@@ -104,8 +125,15 @@ class _Run:
         self.order.publish(self.stream, k)
         return k
 
-    def _take(self, k: int, take: Callable[[Sequence[int]], None], sources: Iterable[int] | None = None) -> None:
-        self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
+    def _take(
+        self,
+        k: int,
+        take: Callable[[Sequence[int]], None],
+        sources: Iterable[int] | None = None,
+        readers: Sequence[int] | None = None,
+    ) -> None:
+        if readers is None or self.me in readers:
+            self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
         take(self._bases(k))
         self.order.release(self.stream, k)
 
