@@ -11,7 +11,6 @@ import torch
 
 from . import dtypes
 
-
 ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pairwise
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What must have been seen before streams may wait for another process so: (key, the answer that it takes, or the least).
-# By `events` nothing on this side ends a wait, so the other's death must.
+# What must have been seen before streams may wait for another process so: (key, the answer that it takes, or the
+# least). By `events` nothing on this side ends a wait, so the other's death must.
 NEEDS: dict[str, tuple[tuple[str, bool | float], ...]] = {
     "host": (),
     "values": (
@@ -30,9 +30,9 @@ TRIED = ("host", "values")
 
 
 def choose_order(wanted: str, probed: Mapping[str, bool | float] | None) -> tuple[str, str]:
-    """(name, reason). ``wanted``: a name, or "auto"; ``probed``: the probes' answers, None where they have not run. What
-    may leave streams waiting for ever is never chosen, whoever wants it; "auto" is `host` unless another order is safe
-    here and was measured to be faster."""
+    """(name, reason). ``wanted``: a name, or "auto"; ``probed``: the probes' answers, None where they have not run.
+    What may leave streams waiting for ever is never chosen, whoever wants it; "auto" is `host` unless another order is
+    safe here and was measured to be faster."""
     answers = {} if probed is None else probed
     if wanted != "auto":
         missing = unmet(wanted, answers)

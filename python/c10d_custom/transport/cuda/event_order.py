@@ -1,10 +1,10 @@
 """The order (order.py) by interprocess events.
 
 A wait for an event that was never recorded passes, hence the meetings. A rank may wait only for what was recorded
-before a meeting, and record again only what all have enqueued their waits for. So it is: a rank arrives in round k after
-meeting k, and the event was recorded before it; it reuses in round k what was released in round k - 2, before meeting
-k - 1. An event of round k is recorded again in round k + 2; its waits were enqueued before meeting k + 1 (published) or
-k + 2 (released: the recorder does so after that meeting).
+before a meeting, and record again only what all have enqueued their waits for. So it is: a rank arrives in round k
+after meeting k, and the event was recorded before it; it reuses in round k what was released in round k - 2, before
+meeting k - 1. An event of round k is recorded again in round k + 2; its waits were enqueued before meeting k + 1
+(published) or k + 2 (released: the recorder does so after that meeting).
 
 Nothing on this side ends a wait for an event: where the other process lives and its stream hangs, this one hangs with
 it. Where a process that ends lets its events count as past, they do though what was put before them is not there. So

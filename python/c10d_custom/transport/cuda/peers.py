@@ -215,7 +215,7 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
         self.staging: dict[int, int] = {}
-        self.order: Order | None = None  # from `allocate` on
+        self.order: Any = None  # an Order, from `allocate` on
         self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)

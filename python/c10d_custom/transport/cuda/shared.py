@@ -65,7 +65,7 @@ class _Run:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
         self.peers = group.peers
-        self.order: Any = group.peers.order  # an Order, where there are several ranks
+        self.order = group.peers.order  # None where there is one rank only
         self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
         self.agreed: Any = None  # an Agreement, once the ranks have met
 

@@ -82,8 +82,8 @@ class StagedMessages:
         self._by = 0  # the thread that makes progress
         self._fetching: deque[StagedTicket] = deque()  # sends whose bytes are coming from the GPU
         self._moving: list[tuple[StagedTicket, Ticket]] = []  # with the CPU transport, whose ticket is the second
-        # Receives whose bytes go to the GPU, and sends that have failed while theirs came: with their tensors, which the
-        # GPU still uses.
+        # Receives whose bytes go to the GPU, and sends that have failed while theirs came: with their tensors, which
+        # the GPU still uses.
         self._leaving: deque[StagedTicket] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
