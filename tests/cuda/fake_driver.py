@@ -32,9 +32,9 @@ class FakeDriver(FakeMemory, Driver):
         self.opened_events = {}
         self.fails = {}
         self.dead = False
+        self.lost = False  # every call fails from now on
         self.graph = []  # launches that have been captured
         self.fused = FakeKernels(self)
-        self.round = None  # what records and waits are expected to carry: set by tests of the order
         self._here = threading.local()
         with world.lock:
             world.drivers.append(self)
@@ -50,6 +50,15 @@ class FakeDriver(FakeMemory, Driver):
             yield
         finally:
             self._here.depth = depth
+
+    @property
+    def round(self):
+        """What the calling thread's records and waits are expected to carry: set by tests of the order."""
+        return getattr(self._here, "round", None)
+
+    @round.setter
+    def round(self, value):
+        self._here.round = value
 
     @property
     def probed(self):
@@ -81,6 +90,8 @@ class FakeDriver(FakeMemory, Driver):
             self.world.wrong(f"{name} of rank {self.rank} with another device active")
         if self.dead:
             raise RuntimeError("this process is gone")
+        if self.lost:
+            raise RuntimeError("CUDA_ERROR_MPS_CLIENT_TERMINATED")
         if name in self.fails:
             raise self.fails.pop(name)
         self.world.pace()
@@ -200,7 +211,9 @@ class FakeDriver(FakeMemory, Driver):
     def record(self, event, stream):
         with self.world.lock:
             self._called("record")
-            record = self._event(event, "record").latest = Record(self.round)
+            found = self._event(event, "record")
+            found.pending = [r for r in (*found.pending, found.latest) if r is not None and not r.done]
+            record = found.latest = Record(self.round)
 
             def run(clock):
                 record.done, record.clock = True, dict(clock)

@@ -35,6 +35,7 @@ class Record:
 class Event:
     def __init__(self, owner):
         self.owner, self.latest, self.destroyed = owner, None, False
+        self.pending = []  # records that were under way when it was recorded again
         self.importers = 0
 
 
@@ -57,11 +58,13 @@ class Stream:
 
 
 class World:
-    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``: what
-    becomes of events that a process had recorded when it is gone: they count as past, or never will."""
+    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``:
+    what becomes of events that a process had recorded when it is gone: they count as past, or never will."""
 
     def __init__(self, seed=0, laziness=None, dead_events_pass=True):
         self.dead_events_pass, self.probed = dead_events_pass, None
+        self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
+        self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
@@ -167,7 +170,7 @@ class World:
                 merge(self.hosts[rank], clock)
 
     def kill(self, rank):
-        """The process of a rank is gone, and what it had queued never runs: its data is not there, nor are its values."""
+        """The process of a rank is gone, and what it had queued never runs: neither data nor values are there."""
         with self.lock:
             past = {}
             for stream in self.streams:
@@ -175,14 +178,20 @@ class World:
                     stream.ops.clear()
                     merge(past, stream.clock)
             for event in self.events.values() if self.dead_events_pass else ():
-                if event.owner == rank and event.latest is not None:
-                    event.latest.done = True
-                    merge(event.latest.clock, past)  # who sees the event also sees what ran before the end
+                for record in [*event.pending, event.latest] if event.owner == rank and event.latest else ():
+                    record.done = True
+                    merge(record.clock, past)  # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
             for event in self.drivers[rank].opened_events.values():
                 event.importers -= 1
             self.drivers[rank].dead = True
+            for driver in self.drivers if self.shares_context else ():
+                if driver.uuid == self.drivers[rank].uuid and driver.rank != rank:
+                    driver.lost = True
+                    for stream in self.streams:
+                        if stream.rank == driver.rank:
+                            stream.ops.clear()
 
     def leaks(self, but=()):
         """What is left that belongs to ranks other than ``but``."""

@@ -200,3 +200,57 @@ def test_a_capture_is_refused(mode):
         return contents(r, t)[0].item()
 
     assert run_ranks(2, body, config=MODES[mode]) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_another_stream_waits_for_is_kept_for_the_one_of_the_issue(mode):
+    """Freed, its memory would be that stream's again, which has not waited."""
+
+    def body(r):
+        warm(r)
+        with r.driver.activate():
+            other = r.driver.create_stream(False)
+        t, gate = torch.ones(100), threading.Event()
+        gone = weakref.ref(t)
+        with r.driver.activate():
+            r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        work = r.pg.allreduce([t], options(True))
+        if mode in ("host", "staged"):
+            gate.set()  # those are done when the host has waited
+        with r.driver.on(other):
+            work.wait()
+        del work, t
+        assert gone() is not None
+        gate.set()
+        for _ in range(30):  # new Works let go of old ones, once the GPU is done with them
+            r.pg.allreduce([device_tensor(r, 1, 0.0)], options(True)).wait()
+            r.synchronize()
+        assert gone() is None
+        with r.driver.on(other):
+            r.synchronize()
+        with r.driver.activate():
+            r.driver.destroy_stream(other)
+
+    run_ranks(2, body, config=MODES[mode], laziness=1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["leaf", "inference"])
+def test_results_are_copied_back_past_autograd(mode, kind):
+    """By another thread, with modes of its own."""
+
+    def body(r):
+        if kind == "leaf":
+            t = torch.nn.Parameter(torch.zeros(6, 4).t())
+        else:
+            with torch.inference_mode():
+                t = torch.zeros(6, 4).t()
+        r.keep.append(t)
+        r.pg.allreduce([t], options(True)).wait()
+        r.pg.allreduce([t], options(False))
+        send = r.pg.send([torch.full((4, 6), 5.0)], 1 - r.rank, 0)
+        r.pg.recv([t], 1 - r.rank, 0).wait()
+        send.wait()
+        return contents(r, t.detach()).unique().tolist()
+
+    assert run_ranks(2, body, config=MODES[mode]) == [[5.0]] * 2

@@ -6,14 +6,15 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ...errors import CustomBackendError, PeerLostError
+from ...errors import CustomBackendError, PeerLostError, TransportError
 from ...threads import start
 
 if TYPE_CHECKING:
+    from ..base import Transport
+    from .driver import Driver
     from .stream_op import StreamOp
-    from .transport import CudaTransport
 
 
 log = logging.getLogger("c10d_custom")
@@ -22,13 +23,30 @@ _LOOK = 20e-3
 _GRAPHS = 0.1  # the same while there may be replays, but no calls
 
 
+class Guarded(Protocol):
+    """The group whose streams those are. ``captured``: a graph may replay calls of it."""
+
+    cpu: Transport
+    driver: Driver
+    captured: bool
+
+    def kernels_error(self) -> CustomBackendError | None:
+        """Why its kernels gave up, or None."""
+
+    def let_go(self) -> None:
+        """Ends its streams' waits; one call may not do."""
+
+    def idle(self, seconds: float) -> bool:
+        """Whether the GPU is done with all of it by then."""
+
+
 class Guard:
     """Ends the waiting of a group's streams when a rank is gone, a call has failed or its time is over, and the group
     when kernels have given up. All of it at once; and from then on again and again while they are not idle, for a rank
     that is late may write over what ended it."""
 
-    def __init__(self, transport: CudaTransport) -> None:
-        self._t = transport
+    def __init__(self, group: Guarded) -> None:
+        self._group = group
         self._stream_ops: list[tuple[StreamOp, float]] = []  # and their deadlines
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -53,33 +71,32 @@ class Guard:
             if self._stream_ops:
                 time.sleep(_LOOK)
             else:
-                self._wake.wait(_GRAPHS if self._t.captured else 1.0)
+                self._wake.wait(_GRAPHS if self._group.captured else 1.0)
                 self._wake.clear()
         while not self._over:
             self._wake.clear()
-            idle = False
-            with contextlib.suppress(Exception), self._t.driver.activate():  # a GPU that has failed fails here, too
-                self._t.let_go()
-                idle = self._t.idle(_LOOK)
-            self._wake.wait(1.0 if idle else _LOOK)
+            self._wake.wait(1.0 if self._let_go() else _LOOK)
 
     def _look(self) -> bool:
         """True once all waiting is to end."""
-        t = self._t
+        group = self._group
+        error: CustomBackendError | None
         try:
             with self._lock:
                 self._stream_ops = [(f, d) for f, d in self._stream_ops if not f.completed()]
-            error = t.kernels_error()
+            error = group.kernels_error()
         except CustomBackendError as found:
             error = found.with_traceback(None)
-        if not self._stream_ops and not t.captured and error is None:
+        except Exception as found:  # a GPU that has failed
+            error = TransportError(f"a call on CUDA tensors: {type(found).__name__}: {found}")
+        if not self._stream_ops and not group.captured and error is None:
             return False
         late = any(time.monotonic() >= d for _, d in self._stream_ops)
-        if error is None and not late and (self._over or not t.cpu.broken()):
+        if error is None and not late and (self._over or not group.cpu.broken()):
             return False
         self._give_up(error)
         if late or error is not None:
-            t.cpu.abort()
+            group.cpu.abort()
         if error is not None:  # nobody may be waiting for a replay
             log.error("%s", error)
         return True
@@ -91,8 +108,14 @@ class Guard:
                 "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
                 "void, and the group of no more use. Destroy it."
             )
-        with self._t.driver.activate():
-            self._t.let_go()
+        self._let_go()
+
+    def _let_go(self) -> bool:
+        """Whether the GPU was idle soon after."""
+        with contextlib.suppress(Exception), self._group.driver.activate():  # a GPU that has failed fails here, too
+            self._group.let_go()
+            return self._group.idle(_LOOK)
+        return False
 
     def close(self) -> None:
         """Before this rank leaves: what has failed by then ends now, the rest goes on."""
@@ -100,6 +123,6 @@ class Guard:
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        if self._t.cpu.broken():
+        if self._group.cpu.broken():
             self._give_up(None)
         self._stream_ops = []

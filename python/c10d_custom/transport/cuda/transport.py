@@ -119,8 +119,13 @@ class CudaTransport:
         with self.driver.activate():
             if call.op is Op.barrier:
                 return self._barrier(call, deadline, left)
+            failed_before = bool(self._failed)
             self._failed.append(call)
             try:
+                if failed_before:
+                    # Raises, as the group is over. Nothing may be put where another rank still reads: what had been
+                    # read there was to be known by the meeting that failed.
+                    self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
                 self._check_kernels(call)
