@@ -81,9 +81,10 @@ class Config:
     cuda_order: str = _choice(
         "C10D_CUSTOM_CUDA_ORDER",
         "auto",
-        ("auto", "events", "values"),
-        "what orders the ranks' GPU work: interprocess `events`, or stream memory operations "
-        "(`values`) where a trial shows that they work; `auto`: events",
+        ("auto", "host", "values", "events"),
+        "what orders the ranks' GPU work: each rank's `host` waits for its own stream, or streams wait for each "
+        "other by stream memory operations (`values`; where the ranks' trial shows that they work) or interprocess "
+        "`events` (where probes have found them safe); `auto`: `host`, or what probes have found safe and faster",
     )
     cuda_staging_bytes: int = _number(
         "C10D_CUSTOM_CUDA_STAGING_BYTES",

@@ -3,7 +3,8 @@
 Rules of the real driver that are held here: an address is good only in the process that has it mapped; what a
 process exports it cannot open itself; memory and events that others have opened are not freed; a wait for an
 event takes the record that was last at the time, and passes if there was none (a violation: nobody means that);
-calls are made with the device active; nothing is used after it is freed.
+calls are made with the device active; nothing is used after it is freed. And of our own: a stream waits for another
+process only in ways that end, whatever becomes of that process.
 """
 
 import contextlib
@@ -12,12 +13,17 @@ import threading
 
 import torch
 
+from c10d_custom.call import copy_back
 from c10d_custom.native import lib
+from c10d_custom.transport.cuda.decisions import TABLE
 from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.transport.cuda.mappings import Mappings
 from fake_kernels import FakeKernels
 from fake_memory import FakeMemory
 from fake_world import BASE, Event, Op, Record, Stream, merge
+
+# What probes must have found for tensors to be mapped.
+MAPPED = {key: answer for row in TABLE if row.choice == "mapped" for key, _, answer in row.needs}
 
 
 class FakeDriver(FakeMemory, Driver):
@@ -33,10 +39,9 @@ class FakeDriver(FakeMemory, Driver):
         self.opened_events = {}
         self.fails = {}
         self.dead = False
+        self.lost = False  # every call fails from now on
         self.graph = []  # launches that have been captured
-        self.capturers = 0
         self.fused = FakeKernels(self)
-        self.round = None  # what records and waits are expected to carry: set by tests of the order
         self._here = threading.local()
         with world.lock:
             world.drivers.append(self)
@@ -54,13 +59,30 @@ class FakeDriver(FakeMemory, Driver):
             self._here.depth = depth
 
     @property
+    def round(self):
+        """What the calling thread's records and waits are expected to carry: set by tests of the order."""
+        return getattr(self._here, "round", None)
+
+    @round.setter
+    def round(self, value):
+        self._here.round = value
+
+    @property
+    def probed(self):
+        """As the probes would find this world."""
+        if self.world.probed is not None:
+            return self.world.probed
+        dead = self.world.dead_events_pass
+        yes = dict.fromkeys(("events_order", "events_recorded_again", "death_spares_context"), True)
+        return {**yes, "death_ends_event_wait": dead, **(MAPPED if self.world.mapped else {})}
+
+    @property
     def is_capturing(self):
         """Of the calling thread's current stream."""
         return getattr(self._here, "capturing", False)
 
     @is_capturing.setter
     def is_capturing(self, value):
-        self.capturers += value - self.is_capturing
         self._here.capturing = value
 
     def replay(self):
@@ -69,12 +91,14 @@ class FakeDriver(FakeMemory, Driver):
             self.fused.enqueue(self.current_stream(), *launch)
 
     def _called(self, name):
-        if self.is_capturing or self.capturers and not getattr(self._here, "relaxed", False):
+        if self.is_capturing:
             self.world.wrong(f"{name} of rank {self.rank} spoils a capture")
         if not getattr(self._here, "depth", 0):
             self.world.wrong(f"{name} of rank {self.rank} with another device active")
         if self.dead:
             raise RuntimeError("this process is gone")
+        if self.lost:
+            raise RuntimeError("CUDA_ERROR_MPS_CLIENT_TERMINATED")
         if name in self.fails:
             raise self.fails.pop(name)
         self.world.pace()
@@ -100,6 +124,8 @@ class FakeDriver(FakeMemory, Driver):
 
     def _stream(self, number):
         stream = self.world.streams[number - 1]
+        if number != self.default and not stream.created:
+            self.world.wrong(f"rank {self.rank} uses a stream that is destroyed")
         if stream.rank != self.rank:
             self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
         return stream
@@ -112,9 +138,20 @@ class FakeDriver(FakeMemory, Driver):
             self.world.streams.append(stream)
             return stream.number
 
-    def create_stream(self):
+    def create_stream(self, urgent):
         self._called("create_stream")
-        return self._new_stream()
+        number = self._new_stream()
+        stream = self.world.streams[number - 1]
+        stream.created, stream.urgent = True, urgent
+        return number
+
+    def destroy_stream(self, stream):
+        with self.world.lock:
+            self._called("destroy_stream")
+            found = self._stream(stream)
+            if not found.created or found.ops:
+                self.world.wrong(f"rank {self.rank} destroys a stream twice, or one that is at work")
+            found.created = False
 
     def current_stream(self):
         return getattr(self._here, "stream", self.default)
@@ -131,9 +168,6 @@ class FakeDriver(FakeMemory, Driver):
 
     def capturing(self):
         return self.is_capturing
-
-    def allow_captures(self):
-        self._here.relaxed = True
 
     def create_event(self, shared=False):
         with self.world.lock:
@@ -185,7 +219,9 @@ class FakeDriver(FakeMemory, Driver):
     def record(self, event, stream):
         with self.world.lock:
             self._called("record")
-            record = self._event(event, "record").latest = Record(self.round)
+            found = self._event(event, "record")
+            found.pending = [r for r in (*found.pending, found.latest) if r is not None and not r.done]
+            record = found.latest = Record(self.round)
 
             def run(clock):
                 record.done, record.clock = True, dict(clock)
@@ -199,6 +235,8 @@ class FakeDriver(FakeMemory, Driver):
             if record is None:
                 self.world.wrong(f"rank {self.rank} waits for an event that was never recorded")
                 return
+            if event in self.opened_events and not self.world.dead_events_pass:
+                self.world.wrong(f"rank {self.rank} waits for another process, and nothing would end it")
             if self.round is not None and record.tag is not None and record.tag != self.round:
                 self.world.wrong(f"rank {self.rank} waits for {self.round} of an event that stands at {record.tag}")
             self._enqueue(stream, Op("wait", ready=lambda: record.done, waits=lambda: record.clock))
@@ -230,6 +268,8 @@ class FakeDriver(FakeMemory, Driver):
         with self.world.lock:
             self._called("wait_value")
             real, buffer = self._span(address, 4, "wait_value")
+            if buffer.owner != self.rank:
+                self.world.wrong(f"rank {self.rank} waits for a word that another process may take with it")
 
             def ready():
                 return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xFFFFFFFF).value >= 0
@@ -264,6 +304,16 @@ class FakeDriver(FakeMemory, Driver):
                 stream,
                 Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
             )
+
+    def fill(self, stream, address, value):
+        with self.world.lock:
+            self._called("fill")
+            at, buffer = self._span(address, 4, "fill")
+
+            def run(clock):
+                ctypes.c_uint32.from_address(at).value = value
+
+            self._enqueue(stream, Op("fill", run=run, writes=[(at, 4)], buffers=[buffer]))
 
     def kernels(self):
         return self.fused
@@ -307,10 +357,8 @@ class FakeDriver(FakeMemory, Driver):
 
     def copy_tensors(self, stream, pairs):
         self._called("copy_tensors")
-        for destination, plain in pairs:
-            self.user(
-                stream, lambda d=destination, p=plain: d.copy_(p.view(d.shape)), reads=[plain], writes=[destination]
-            )
+        for pair in pairs:
+            self.user(stream, lambda pair=pair: copy_back([pair]), reads=[pair[1]], writes=[pair[0]])
 
     def future(self):
         return torch.futures.Future()

@@ -117,6 +117,8 @@ class FakeMemory:
             if self.world.drivers[buffer.owner].process == self.process:
                 self.world.wrong(f"rank {self.rank} opens memory of its own process")
                 raise RuntimeError("invalid device context")
+            if self.world.separate and self.world.drivers[buffer.owner].uuid != self.uuid:
+                raise RuntimeError("CUDA_ERROR_INVALID_VALUE: of another GPU instance")
             if buffer.freed:
                 self.world.wrong(f"rank {self.rank} opens memory that is freed")
             return self._map(buffer)

@@ -1,5 +1,6 @@
 """Answers of the probes: what is kept is read again, what others may have written is not; and what they decide."""
 
+import itertools
 import json
 import os
 import stat
@@ -174,6 +175,26 @@ def test_events_are_never_chosen_without_the_probes_saying_so(wanted, said):
     name, _ = choose_order(wanted, said)
     assert name != "events"
     assert wanted not in TRIED or name == wanted
+
+
+def test_the_next_order_is_taken_where_one_is_not_safe_or_not_faster():
+    assert choose_order("auto", {**GOOD, "values_streams": 8})[0] == "events"
+    assert choose_order("auto", {**GOOD, "round_trip_us_values": 60.0})[0] == "events"
+    assert choose_order("auto", {**GOOD, "values_streams": 8, "events_order": False})[0] == "host"
+    assert choose_order("auto", {**GOOD, "round_trip_us_host": 5.0})[0] == "host"
+
+
+ORDERS = {row.choice: row.needs for row in TABLE if row.subject == "order"}
+
+
+def test_nothing_is_ever_taken_that_is_not_safe():
+    keys = [key for needs in ORDERS.values() for key, _, _ in needs]
+    for missing in itertools.chain(itertools.combinations(keys, 1), itertools.combinations(keys, 2)):
+        for answer in (None, False, 0):
+            said = {**GOOD, **dict.fromkeys(missing, answer)}
+            for wanted in ("auto", *ORDERS):
+                name, _ = choose_order(wanted, said)
+                assert not {key for key, _, _ in ORDERS[name]} & set(missing) or wanted == name in TRIED
 
 
 def test_what_is_wanted_by_name_need_not_be_faster():

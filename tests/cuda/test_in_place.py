@@ -8,18 +8,17 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 
 import in_place_ranks as ranks
 from c10d_custom.errors import TransportError
-from c10d_custom.transport.cuda import transport
 from c10d_custom.transport.cuda.driver import Allocation
 from c10d_custom.transport.cuda.mappings import Mappings
-from c10d_custom.transport.cuda.peers import Setup
 from device_tensors import device_tensor, options, warm
+from fake_driver import MAPPED, FakeDriver
 from in_place_ranks import LARGE
 from thread_ranks import run_ranks
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("order", ["auto", "values"])
+@pytest.mark.parametrize("order", ["host", "values", "events"])
 def test_every_collective_among_those_in_place(size, order, full):
     seeds = range(9000 * size, 9000 * size + ((100 if size < 5 else 30) if full else (3 if size < 5 else 1)))
     assert sum(ranks.programs(seed, size, {"cuda_order": order}) for seed in seeds) > 0
@@ -63,15 +62,21 @@ def test_ranks_that_it_is_not_for_go_as_before(gpus, size):
     assert ranks.run(size, body, gpus=gpus) == [None] * size
 
 
-def test_off_unless_memory_is_known_to_be_exported_well():
+def test_off_unless_the_probes_of_all_have_found_that_memory_can_be_mapped():
     def body(r):
         warm(r)
         return ranks.group_of(r)._collectives.peers.in_place
 
     assert run_ranks(2, body, config=ranks.SHARED) == [None, None]
-    on_one_rank = lambda *given: Setup(*given, in_place=given[0].rank == 1)  # noqa: E731
-    with mock.patch.object(transport, "Setup", on_one_rank):
-        assert run_ranks(2, body, config=ranks.SHARED, in_place=None) == [None, None]
+    on_one_rank = property(lambda driver: MAPPED if driver.rank == 1 else None)
+    with mock.patch.object(FakeDriver, "probed", on_one_rank):
+        assert run_ranks(2, body, config=ranks.SHARED) == [None, None]
+    for missing in MAPPED:
+        without = property(lambda driver, missing=missing: {k: v for k, v in MAPPED.items() if k != missing})
+        with mock.patch.object(FakeDriver, "probed", without):
+            assert run_ranks(2, body, config=ranks.SHARED) == [None, None]
+    with mock.patch.object(FakeDriver, "probed", MAPPED):
+        assert None not in run_ranks(2, body, config=ranks.SHARED)
 
 
 # --- bytes

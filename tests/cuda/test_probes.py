@@ -51,6 +51,8 @@ def test_every_question_is_asked_once():
     "name, world, wanted",
     [
         ("memory", {"wrong": ["memory is not shared"]}, {"memory_shared": False, "torch_memory_exported": False}),
+        ("memory", {"wrong": ["numbers come again"]}, {"torch_memory_exported_again": False}),
+        ("memory", {"wrong": ["what was open is opened"]}, {"torch_memory_exported_again": False}),
         ("events", {"wrong": ["events order nothing"]}, {"events_order": False, "events_recorded_again": False}),
         ("events", {"wrong": ["waits follow the event"]}, {"events_order": True, "events_recorded_again": False}),
         ("a death, and events", {"death": "never"}, {"death_ends_event_wait": False, "death_spares_context": True}),

@@ -2,7 +2,6 @@
 tensors stand in for those of a GPU, except within `cpu_tensors`."""
 
 import contextlib
-import functools
 import gc
 import threading
 import time
@@ -19,9 +18,7 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda import transport as cuda_transport
-from c10d_custom.transport.cuda.order import EventOrder
-from c10d_custom.transport.cuda.peers import Setup
+from c10d_custom.transport.cuda.event_order import EventOrder
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -200,9 +197,10 @@ def run_ranks(
     in_place=False,
 ):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
-    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void; ``in_place``: memory
-    of torch's allocator counts as known to be exported well."""
+    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void; ``in_place``: the
+    probes have found that memory of torch's allocator can be mapped."""
     world = world or World(seed, laziness)
+    world.mapped = in_place
     drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
     store, results, errors = HashStore(), [None] * size, [None] * size
     made = []
@@ -224,8 +222,7 @@ def run_ranks(
         except BaseException as error:  # the main thread raises it
             errors[rank] = error
 
-    setup = cuda_transport.Setup if in_place is None else functools.partial(Setup, in_place=in_place)
-    with standing_in(lambda device: _here.driver), rounds_told(), mock.patch.object(cuda_transport, "Setup", setup):
+    with standing_in(lambda device: _here.driver), rounds_told():
         threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(size)]
         for t in threads:
             t.start()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from ..call import copy_back
 from ..dtypes import PACKED
 from ..errors import UsageError
 from ..lowering import sparse
@@ -376,9 +377,5 @@ class Issuing:
 
 
 def _copy_back(call: Call | Message) -> None:
-    if call.device is not None:
-        return  # done on the stream of the call
-    # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.
-    with torch.no_grad():
-        for destination, plain in call.copy_back:
-            destination.copy_(plain.view(destination.shape))
+    if call.device is None:  # else done on the stream of the call
+        copy_back(call.copy_back)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from c10d_custom.doctor.probes.gpu import Gpu
+from c10d_custom.transport.cuda.driver import Allocation
 
 _POLL = 200e-6
 
@@ -52,15 +53,19 @@ class SimulatedGpu(Gpu):
         self.driver.copy(stream, target, source, nbytes)
 
     def torch_memory(self, nbytes):
-        base = self.driver.allocate(4 * nbytes)
+        base = self._torch = self.driver.allocate(4 * nbytes)
         if "expandable" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
             return base + nbytes, base + nbytes  # which nobody can open
         return base + nbytes, base
+
+    def free_torch_memory(self):
+        self.driver.free(self._torch)
 
 
 class Driver:
     def __init__(self, world):
         self._world, self._numbers, self._files = world, itertools.count(1), {}  # address: (name, mapping)
+        self._numbered, self._opened = {}, {}
         self._events, self._poisoned, self._waiting = {}, None, 0
         self._queues = [queue.SimpleQueue() for _ in range(world.queues)]
         for waiting in self._queues:
@@ -95,9 +100,20 @@ class Driver:
     def allocate(self, nbytes):
         while "waits hold up others" in self._world.wrong and self._waiting:
             time.sleep(_POLL)
-        return self._make(nbytes)
+        address = self._make(nbytes)
+        self._numbered[address] = nbytes, next(self._numbers)
+        return address
 
     def free(self, address):
+        self._numbered.pop(address, None)
+
+    def allocation_of(self, address):
+        for base, (nbytes, number) in self._numbered.items():
+            if base <= address < base + nbytes:
+                return Allocation(base, nbytes, 7 if "numbers come again" in self._world.wrong else number)
+        return None
+
+    def close_memory(self, address):
         pass
 
     def export_memory(self, address):
@@ -108,7 +124,10 @@ class Driver:
     def open_memory(self, handle):
         if "memory is not shared" in self._world.wrong:
             return self._make(Path(self._world.folder, handle.decode()).stat().st_size)
-        return self._open(handle.decode())
+        address = self._open(handle.decode())
+        if "what was open is opened" in self._world.wrong:
+            return self._opened.setdefault(len(self._files[address][1]), address)
+        return address
 
     def allocate_pinned(self, nbytes):
         return self._make(nbytes)

@@ -11,7 +11,13 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "memory",
         (memory.exporter, memory.importer),
-        ("memory_shared", "copy_engine_gbps", "copy_kernel_gbps", "torch_memory_exported"),
+        (
+            "memory_shared",
+            "copy_engine_gbps",
+            "copy_kernel_gbps",
+            "torch_memory_exported",
+            "torch_memory_exported_again",
+        ),
     ),
     Probe(
         "events",

@@ -11,6 +11,7 @@ import torch
 from ... import dtypes
 from ...transport.cuda.answers import driver_version
 from ...transport.cuda.driver import Driver, driver_of
+from ...transport.cuda.kernels import Job
 
 # One thread that counts cycles, and then writes a word.
 _SPIN = r"""
@@ -75,7 +76,7 @@ class Gpu:
         self.driver.kernels().launch(self._function, stream, 1, 1, _Spin(cycles, address, value))
 
     def copy_by_kernel(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self.driver.reduce(stream, _INTS, _SUM, None, [source], [target], nbytes // 4)
+        self.driver.reduce(stream, _INTS, _SUM, None, [Job([source], [target], nbytes // 4)])
 
     def torch_memory(self, nbytes: int) -> tuple[int, int]:
         """(address, where the allocation that it lies in begins) of memory that torch's allocator gives."""
@@ -90,6 +91,10 @@ class Gpu:
             raise RuntimeError(f"cuMemGetAddressRange: {code.name}")
         return address, int(base)
 
+    def free_torch_memory(self) -> None:
+        self._tensors.clear()
+        torch.cuda.empty_cache()
+
     # --- the same for every GPU
 
     def prepare(self) -> None:
@@ -101,7 +106,7 @@ class Gpu:
         self.settle(stream)
 
     def stream(self) -> int:
-        return self.driver.create_stream()
+        return self.driver.create_stream(urgent=False)
 
     def settled(self, stream: int, seconds: float) -> bool:
         """Whether what is on the stream is over within so long."""

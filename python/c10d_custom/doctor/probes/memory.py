@@ -10,6 +10,7 @@ from .place import Place
 
 _HERS, _MINE = 1717, 4242
 _COPIES = 5
+_TIMES = 4
 
 
 def exporter(p: Place) -> None:
@@ -22,6 +23,7 @@ def exporter(p: Place) -> None:
     p.say(seen == _HERS)
     p.hear()
     offer(p)
+    offer_again(p)
 
 
 def importer(p: Place) -> None:
@@ -37,6 +39,7 @@ def importer(p: Place) -> None:
     p.tell("copy_kernel_gbps", _rate(p, stream, lambda: p.gpu.copy_by_kernel(stream, own, address, p.gpu.large)))
     p.say()
     take(p, "torch_memory_exported")
+    take_again(p)
 
 
 def _rate(p: Place, stream: int, copy: Callable[[], None]) -> float:
@@ -72,7 +75,39 @@ def take(p: Place, key: str) -> None:
     else:
         base = p.driver.open_memory(handle)
         p.tell(key, p.gpu.read(p.gpu.stream(), base + offset) == _MINE)
+        p.driver.close_memory(base)
     p.say()
+
+
+def offer_again(p: Place) -> None:
+    """Shows memory of torch's allocator and frees it while the other process has it open, several times."""
+    stream, numbers, known = p.gpu.stream(), set(), True
+    p.gpu.free_torch_memory()
+    for value in range(_TIMES):
+        address, base = p.gpu.torch_memory(4096)
+        allocation = p.driver.allocation_of(address)
+        known = known and allocation is not None and allocation.base == base and allocation.number not in numbers
+        if allocation is not None:
+            numbers.add(allocation.number)
+        p.gpu.spin(stream, 0.0, address, value)
+        p.gpu.settle(stream)
+        p.say((p.driver.export_memory(base), address - base, known))
+        p.hear()
+        p.gpu.free_torch_memory()
+        known = known and p.driver.allocation_of(address) != allocation
+
+
+def take_again(p: Place) -> None:
+    """Looks at each, once it has closed the one before."""
+    stream, before, well = p.gpu.stream(), None, True
+    for value in range(_TIMES):
+        handle, offset, known = p.hear()
+        if before is not None:
+            p.driver.close_memory(before)
+        before = p.driver.open_memory(handle)
+        well = well and known and p.gpu.read(stream, before + offset) == value
+        p.say()
+    p.tell("torch_memory_exported_again", well)
 
 
 def take_expandable(p: Place) -> None:

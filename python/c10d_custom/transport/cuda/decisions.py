@@ -47,6 +47,10 @@ QUESTIONS: dict[str, Question] = {
     "copy_engine_gbps": Question("a copy from another process's memory by cudaMemcpyAsync, bytes read", "GB/s"),
     "copy_kernel_gbps": Question("the same by a kernel", "GB/s"),
     "torch_memory_exported": Question("memory of torch's allocator can be opened by another process"),
+    "torch_memory_exported_again": Question(
+        "when such memory is freed while another process has it open, what comes in its place has a number that none "
+        "had before, and who has closed the old one opens the new one"
+    ),
     "torch_expandable_exported": Question("also where torch's segments are expandable"),
     "host_us_record": Question("the host's time for recording an event", "us"),
     "host_us_wait": Question("for letting a stream wait for another process's event", "us"),
@@ -118,7 +122,11 @@ TABLE: tuple[Row, ...] = (
         "memory",
         "mapped",
         "users' tensors can be read and written in place, which saves copies",
-        needs=(("memory_shared", "is", True), ("torch_memory_exported", "is", True)),
+        needs=(
+            ("memory_shared", "is", True),
+            ("torch_memory_exported", "is", True),
+            ("torch_memory_exported_again", "is", True),
+        ),
     ),
     Row("memory", "staging", "memory of our own can be opened wherever any can"),
 )

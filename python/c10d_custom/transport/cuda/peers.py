@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TransportError
 from . import in_place, p2p
 from .decisions import choose_order, decide
+from .event_order import EventOrder
 from .fused import Fused
 from .in_place import InPlace
-from .order import EventOrder, ValueOrder
+from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
 from .words import tell
 
@@ -35,6 +36,7 @@ _WORDS_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _MARK = 1  # in the segment: this rank holds no memory of another any more
+_ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,8 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
 
 class Setup:
     """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
-    ``helper``: one for what must not wait behind them. ``in_place``: whether memory of torch's
-    allocator is known to be exported well on this machine; ``opened``: every Peers there has been, for the transport to
-    close."""
+    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
+    the transport to close."""
 
     def __init__(
         self,
@@ -88,10 +89,9 @@ class Setup:
         helper: int,
         call: Call,
         left: Callable[[], float],
-        in_place: bool = False,
     ) -> None:
         self.cpu, self.driver, self.config = cpu, driver, config
-        self.in_place = in_place
+        self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.mode: Any = None  # a Mode, once the ranks have said their words
         self.opened: list[Peers] = []
@@ -106,7 +106,7 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
-        chosen, _ = choose_order(c.cuda_order, self.driver.probed)
+        chosen, why = choose_order(c.cuda_order, self.driver.probed)
         found = decide(self.driver.probed)
         table = self.tell(
             {
@@ -118,30 +118,28 @@ class Setup:
                 "order": c.cuda_order,
                 "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
-                "in_place": self.in_place,
+                "memory": found["memory"].choice,
             }
         )
         mode = self.mode = choose(table)
-        self.in_place = all(w["in_place"] for w in table) and len({w["gpu"] for w in table}) == 1
+        self.in_place = all(w["memory"] == "mapped" for w in table) and len({w["gpu"] for w in table}) == 1
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        values = all(w["chosen_order"] == "values" for w in table)
-        peers, problem = self._open(ValueOrder if values else EventOrder)
-        if peers is None and values:
-            order_problem = problem
-            peers, problem = self._open(EventOrder)
-            if peers is not None:
-                reason = f"{mode.reason}; ordered by events, as values do not work: {order_problem}"
-                return Mode(mode.name, reason), peers
+        if len({w["chosen_order"] for w in table}) > 1:
+            chosen, why = "host", "what the probes found differs between the ranks"
+        peers, problem = self._open(_ORDERS[chosen])
+        if peers is None and chosen != "host":
+            chosen, why = "host", f"{chosen} do not work: {problem}"
+            peers, problem = self._open(HostOrder)
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
-        return mode, peers
+        return Mode(mode.name, f"{mode.reason}; ordered by {chosen}: {why}"), peers
 
-    def _open(self, order: type[EventOrder] | type[ValueOrder]) -> tuple[Peers | None, str | None]:
+    def _open(self, order: type[Order]) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(lambda: peers.allocate(order))
@@ -209,7 +207,7 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
         self.staging: dict[int, int] = {}
-        self.order: Any = None  # an EventOrder or a ValueOrder, from `allocate` on
+        self.order: Any = None  # an Order, from `allocate` on
         self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
@@ -218,11 +216,11 @@ class Peers:
             self.in_place = InPlace(self.cpu, self.driver)
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order: type[EventOrder] | type[ValueOrder]) -> list[Any]:
+    def allocate(self, order: type[Order]) -> list[Any]:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank, self._setup.helper)
+        self.order = order(self.driver, self.rank, self.size, self._setup.helper)
         self.order.prepare()
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)

@@ -11,6 +11,7 @@ all_reduce take the fused kernels.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from ...dtypes import RedOp
 from ..cuts import evenly
 from .kernels import Job
 from .order import HALVES
+from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
@@ -47,13 +49,14 @@ class SharedCollectives:
         stream: int,
         late: Callable[[Call, str], CustomBackendError],
     ) -> None:
-        self.late = late
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
+        self.late = late
         self.k = 0
         self.readers: list[Sequence[int]] = [()] * HALVES
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
-        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, not for the GPU."""
+        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and where the order says so
+        for what this one has enqueued before."""
         _Run(self, call, left).run()
 
     def let_go(self) -> None:
@@ -64,7 +67,8 @@ class _Run:
     def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
-        self.order, self.peers = group.peers.order, group.peers
+        self.peers = group.peers
+        self.order = group.peers.order  # None where there is one rank only
         self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
         self.agreed: Any = None  # an Agreement, once the ranks have met
 
@@ -101,10 +105,17 @@ class _Run:
     # --- rounds
 
     def _meet(self) -> None:
+        if self.order is not None:
+            self._reach()
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
         elif self.order.meets:
             self.cpu.meet(self.call, self.agreed.number, self.left())
+
+    def _reach(self) -> None:
+        until, broken = time.monotonic() + self.left(), self.cpu.broken
+        if not poll(self.order.reached, until, broken) and not broken():  # else the meeting says why
+            raise self.g.late(self.call, "what was queued for it, or before")
 
     def _round(
         self,
@@ -117,7 +128,7 @@ class _Run:
         ``readers``: those that take. Default: all. Every rank must say the same."""
         k = self._put(put, readers)
         self._meet()
-        self._take(k, take, sources)
+        self._take(k, take, sources, readers)
 
     def _put(self, put: Callable[[int], None], readers: Sequence[int] | None = None) -> int:
         g = self.g
@@ -128,8 +139,15 @@ class _Run:
         self.order.publish(self.stream, k)
         return k
 
-    def _take(self, k: int, take: Callable[[Sequence[int]], None], sources: Iterable[int] | None = None) -> None:
-        self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
+    def _take(
+        self,
+        k: int,
+        take: Callable[[Sequence[int]], None],
+        sources: Iterable[int] | None = None,
+        readers: Sequence[int] | None = None,
+    ) -> None:
+        if readers is None or self.me in readers:
+            self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
         take(self._bases(k))
         self.order.release(self.stream, k)
 
