@@ -13,12 +13,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import TransportError, UsageError
-from .mappings import Mappings
+from .mappings import Allocation, Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
 
 _NOT_READY = 600  # cudaErrorNotReady
-
-
-class Allocation(NamedTuple):
-    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
-
-    base: int
-    nbytes: int
-    number: int
 
 
 class Driver(ABC):
