@@ -6,7 +6,7 @@ may free it, and put another in its place, whose handle then is the same; who op
 the other gets the other's memory.
 """
 
-from c10d_custom.transport.cuda.driver import Allocation
+from c10d_custom.transport.cuda.mappings import Allocation
 from fake_world import GAP, Buffer, Segment
 
 

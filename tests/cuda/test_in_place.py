@@ -8,8 +8,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 
 import in_place_ranks as ranks
 from c10d_custom.errors import TransportError
-from c10d_custom.transport.cuda.driver import Allocation
-from c10d_custom.transport.cuda.mappings import Mappings
+from c10d_custom.transport.cuda.mappings import Allocation, Mappings
 from device_tensors import device_tensor, options, warm
 from fake_driver import MAPPED, FakeDriver
 from in_place_ranks import LARGE

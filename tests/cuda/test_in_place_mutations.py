@@ -10,6 +10,8 @@ import in_place_ranks as ranks
 import test_in_place
 from c10d_custom.transport.cuda import in_place, mappings
 
+pytestmark = pytest.mark.full("minutes: programs of ranks, for each line")
+
 NEVER = ranks.programs, ranks.in_order
 # The line, what is put in its place, and which functions are to notice.
 IN_PLACE = {

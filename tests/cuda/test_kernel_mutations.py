@@ -12,6 +12,8 @@ from c10d_custom.transport.cuda import compiler
 from host_kernels import HERE
 from kernel_battery import NOTICED, PAIRS, PASSED
 
+pytestmark = pytest.mark.full("compiles and runs the kernels anew for each line")
+
 # The file, a piece of it that is there once, what takes its place.
 REDUCE = {
     "the first job for all": ("a.job[blockIdx.x % a.jobs]", "a.job[0]"),
@@ -152,7 +154,6 @@ def test_what_is_left_as_it_is_passes(as_they_are):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.full("compiles and runs the kernels anew for each")
 @pytest.mark.parametrize("file, name", MUTATIONS, ids=lambda v: v.replace(" ", "_"))
 def test_a_broken_line_is_noticed(tmp_path, as_they_are, file, name):
     before, after = BROKEN[file][name]

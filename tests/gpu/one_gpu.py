@@ -284,12 +284,14 @@ def missing(ranks, few):
         assert 0.4 < time.monotonic() - began, "they did not wait"
         found = fresh.failures()[:away]
         assert p2p.Failure(p2p.TIMEOUT, away, 0) in found, found
+        assert all(found), found
         others = [f for f in found if f != p2p.Failure(p2p.TIMEOUT, away, 0)]
         assert all(f.kind == p2p.PEER and f.peer < away for f in others), found
         # It comes after all: no kernel of the group waits any more.
         fresh.launch(call, seconds=3600.0)
         fresh.settle()
-        assert fresh.failures()[away].kind == p2p.PEER and fresh.failures()[:away] == found, fresh.failures()
+        late = fresh.failures()[away]
+        assert late is not None and late.kind == p2p.PEER and fresh.failures()[:away] == found, fresh.failures()
     return 2
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from c10d_custom.doctor.probes.gpu import Gpu
-from c10d_custom.transport.cuda.driver import Allocation
+from c10d_custom.transport.cuda.mappings import Allocation
 
 _POLL = 200e-6
 

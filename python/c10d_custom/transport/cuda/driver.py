@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,19 +22,11 @@ from ...call import copy_back
 from ...errors import UsageError
 from .answers import answers_of
 from .libcuda import Libcuda
-from .mappings import Mappings
+from .mappings import Allocation, Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
     from .kernels import Job, Kernels
-
-
-class Allocation(NamedTuple):
-    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
-
-    base: int
-    nbytes: int
-    number: int
 
 
 class Driver(ABC):

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import Op
 from ...dtypes import RedOp
-from .driver import Allocation
 from .kernels import Job
+from .mappings import Allocation
 from .stream_op import poll
 from .words import BYTES, tell
 

@@ -16,15 +16,27 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from ...errors import TransportError
 
-if TYPE_CHECKING:
-    from .driver import Allocation, Driver
-
-
 _MOST = 64
+
+
+class Allocation(NamedTuple):
+    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
+
+    base: int
+    nbytes: int
+    number: int
+
+
+class Opener(Protocol):
+    """What is asked of a Driver."""
+
+    def open_memory(self, handle: bytes) -> int: ...
+
+    def close_memory(self, address: int) -> None: ...
 
 
 @dataclass
@@ -42,7 +54,7 @@ class _Open:
 class Mappings:
     """``owner``: the exporter's Driver.identity. Any thread, with the driver active."""
 
-    def __init__(self, driver: Driver, most: int = _MOST) -> None:
+    def __init__(self, driver: Opener, most: int = _MOST) -> None:
         self._driver, self._most = driver, most
         self._lock = threading.RLock()
         self._open: dict[tuple[int, int], _Open] = {}  # (owner, number of the allocation), used longest ago first
