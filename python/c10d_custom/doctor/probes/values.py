@@ -43,7 +43,8 @@ def waiter(p: Place) -> None:
     p.cost("host_us_write_value", lambda: p.driver.write_value(stream, address + _OWN, 3), stream)
     p.cost("host_us_wait_value", lambda: p.driver.wait_value(stream, address + _OWN, 3), stream)
     p.driver.wait_value(stream, address + _UNANSWERED, 2)
-    p.tell("values_spare_others", _others_go_on(p, other))
+    pending = not p.gpu.settled(stream, 0.1)  # so the GPU has come to it
+    p.tell("values_spare_others", pending and _others_go_on(p, other))
     p.driver.write_value(other, address + _UNANSWERED, 2)
     p.gpu.settle(stream)
     _by_host(p, stream)
