@@ -25,7 +25,7 @@ def quick_processes(monkeypatch):
     monkeypatch.setattr(run, "METHOD", "forkserver")
 
 
-def found(name, folder, seconds=20.0, **world):
+def found(name, folder, seconds=60.0, **world):
     probe = BY_NAME[name]
     if probe.environment:  # which the server's processes would not get
         run.METHOD = "spawn"

@@ -83,7 +83,7 @@ def offer_again(p: Place) -> None:
     """Shows memory of torch's allocator and frees it while the other process has it open, several times."""
     stream, numbers, known = p.gpu.stream(), set(), True
     p.gpu.free_torch_memory()
-    for value in range(_TIMES):
+    for value in range(1, 1 + _TIMES):
         address, base = p.gpu.torch_memory(4096)
         allocation = p.driver.allocation_of(address)
         known = known and allocation is not None and allocation.base == base and allocation.number not in numbers
@@ -100,7 +100,7 @@ def offer_again(p: Place) -> None:
 def take_again(p: Place) -> None:
     """Looks at each, once it has closed the one before."""
     stream, before, well = p.gpu.stream(), None, True
-    for value in range(_TIMES):
+    for value in range(1, 1 + _TIMES):
         handle, offset, known = p.hear()
         if before is not None:
             p.driver.close_memory(before)
