@@ -226,7 +226,8 @@ def test_the_probes_on_a_simulated_gpu(tmp_path):
     assert (said["commit"], said["device"], said["kind"]) == ("this one", "cpu", "cpu")
     verdicts = {part["name"]: part["verdict"] for part in said["parts"]}
     assert verdicts.pop("probes") == PASS and set(said["data"]["probes"]["answers"]) > {"events_order", "values_order"}
-    assert verdicts == {"set-up": PASS, "environment": PASS, "kernels compiled": NOT_RUN, "MPS": NOT_RUN}
+    without = ("kernels compiled", "MPS", "fused kernels, ranks of one process")
+    assert verdicts == {"set-up": PASS, "environment": PASS, **dict.fromkeys(without, NOT_RUN)}
     assert "round_trip_us_host" in file.with_suffix(".txt").read_text()
 
 
@@ -310,7 +311,7 @@ def test_the_gpu_tests_bodies_on_the_cpu():
             "--world-sizes",
             "2",
             "-k",
-            "not test_conformance and not test_faults and not test_memory",
+            "not test_conformance and not test_faults and not test_memory and not (test_one_gpu and (2 or 4 or 8))",
         ],
         text=True,
         capture_output=True,

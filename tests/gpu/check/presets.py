@@ -52,7 +52,7 @@ PRESETS = {
         COMPILE,
         program("probes", 140, "check.probes", "{device}", "{limit}", "{data}/probes.json"),
         program("MPS", 40, "probes.mps", cpu=False),
-        tests("fused kernels, ranks of one process", 170, "2", "test_one_gpu.py"),
+        tests("fused kernels, ranks of one process", 170, "2", "test_one_gpu.py", cpu=False),
     ),
     "right": (
         *BEGIN,
