@@ -1,7 +1,7 @@
 """The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the
 measurement of gloo in tests/gloo_support.json; which versions of torch the suite ran on, from
 tests/torch_api/versions.json; what frameworks made of this backend, from tests/ecosystem/frameworks/outcomes.json; what
-each file is for, from the first sentence in it.
+has run on a GPU, from the reports in tests/gpu/results; what each file is for, from the first sentence in it.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write
@@ -111,6 +111,31 @@ def frameworks():
     return table(["framework", "what", "gloo replaced", 'as "custom"', "torch", "on"], rows)
 
 
+NOT_YET = "not yet run on a GPU"
+
+
+def on_gpus(folder=ROOT / "tests" / "gpu" / "results"):
+    """A row for each part of scripts/gpu_check's presets: what the last report says that has tried it on a GPU."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from gpu.check.presets import BEGIN, PRESETS
+
+    said = {}  # {(preset, part): the last of what was seen}
+    for report in sorted((json.loads(p.read_text()) for p in folder.glob("*.json")), key=lambda r: r["date"]):
+        of = report["commit"] if report["commit"] != "unknown" else f"sources {report['sources']}"
+        where = f"{report['device']}, {report['date'].split()[0]}, {of}"
+        for part in report["parts"] if report["kind"] == "cuda" and report["gpus"] else ():
+            words = {"PASS": f"seen on {where}", "FAIL": f"failed on {where}: {part['reason']}".replace("|", "\\|")}
+            if part["verdict"] in words:
+                said[report["preset"], part["name"]] = words[part["verdict"]]
+    rows = [
+        [f"`{preset}`", part.name, said.get((preset, part.name), NOT_YET)]
+        for preset, parts in PRESETS.items()
+        for part in parts
+        if part not in BEGIN
+    ]
+    return table(["preset", "part", "on a GPU"], rows)
+
+
 def first_sentence(text):
     text = " ".join(text.split("\n\n")[0].split())
     return re.split(r"(?<=[.:])(?= [A-Z])", text)[0].rstrip(".:").replace("|", "\\|") if text else ""
@@ -156,6 +181,7 @@ PAGES = {
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
     "docs/support.md": {"support": support, "versions": versions},
     "docs/frameworks.md": {"frameworks": frameworks},
+    "docs/cuda.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},
 }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from . import dtypes
-
-if TYPE_CHECKING:
-    import torch
-
 
 ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pairwise
 
@@ -98,6 +96,9 @@ class StreamOp(Protocol):
         """The calling thread's current stream waits for it; the host does not. Raises the error it ended with, and
         AbortedError if it never reached the device."""
 
+    def joined_at_home(self) -> bool:
+        """Whether the calling thread's current stream is that of the issue."""
+
     def future(self) -> torch.futures.Future[Any]:
         """A new future of tensors on the device."""
 
@@ -171,3 +172,11 @@ class Message:
     device: torch.device | None = None
     stream_op: StreamOp | None = None
     copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+def copy_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """As the core writes where no copy is needed: past autograd, and into tensors of inference mode, too. Those modes
+    are the calling thread's, which need not be the one that issued the call."""
+    with torch.inference_mode():
+        for destination, plain in pairs:
+            destination.copy_(plain.view(destination.shape))

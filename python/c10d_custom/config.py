@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 REPLACEABLE = ("gloo",)  # backends whose name this one can answer to (c10d/replacing.py)
@@ -80,9 +81,10 @@ class Config:
     cuda_order: str = _choice(
         "C10D_CUSTOM_CUDA_ORDER",
         "auto",
-        ("auto", "events", "values"),
-        "what orders the ranks' GPU work: interprocess `events`, or stream memory operations "
-        "(`values`) where a trial shows that they work; `auto`: events",
+        ("auto", "host", "values", "events"),
+        "what orders the ranks' GPU work: each rank's `host` waits for its own stream, or streams wait for each "
+        "other by stream memory operations (`values`; where the ranks' trial shows that they work) or interprocess "
+        "`events` (where probes have found them safe); `auto`: `host`, or what probes have found safe and faster",
     )
     cuda_staging_bytes: int = _number(
         "C10D_CUSTOM_CUDA_STAGING_BYTES",
@@ -190,6 +192,13 @@ def flight_recorder_on_failure() -> bool:
     """Whether such a file is written when a group fails."""
     said = _torchs("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
     return said.lower() not in ("0", "n", "no", "f", "false")
+
+
+def cache_folder() -> Path | None:
+    """Where what is worth keeping lies, of this user alone: XDG_CACHE_HOME's, or ~/.cache's; None without a home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "c10d_custom")
+    return folder if folder.is_absolute() else None
 
 
 def launcher_wanted() -> bool:

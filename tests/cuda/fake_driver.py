@@ -3,7 +3,8 @@
 Rules of the real driver that are held here: an address is good only in the process that has it mapped; what a
 process exports it cannot open itself; memory and events that others have opened are not freed; a wait for an
 event takes the record that was last at the time, and passes if there was none (a violation: nobody means that);
-calls are made with the device active; nothing is used after it is freed.
+calls are made with the device active; nothing is used after it is freed. And of our own: a stream waits for another
+process only in ways that end, whatever becomes of that process.
 """
 
 import contextlib
@@ -12,11 +13,17 @@ import threading
 
 import torch
 
+from c10d_custom.call import copy_back
 from c10d_custom.native import lib
+from c10d_custom.transport.cuda.decisions import TABLE
 from c10d_custom.transport.cuda.driver import Driver
+from c10d_custom.transport.cuda.mappings import Mappings
 from fake_kernels import FakeKernels
 from fake_memory import FakeMemory
 from fake_world import BASE, Event, Op, Record, Stream, merge
+
+# What probes must have found for tensors to be mapped.
+MAPPED = {key: answer for row in TABLE if row.choice == "mapped" for key, _, answer in row.needs}
 
 
 class FakeDriver(FakeMemory, Driver):
@@ -27,13 +34,14 @@ class FakeDriver(FakeMemory, Driver):
         self.device = torch.device("cuda", 0)
         self.uuid, self.process = gpu, rank if process is None else process
         self.maps = {}  # address -> (Buffer, own)
+        self.opened = {}  # handle of a segment -> [address, how often it is open]
+        self.identity, self.mappings = rank + 1, Mappings(self)
         self.opened_events = {}
         self.fails = {}
         self.dead = False
+        self.lost = False  # every call fails from now on
         self.graph = []  # launches that have been captured
-        self.capturers = 0
         self.fused = FakeKernels(self)
-        self.round = None  # what records and waits are expected to carry: set by tests of the order
         self._here = threading.local()
         with world.lock:
             world.drivers.append(self)
@@ -51,13 +59,30 @@ class FakeDriver(FakeMemory, Driver):
             self._here.depth = depth
 
     @property
+    def round(self):
+        """What the calling thread's records and waits are expected to carry: set by tests of the order."""
+        return getattr(self._here, "round", None)
+
+    @round.setter
+    def round(self, value):
+        self._here.round = value
+
+    @property
+    def probed(self):
+        """As the probes would find this world."""
+        if self.world.probed is not None:
+            return self.world.probed
+        dead = self.world.dead_events_pass
+        yes = dict.fromkeys(("events_order", "events_recorded_again", "death_spares_context"), True)
+        return {**yes, "death_ends_event_wait": dead, **(MAPPED if self.world.mapped else {})}
+
+    @property
     def is_capturing(self):
         """Of the calling thread's current stream."""
         return getattr(self._here, "capturing", False)
 
     @is_capturing.setter
     def is_capturing(self, value):
-        self.capturers += value - self.is_capturing
         self._here.capturing = value
 
     def replay(self):
@@ -66,12 +91,14 @@ class FakeDriver(FakeMemory, Driver):
             self.fused.enqueue(self.current_stream(), *launch)
 
     def _called(self, name):
-        if self.is_capturing or self.capturers and not getattr(self._here, "relaxed", False):
+        if self.is_capturing:
             self.world.wrong(f"{name} of rank {self.rank} spoils a capture")
         if not getattr(self._here, "depth", 0):
             self.world.wrong(f"{name} of rank {self.rank} with another device active")
         if self.dead:
             raise RuntimeError("this process is gone")
+        if self.lost:
+            raise RuntimeError("CUDA_ERROR_MPS_CLIENT_TERMINATED")
         if name in self.fails:
             raise self.fails.pop(name)
         self.world.pace()
@@ -79,7 +106,8 @@ class FakeDriver(FakeMemory, Driver):
     def _span(self, address, nbytes, what):
         """(real address, its Buffer or None)"""
         if address < BASE or address >= BASE + (1 << 40):
-            return address, None
+            segment = self._segment(address, nbytes, what)
+            return (address, None) if segment is None else (segment.real + address - segment.base, segment)
         for base, (buffer, _) in self.maps.items():
             if base <= address and address + nbytes <= base + buffer.nbytes:
                 return buffer.real + address - base, buffer
@@ -96,6 +124,8 @@ class FakeDriver(FakeMemory, Driver):
 
     def _stream(self, number):
         stream = self.world.streams[number - 1]
+        if number != self.default and not stream.created:
+            self.world.wrong(f"rank {self.rank} uses a stream that is destroyed")
         if stream.rank != self.rank:
             self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
         return stream
@@ -108,9 +138,20 @@ class FakeDriver(FakeMemory, Driver):
             self.world.streams.append(stream)
             return stream.number
 
-    def create_stream(self):
+    def create_stream(self, urgent):
         self._called("create_stream")
-        return self._new_stream()
+        number = self._new_stream()
+        stream = self.world.streams[number - 1]
+        stream.created, stream.urgent = True, urgent
+        return number
+
+    def destroy_stream(self, stream):
+        with self.world.lock:
+            self._called("destroy_stream")
+            found = self._stream(stream)
+            if not found.created or found.ops:
+                self.world.wrong(f"rank {self.rank} destroys a stream twice, or one that is at work")
+            found.created = False
 
     def current_stream(self):
         return getattr(self._here, "stream", self.default)
@@ -127,9 +168,6 @@ class FakeDriver(FakeMemory, Driver):
 
     def capturing(self):
         return self.is_capturing
-
-    def allow_captures(self):
-        self._here.relaxed = True
 
     def create_event(self, shared=False):
         with self.world.lock:
@@ -181,7 +219,9 @@ class FakeDriver(FakeMemory, Driver):
     def record(self, event, stream):
         with self.world.lock:
             self._called("record")
-            record = self._event(event, "record").latest = Record(self.round)
+            found = self._event(event, "record")
+            found.pending = [r for r in (*found.pending, found.latest) if r is not None and not r.done]
+            record = found.latest = Record(self.round)
 
             def run(clock):
                 record.done, record.clock = True, dict(clock)
@@ -195,6 +235,8 @@ class FakeDriver(FakeMemory, Driver):
             if record is None:
                 self.world.wrong(f"rank {self.rank} waits for an event that was never recorded")
                 return
+            if event in self.opened_events and not self.world.dead_events_pass:
+                self.world.wrong(f"rank {self.rank} waits for another process, and nothing would end it")
             if self.round is not None and record.tag is not None and record.tag != self.round:
                 self.world.wrong(f"rank {self.rank} waits for {self.round} of an event that stands at {record.tag}")
             self._enqueue(stream, Op("wait", ready=lambda: record.done, waits=lambda: record.clock))
@@ -226,6 +268,8 @@ class FakeDriver(FakeMemory, Driver):
         with self.world.lock:
             self._called("wait_value")
             real, buffer = self._span(address, 4, "wait_value")
+            if buffer.owner != self.rank:
+                self.world.wrong(f"rank {self.rank} waits for a word that another process may take with it")
 
             def ready():
                 return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xFFFFFFFF).value >= 0
@@ -261,50 +305,60 @@ class FakeDriver(FakeMemory, Driver):
                 Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
             )
 
+    def fill(self, stream, address, value):
+        with self.world.lock:
+            self._called("fill")
+            at, buffer = self._span(address, 4, "fill")
+
+            def run(clock):
+                ctypes.c_uint32.from_address(at).value = value
+
+            self._enqueue(stream, Op("fill", run=run, writes=[(at, 4)], buffers=[buffer]))
+
     def kernels(self):
         return self.fused
 
-    def reduce(self, stream, dtype, redop, factor, sources, targets, count):
+    def reduce(self, stream, dtype, redop, factor, jobs):
         with self.world.lock:
             self._called("reduce")
-            nbytes = count * dtype.item_bytes
-            spans = [self._span(a, nbytes, "reduce") for a in [*sources, *targets]]
-            reals, n = [real for real, _ in spans], len(sources)
             factors = factor if isinstance(factor, list) else [] if factor is None else [factor]
+            reads, writes, buffers, work = [], [], [], []
+            for sources, targets, count in jobs:
+                nbytes = count * dtype.item_bytes
+                spans = [self._span(a, nbytes, "reduce") for a in [*sources, *targets] if nbytes]
+                reals, n = [real for real, _ in spans], len(sources)
+                reads += [(a, nbytes) for a in reals[:n]]
+                writes += [(a, nbytes) for a in reals[n:]]
+                buffers += [b for _, b in spans if b]
+                work.append((reals[:n], reals[n:], count))
+            for i, low in enumerate(writes):
+                if any(low[0] < h[0] + h[1] and h[0] < low[0] + low[1] for h in writes[:i]):
+                    self.world.wrong(f"a kernel of rank {self.rank} writes the same memory twice")
 
             def run(clock):
-                result = ctypes.create_string_buffer(nbytes)
-                status = lib.c10d_reduce(
-                    dtype.code,
-                    redop,
-                    result,
-                    (ctypes.c_void_p * n)(*reals[:n]),
-                    n,
-                    count,
-                    (ctypes.c_double * len(factors))(*factors) if factors else None,
-                )
-                if status:
-                    self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
-                for target in reals[n:]:
-                    ctypes.memmove(target, result, nbytes)
+                for sources, targets, count in work:
+                    result = ctypes.create_string_buffer(count * dtype.item_bytes)
+                    n = len(sources)
+                    status = n and lib.c10d_reduce(
+                        dtype.code,
+                        redop,
+                        result,
+                        (ctypes.c_void_p * n)(*sources),
+                        n,
+                        count,
+                        (ctypes.c_double * len(factors))(*factors) if factors else None,
+                    )
+                    if status:
+                        self.world.wrong(f"a reduction of {dtype.name} with {redop}, which there is not")
+                    for target in targets:
+                        ctypes.memmove(target, result, count * dtype.item_bytes)
 
-            self._enqueue(
-                stream,
-                Op(
-                    "reduce",
-                    run=run,
-                    reads=[(a, nbytes) for a in reals[:n]],
-                    writes=[(a, nbytes) for a in reals[n:]],
-                    buffers=[b for _, b in spans if b],
-                ),
-            )
+            self._enqueue(stream, Op("reduce", run=run, reads=reads, writes=writes, buffers=buffers))
 
     def copy_tensors(self, stream, pairs):
         self._called("copy_tensors")
-        for destination, plain in pairs:
-            self.user(
-                stream, lambda d=destination, p=plain: d.copy_(p.view(d.shape)), reads=[plain], writes=[destination]
-            )
+        for pair in pairs:
+            self.user(stream, lambda pair=pair: copy_back([pair]), reads=[pair[1]], writes=[pair[0]])
 
     def future(self):
         return torch.futures.Future()

@@ -79,6 +79,8 @@ class _Kernel:
         self.buffers = [b for _, b in spans + stagings] + [b for b in (here, there) if b]
         if a.record not in self.world.pinned:
             self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
+        if not 0 < a.timeout_ns < 1 << 62:
+            self.world.wrong(f"rank {self.me} launches a kernel that waits for ever")
         if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
             self.world.wrong("arguments of a fused kernel that do not fit")
         self.outcome = False  # until it has begun

@@ -27,6 +27,16 @@ class Buffer:
         self.importers = set()
 
 
+class Segment:
+    """Of torch's allocator, at an address of its owner's. ``number``: CUDA's, of no other."""
+
+    def __init__(self, owner, base, nbytes, real, number):
+        self.owner, self.base, self.nbytes, self.number = owner, base, nbytes, number
+        self.real = base if real is None else real
+        self.freed, self.exportable = False, True
+        self.importers = set()
+
+
 class Record:
     def __init__(self, tag):
         self.done, self.clock, self.tag = False, {}, tag
@@ -35,6 +45,7 @@ class Record:
 class Event:
     def __init__(self, owner):
         self.owner, self.latest, self.destroyed = owner, None, False
+        self.pending = []  # records that were under way when it was recorded again
         self.importers = 0
 
 
@@ -53,18 +64,25 @@ class Stream:
         self.number, self.rank, self.weight = number, rank, weight
         self.ops = deque()
         self.clock = {}
+        self.created = self.urgent = False  # by `create_stream`, and not yet destroyed
 
 
 class World:
-    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run."""
+    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``:
+    what becomes of events that a process had recorded when it is gone: they count as past, or never will."""
 
-    def __init__(self, seed=0, laziness=None):
+    def __init__(self, seed=0, laziness=None, dead_events_pass=True):
+        self.dead_events_pass, self.probed, self.mapped = dead_events_pass, None, False
+        self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
+        self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
         self.violations = []
         self.streams = []
         self.buffers = {}  # handle -> Buffer
+        self.segments = {}  # base -> Segment
+        self.moved = 0  # bytes that copies and kernels of the transport have read and written
         self.events = {}  # number -> Event, as opened anywhere
         self.pinned = {}  # address -> (rank, buffer)
         self.accesses = {}  # where -> [(low, high, write, component, tick, label)]
@@ -103,6 +121,8 @@ class World:
                 self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
             for span in op.writes:
                 self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+            if op.label in ("copy", "reduce"):
+                self.moved += sum(nbytes for _, nbytes in op.reads + op.writes)
             if op.run is not None:
                 op.run(clock)
             return True
@@ -164,22 +184,32 @@ class World:
                 merge(self.hosts[rank], clock)
 
     def kill(self, rank):
-        """The process of a rank is gone: what it had queued never runs; what it had recorded counts as past."""
+        """The process of a rank is gone, and what it had queued never runs: neither data nor values are there."""
         with self.lock:
             past = {}
             for stream in self.streams:
                 if stream.rank == rank:
                     stream.ops.clear()
                     merge(past, stream.clock)
-            for event in self.events.values():
-                if event.owner == rank and event.latest is not None:
-                    event.latest.done = True
-                    merge(event.latest.clock, past)  # who sees the event also sees what ran before the end
+            for event in self.events.values() if self.dead_events_pass else ():
+                for record in [*event.pending, event.latest] if event.owner == rank and event.latest else ():
+                    record.done = True
+                    merge(record.clock, past)  # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
+            for segment in self.segments.values():
+                segment.importers.discard(rank)
+                if segment.owner == rank:  # what others still see of it nobody says
+                    ctypes.memset(segment.real, 0xDD, segment.nbytes)
             for event in self.drivers[rank].opened_events.values():
                 event.importers -= 1
             self.drivers[rank].dead = True
+            for driver in self.drivers if self.shares_context else ():
+                if driver.uuid == self.drivers[rank].uuid and driver.rank != rank:
+                    driver.lost = True
+                    for stream in self.streams:
+                        if stream.rank == driver.rank:
+                            stream.ops.clear()
 
     def leaks(self, but=()):
         """What is left that belongs to ranks other than ``but``."""
@@ -190,6 +220,7 @@ class World:
             left += [
                 f"rank {e.owner}: event {n}" for n, e in self.events.items() if not e.destroyed and e.owner not in but
             ]
+            left += [f"rank {s.rank}: a stream" for s in self.streams if s.created and s.rank not in but]
             left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
             left += [
                 f"rank {d.rank}: an opened address or event"

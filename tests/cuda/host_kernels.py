@@ -18,13 +18,13 @@ PAIRS = [(dtype, CODES[op]) for dtype in dtypes.BY_DTYPE.values() for op in dtyp
 BY_NAME = {(d.name, dtypes.REDUCE_OPS[op]): (d, op) for d, op in PAIRS}
 
 
-def build(path, algorithms):
-    """A shared library of these algorithms' kernels for all pairs."""
-    text = compiler.text_of([(a, *pair) for a in algorithms for pair in PAIRS], [HERE / "device.h"])
+def build(path, algorithms, pairs=PAIRS, files=(), flags=()):
+    """A shared library of these algorithms' kernels for these pairs. ``files``: in place of those of the same name."""
+    text = compiler.text_of([(a, *pair) for a in algorithms for pair in pairs], [HERE / "device.h", *files])
     types = ", ".join(f"typeid(c10d_custom::dtype_{d.name}::{dtypes.REDUCE_OPS[op]}).name()" for d, op in PAIRS)
     text += f'extern "C" {{ __attribute__((visibility("default"))) const char* type_names[] = {{{types}}}; }}\n'
     text += text_of_files("host_threads.h", "host_launch.cpp")
-    compile_host(path, text, "-shared", "-fPIC", "-fvisibility=hidden")
+    compile_host(path, text, "-shared", "-fPIC", "-fvisibility=hidden", *flags)
     return ctypes.CDLL(str(path))
 
 

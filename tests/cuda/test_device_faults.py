@@ -13,8 +13,12 @@ from fake_driver import FakeDriver
 from fake_world import World
 from thread_ranks import run_ranks
 
-MODES = [{"cuda_mode": "shared"}, {"cuda_mode": "shared", "cuda_order": "values"}, {"cuda_mode": "staged"}]
-each_mode = pytest.mark.parametrize("config", MODES, ids=["events", "values", "staged"])
+MODES = {
+    **{order: {"cuda_mode": "shared", "cuda_order": order} for order in ("host", "values", "events")},
+    "staged": {"cuda_mode": "staged"},
+}
+each_mode = pytest.mark.parametrize("config", MODES.values(), ids=list(MODES))
+each_death = pytest.mark.parametrize("dead_events_pass", [True, False], ids=["dead_passes", "dead_never"])
 
 
 @each_mode
@@ -33,11 +37,12 @@ def test_a_rank_that_stays_away_is_named_in_time(config):
 
 
 @each_mode
+@each_death
 @pytest.mark.parametrize("count", [10, 100_000])
-def test_a_rank_that_goes_in_the_middle_leaves_no_stream_waiting(config, count, monkeypatch):
+def test_a_rank_that_goes_in_the_middle_leaves_no_stream_waiting(config, dead_events_pass, count, monkeypatch):
     """Rank 1's process is gone as soon as it has agreed to the call (staged: has sent its part)."""
     monkeypatch.setattr(cuda_transport, "_DRAIN", 1.0)
-    world = World(3)
+    world = World(3, dead_events_pass=dead_events_pass)
     drivers = [FakeDriver(world, r) for r in range(3)]
 
     def body(r):
@@ -69,7 +74,7 @@ def test_a_rank_that_goes_in_the_middle_leaves_no_stream_waiting(config, count, 
         return time.monotonic() - began
 
     times = run_ranks(
-        3, body, config=config, world=world, drivers=drivers, clean=False, may_race="cuda_order" in config
+        3, body, config=config, world=world, drivers=drivers, clean=False, may_race=config == MODES["values"]
     )
     assert all(t is None or t < 5 for t in times), times
     assert not world.leaks(but={1}), world.leaks(but={1})
@@ -87,7 +92,7 @@ def test_a_kernel_that_never_ends_does_not_hang_the_hosts(config):
                 r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
         both.wait(30)
         began = time.monotonic()
-        if config["cuda_mode"] == "staged":
+        if config in (MODES["staged"], MODES["host"]):
             with pytest.raises(CustomBackendError) as raised:
                 r.pg.allreduce([t], options(False, 5.0 if r.rank else 0.5))
             if r.rank == 0:
@@ -155,9 +160,10 @@ def test_a_group_is_destroyed_with_work_under_way(config):
         assert [float(t[0]) for t in results] == [27.0] * 3
 
 
-def test_set_up_survives_a_rank_that_goes(monkeypatch):
+@each_death
+def test_set_up_survives_a_rank_that_goes(dead_events_pass, monkeypatch):
     monkeypatch.setattr(cuda_transport, "_DRAIN", 0.5)
-    world = World(1)
+    world = World(1, dead_events_pass=dead_events_pass)
     drivers = [FakeDriver(world, r) for r in range(3)]
 
     def body(r):

@@ -1,6 +1,9 @@
 """Messages of a group's CUDA tensors, on a simulated GPU."""
 
+import gc
+import threading
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -108,3 +111,28 @@ def test_a_message_that_nobody_sends_times_out():
             r.pg.recv([t], 1).wait()
 
     run_ranks(2, body)
+
+
+def test_a_message_that_was_too_late_keeps_its_tensor_until_the_gpu_has_read_it():
+    def body(r):
+        if r.rank:
+            return time.sleep(1.5)
+        gate, t = threading.Event(), torch.ones(1000)
+        gone = weakref.ref(t)
+        with r.driver.activate():
+            r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        r.pg.set_timeout(timedelta(seconds=0.3))
+        work = r.pg.send([t], 1)
+        with pytest.raises(CollectiveTimeoutError, match="cuda:0 has not finished"):
+            work.wait()
+        del t, work
+        gc.collect()  # the error has frames, which have the Work
+        assert gone() is not None
+        gate.set()
+        until = time.monotonic() + 10
+        while gone() is not None and time.monotonic() < until:
+            r.synchronize()
+            gc.collect()
+        assert gone() is None
+
+    run_ranks(2, body, clean=False)

@@ -15,7 +15,12 @@ from c10d_custom.lowering import collectives
 from device_tensors import contents, device_tensor, options, warm
 from thread_ranks import cpu_tensors, run_ranks
 
-MODES = ["shared", "staged"]
+MODES = {
+    "host": {"cuda_mode": "shared"},
+    "events": {"cuda_mode": "shared", "cuda_order": "events"},
+    "values": {"cuda_mode": "shared", "cuda_order": "values"},
+    "staged": {"cuda_mode": "staged"},
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -27,7 +32,7 @@ def test_wait_lets_the_stream_wait_and_not_the_host(mode):
         with r.driver.activate():  # a kernel of the user's that takes its time
             r.driver.user(r.driver.current_stream(), lambda: t.fill_(1.0), writes=[t], ready=gate.is_set)
         work = r.pg.allreduce([t], options(True))
-        if mode == "shared":
+        if mode in ("events", "values"):
             work.wait()  # returns although nothing has run
             assert not work.is_completed() and float(t[0]) == 0.0
             gate.set()
@@ -39,7 +44,7 @@ def test_wait_lets_the_stream_wait_and_not_the_host(mode):
         assert work.is_completed() and work.is_success() and work.exception() is None
         return got[0].item()
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [2.0, 2.0]
+    assert run_ranks(2, body, config=MODES[mode]) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -57,7 +62,7 @@ def test_a_wait_with_a_timeout_holds_the_host(mode):
         assert work.is_completed()
         return contents(r, t)[0].item()
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [2.0, 2.0]
+    assert run_ranks(2, body, config=MODES[mode]) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -76,7 +81,7 @@ def test_futures_give_the_tensors_and_callbacks_may_communicate(mode):
         work.wait()
         return contents(r, first)[0].item()
 
-    assert run_ranks(3, body, config={"cuda_mode": mode}) == [9.0] * 3
+    assert run_ranks(3, body, config=MODES[mode]) == [9.0] * 3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -98,7 +103,7 @@ def test_tensors_live_until_the_gpu_is_done_though_nobody_waits(mode):
             r.synchronize()
         assert gone() is None
 
-    run_ranks(2, body, config={"cuda_mode": mode})
+    run_ranks(2, body, config=MODES[mode])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -116,7 +121,7 @@ def test_what_is_not_contiguous_comes_back_in_place(mode):
         want[:, 2] = 3.0
         assert torch.equal(got, want)
 
-    run_ranks(2, body, config={"cuda_mode": mode})
+    run_ranks(2, body, config=MODES[mode])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -133,7 +138,7 @@ def test_cpu_and_cuda_tensors_in_one_order(mode):
             w.wait()
         return contents(r, device)[0].item(), host[0].item()
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [(2.0**5, 2.0**10)] * 2
+    assert run_ranks(2, body, config=MODES[mode]) == [(2.0**5, 2.0**10)] * 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -149,7 +154,7 @@ def test_a_barrier_is_one_for_the_gpu_too(mode):
         r.pg.barrier(o)
         return sorted(ran)
 
-    assert run_ranks(3, body, laziness=1.0, config={"cuda_mode": mode}) == [[0, 1, 2]] * 3
+    assert run_ranks(3, body, laziness=1.0, config=MODES[mode]) == [[0, 1, 2]] * 3
 
 
 def test_ranks_that_name_different_devices_are_told():
@@ -187,11 +192,65 @@ def test_a_capture_is_refused(mode):
     def body(r):
         warm(r)
         r.driver.is_capturing = True
-        with pytest.raises(UsageError, match=f"CUDA graph.*{mode}"):
+        with pytest.raises(UsageError, match=f"CUDA graph.*{MODES[mode]['cuda_mode']}"):
             r.pg.allreduce([device_tensor(r, 4, 1.0)], options(False))
         r.driver.is_capturing = False
         t = device_tensor(r, 4, 1.0)
         r.pg.allreduce([t], options(False))
         return contents(r, t)[0].item()
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [2.0, 2.0]
+    assert run_ranks(2, body, config=MODES[mode]) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_another_stream_waits_for_is_kept_for_the_one_of_the_issue(mode):
+    """Freed, its memory would be that stream's again, which has not waited."""
+
+    def body(r):
+        warm(r)
+        with r.driver.activate():
+            other = r.driver.create_stream(False)
+        t, gate = torch.ones(100), threading.Event()
+        gone = weakref.ref(t)
+        with r.driver.activate():
+            r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        work = r.pg.allreduce([t], options(True))
+        if mode in ("host", "staged"):
+            gate.set()  # those are done when the host has waited
+        with r.driver.on(other):
+            work.wait()
+        del work, t
+        assert gone() is not None
+        gate.set()
+        for _ in range(30):  # new Works let go of old ones, once the GPU is done with them
+            r.pg.allreduce([device_tensor(r, 1, 0.0)], options(True)).wait()
+            r.synchronize()
+        assert gone() is None
+        with r.driver.on(other):
+            r.synchronize()
+        with r.driver.activate():
+            r.driver.destroy_stream(other)
+
+    run_ranks(2, body, config=MODES[mode], laziness=1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["leaf", "inference"])
+def test_results_are_copied_back_past_autograd(mode, kind):
+    """By another thread, with modes of its own."""
+
+    def body(r):
+        if kind == "leaf":
+            t = torch.nn.Parameter(torch.zeros(6, 4).t())
+        else:
+            with torch.inference_mode():
+                t = torch.zeros(6, 4).t()
+        r.keep.append(t)
+        r.pg.allreduce([t], options(True)).wait()
+        r.pg.allreduce([t], options(False))
+        send = r.pg.send([torch.full((4, 6), 5.0)], 1 - r.rank, 0)
+        r.pg.recv([t], 1 - r.rank, 0).wait()
+        send.wait()
+        return contents(r, t.detach()).unique().tolist()
+
+    assert run_ranks(2, body, config=MODES[mode]) == [[5.0]] * 2

@@ -6,8 +6,9 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, order, p2p, peers, shared, staged, staged_messages, transport
-from c10d_custom.transport.cuda.order import EventOrder, ValueOrder
+from c10d_custom.transport.cuda import event_order, fused, p2p, peers, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda.event_order import EventOrder
+from c10d_custom.transport.cuda.order import HostOrder, ValueOrder
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -17,8 +18,9 @@ from test_shared import program
 from thread_ranks import run_ranks
 
 P2P = {"cuda_mode": "p2p"}
-EVENTS, VALUES, STAGED = (
+HOST, EVENTS, VALUES, STAGED = (
     {"cuda_mode": "shared"},
+    {"cuda_mode": "shared", "cuda_order": "events"},
     {"cuda_mode": "shared", "cuda_order": "values"},
     {"cuda_mode": "staged"},
 )
@@ -41,8 +43,8 @@ def published_before_it_is_put(self, put, readers=None):
     return k
 
 
-def released_before_it_is_taken(self, k, take, sources=None):
-    _TAKE(self, k, nothing, sources)
+def released_before_it_is_taken(self, k, take, *who):
+    _TAKE(self, k, nothing, *who)
     take(self._bases(k))
 
 
@@ -50,8 +52,8 @@ def one_half(self, k):
     return [self.peers.staging[r] for r in range(self.n)]
 
 
-def backwards(driver, stream, dtype, redop, factor, sources, targets, count):
-    _REDUCE(driver, stream, dtype, redop, factor, sources[::-1], targets, count)
+def backwards(driver, stream, dtype, redop, factor, jobs):
+    _REDUCE(driver, stream, dtype, redop, factor, [j._replace(sources=j.sources[::-1]) for j in jobs])
 
 
 _REDUCE = FakeDriver.reduce
@@ -96,7 +98,7 @@ def sent_at_once(self):
 
 def given_at_once(self):
     while self._leaving:
-        self.pinned.give(self._leaving.popleft()[1])
+        self.pinned.give(self._leaving.popleft().address)
     return False
 
 
@@ -134,7 +136,7 @@ _OPEN = peers.Peers.open
 
 
 def on_a_stream_of_its_own(self, stream, call, seconds):
-    _ALL_REDUCE(self, self._driver.create_stream(), call, seconds)
+    _ALL_REDUCE(self, self._driver.create_stream(False), call, seconds)
 
 
 _ALL_REDUCE, _P2P = fused.Fused.all_reduce, p2p.P2p.all_reduce
@@ -148,7 +150,7 @@ MUTATIONS = {
     "released before it is taken": (EVENTS, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
     "no meeting but the first": (EVENTS, lambda: off(EventOrder, "meets", False)),
     "one half for all rounds": (EVENTS, lambda: off(shared._Run, "_bases", one_half)),
-    "one event for all rounds": (EVENTS, lambda: off(order, "HALVES", 1)),
+    "one event for all rounds": (EVENTS, lambda: off(event_order, "HALVES", 1)),
     "only the first source is waited for": (
         EVENTS,
         lambda: off(
@@ -178,9 +180,15 @@ MUTATIONS = {
     ),
     "closed while the stream is at work": (
         EVENTS,
-        lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
+        lambda: off(transport.CudaTransport, "idle", lambda self, seconds: True),
         hasty,
     ),
+    "host: no wait for what was published": (HOST, lambda: off(HostOrder, "reached", lambda self: True)),
+    "host: published before it is put": (HOST, lambda: off(shared._Run, "_put", published_before_it_is_put)),
+    "host: no meeting but the first": (HOST, lambda: off(HostOrder, "meets", False)),
+    "host: one half for all rounds": (HOST, lambda: off(shared._Run, "_bases", one_half)),
+    "host: the caller's stream is not waited for": (HOST, lambda: off(StreamOp, "begin")),
+    "host: the caller's stream does not wait": (HOST, lambda: off(StreamOp, "join")),
     "values: no wait for what was published": (VALUES, lambda: off(ValueOrder, "arrive")),
     "values: no wait for the readers": (VALUES, lambda: off(ValueOrder, "reuse")),
     "values: published before it is put": (VALUES, lambda: off(shared._Run, "_put", published_before_it_is_put)),
@@ -221,7 +229,7 @@ MUTATIONS = {
     ),
     "fused: closed while the stream is at work": (
         P2P,
-        lambda: off(transport.CudaTransport, "_idle", lambda self, seconds: True),
+        lambda: off(transport.CudaTransport, "idle", lambda self, seconds: True),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the guard takes leaving for failing": (

@@ -12,8 +12,9 @@ import torch
 from c10d_custom import dtypes
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import kernels, p2p
+from engine import engine, same
 from host_kernels import HostKernels
-from test_reduce_kernels import Place, engine, pairs, same
+from test_reduce_kernels import Place, pairs
 
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 STAGING = 4096 + 32

@@ -1,7 +1,6 @@
 """The CUDA reduction's arithmetic, without a GPU: its sources compiled as C++ for the host, against the CPU
 engine bit for bit and against torch."""
 
-import ctypes
 import random
 
 import pytest
@@ -9,16 +8,15 @@ import torch
 
 from c10d_custom import dtypes
 from c10d_custom.errors import UsageError
-from c10d_custom.native import OK, lib
 from c10d_custom.transport.cuda import kernels
 from conformance import reference, values
+from engine import engine, same, torch_dtype
 from host_kernels import PAIRS, HostKernels
 
 GUARD, FILL = 64, 0xA5
 # In elements; the last goes round the loop over Vectors of one emulated processor more than once.
 COUNTS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 255, 257, 4099]
 LONG_BYTES = 100_003
-NATIVE_FLOATS = {"float32", "float64", "complex64", "complex128"}
 
 pairs = pytest.mark.parametrize("dtype,redop", PAIRS, ids=lambda v: getattr(v, "name", None) or dtypes.REDUCE_OPS[v])
 
@@ -40,27 +38,6 @@ class Place:
 
     def untouched(self):
         return all(bool((part == FILL).all()) for part in self._around)
-
-
-def engine(dtype, redop, sources, count, factors):
-    """The CPU engine's result of tensors of bytes."""
-    result = torch.empty(count * dtype.item_bytes, dtype=torch.uint8)
-    addresses = (ctypes.c_void_p * len(sources))(*[s.data_ptr() for s in sources])
-    doubles = (ctypes.c_double * len(factors))(*factors) if factors else None
-    assert lib.c10d_reduce(dtype.code, redop, result.data_ptr(), addresses, len(sources), count, doubles) == OK
-    return result
-
-
-def torch_dtype(dtype):
-    return getattr(torch, dtype.name)
-
-
-def same(dtype, redop, got, want):
-    """None, or what differs. What a NaN of arithmetic in float or double looks like is the processor's matter;
-    every other bit must agree, those of NaNs in narrower formats or passed through by MIN and MAX too."""
-    if dtype.name in NATIVE_FLOATS and dtypes.REDUCE_OPS[redop] not in ("MIN", "MAX"):
-        return reference.difference(got.clone().view(torch_dtype(dtype)), want.view(torch_dtype(dtype)))
-    return None if torch.equal(got, want) else f"{int((got != want).sum())} bytes differ"
 
 
 @pairs
@@ -88,7 +65,8 @@ def test_same_bits_as_the_cpu_engine(device, dtype, redop):
             place.bytes.copy_(data)
         if rng.random() < 0.3:
             targets.append(rng.choice(sources))  # in place
-        device.reduce(0, dtype, redop, factor, [s.address for s in sources], [t.address for t in targets], count)
+        job = kernels.Job([s.address for s in sources], [t.address for t in targets], count)
+        device.reduce(0, dtype, redop, factor, [job])
         want = engine(dtype, redop, inputs, count, factors)
         for target in targets:
             problem = same(dtype, redop, target.bytes, want)
@@ -96,6 +74,39 @@ def test_same_bits_as_the_cpu_engine(device, dtype, redop):
         assert all(p.untouched() for p in places)
         for place, data in zip(sources, inputs):
             assert place in targets or torch.equal(place.bytes, data)
+
+
+@pairs
+def test_several_jobs_in_one_launch(device, dtype, redop):
+    """Each as by itself: of other lengths, other sources, other places; some of no length."""
+    rng = random.Random(7000 * dtype.code + redop)
+    item = dtype.item_bytes
+    for jobs in (2, 3, 16):
+        ranks = rng.randrange(1, 9)
+        factors = [rng.choice([0.3, -1.5, 2.0]) for _ in range(ranks)] if redop == kernels.PREMUL_SUM else []
+        made, wanted = [], []
+        for job in range(jobs):
+            count = rng.choice([*COUNTS, 0, 20_011 // item]) if job else 20_011 // item
+            inputs = [
+                torch.frombuffer(bytearray(rng.randbytes(count * item or 1)), dtype=torch.uint8) for _ in range(ranks)
+            ]
+            inputs = [data[: count * item] for data in inputs]
+            common = rng.choice([None, rng.randrange(0, 16, item)])
+            places = [
+                Place(count * item, rng.randrange(16) if common is None else common)
+                for _ in range(ranks + rng.randrange(1, 4))
+            ]
+            for place, data in zip(places, inputs):
+                place.bytes.copy_(data)
+            targets = [*places[ranks:], *rng.sample(places[:ranks], rng.randrange(2))]
+            made.append((places, kernels.Job([p.address for p in places[:ranks]], [t.address for t in targets], count)))
+            wanted.append((targets, count and engine(dtype, redop, inputs, count, factors)))
+        device.reduce(0, dtype, redop, factors or None, [job for _, job in made])
+        for targets, want in wanted:
+            for target in targets:
+                problem = same(dtype, redop, target.bytes, want) if target.bytes.numel() else None
+                assert problem is None, (jobs, ranks, len(target.bytes), problem)
+        assert all(p.untouched() for places, _ in made for p in places)
 
 
 def product(inputs):
@@ -122,9 +133,7 @@ def test_what_torch_computes(device, dtype, redop, kind):
             dtype,
             redop,
             factors if op == "PREMUL_SUM" else None,
-            [i.data_ptr() for i in inputs],
-            [result.data_ptr()],
-            values.PERIOD,
+            [kernels.Job([i.data_ptr() for i in inputs], [result.data_ptr()], values.PERIOD)],
         )
         by_hand = t in values.COMPLEX and op == "PRODUCT"
         want = product(inputs) if by_hand else reference.reduce_in_order(inputs, op, factors)
@@ -139,9 +148,8 @@ def test_every_float16_code_and_the_roundings_next_to_it(device):
     dtype = dtypes.BY_DTYPE[torch.float16]
     result = torch.empty_like(codes)
     for factor in (1.0, 1 + 2**-11, 1 - 2**-12, 1 + 3 * 2**-12, 2.0**-9, 1.5):
-        device.reduce(
-            0, dtype, kernels.PREMUL_SUM, [factor, 0.0], [codes.data_ptr(), ones.data_ptr()], [result.data_ptr()], 65536
-        )
+        job = kernels.Job([codes.data_ptr(), ones.data_ptr()], [result.data_ptr()], 65536)
+        device.reduce(0, dtype, kernels.PREMUL_SUM, [factor, 0.0], [job])
         want = (codes.to(torch.float32) * torch.tensor(factor, dtype=torch.float32) + 0.0).to(torch.float16)
         assert reference.difference(result, want) is None, factor
 
@@ -149,13 +157,23 @@ def test_every_float16_code_and_the_roundings_next_to_it(device):
 def test_nothing_to_do_and_too_much(device):
     dtype, total = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
     data = torch.ones(4)
-    device.reduce(0, dtype, total, None, [data.data_ptr()], [data.data_ptr()], 0)
-    device.reduce(0, dtype, total, None, [data.data_ptr()] * 64, [data.data_ptr()], 4)
+    at = data.data_ptr()
+
+    def reduce(redop, *jobs):
+        device.reduce(0, dtype, redop, None, jobs)
+
+    reduce(total, kernels.Job([at], [at], 0))
+    reduce(total)
+    reduce(total, kernels.Job([at] * 64, [at], 4))
     assert data.tolist() == [64.0] * 4
     with pytest.raises(UsageError, match="1 to 64 sources"):
-        device.reduce(0, dtype, total, None, [data.data_ptr()] * 65, [data.data_ptr()], 4)
+        reduce(total, kernels.Job([at] * 65, [at], 4))
+    with pytest.raises(UsageError, match="up to 16 jobs"):
+        reduce(total, *[kernels.Job([at], [at], 4)] * 17)
+    with pytest.raises(UsageError, match="of 272 arrays"):
+        reduce(total, *[kernels.Job([at] * 60, [at] * 40, 4)] * 3)
     with pytest.raises(UsageError, match="BAND has no meaning for torch.float32"):
-        device.reduce(0, dtype, int(dtypes.RedOp.BAND), None, [data.data_ptr()], [data.data_ptr()], 4)
+        reduce(int(dtypes.RedOp.BAND), kernels.Job([at], [at], 4))
 
 
 @pytest.mark.parametrize(

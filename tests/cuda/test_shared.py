@@ -210,6 +210,13 @@ def test_every_collective_under_many_schedules(size, full):
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [2, 3, 8])
+def test_the_same_ordered_by_events(size, full):
+    for seed in range((300 if size < 5 else 100) if full else (3 if size < 5 else 1)):
+        program(4000 * size + seed, size, 10, {**SHARED, "cuda_order": "events"})
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [2, 3, 8])
 def test_the_same_ordered_by_values(size, full):
     for seed in range((200 if size < 5 else 50) if full else (3 if size < 5 else 1)):
         program(1000 * size + seed, size, 10, {**SHARED, "cuda_order": "values"})

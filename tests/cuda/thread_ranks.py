@@ -18,7 +18,7 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.order import EventOrder
+from c10d_custom.transport.cuda.event_order import EventOrder
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -57,6 +57,7 @@ def standing_in(driver_of):
             t = function(*arguments)
             if t is not arguments[0] and hasattr(_here, "driver"):
                 _here.driver.world.keep.append(t)
+                _here.driver.adopt(t)
             return t
 
         return wrapped
@@ -154,6 +155,7 @@ class Rank:
     def fill(self, tensor, values, stream=None):
         """Queues a kernel that writes ``values`` into ``tensor``."""
         self.keep += [tensor, values]
+        self.driver.adopt(tensor)
         with self.driver.activate():
             self.driver.user(
                 self.driver.current_stream() if stream is None else stream,
@@ -192,10 +194,13 @@ def run_ranks(
     drivers=None,
     clean=True,
     may_race=False,
+    in_place=False,
 ):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
-    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void."""
+    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void; ``in_place``: the
+    probes have found that memory of torch's allocator can be mapped."""
     world = world or World(seed, laziness)
+    world.mapped = in_place
     drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
     store, results, errors = HashStore(), [None] * size, [None] * size
     made = []

@@ -39,6 +39,22 @@ def test_a_parameter_that_is_not_contiguous():
     run(parameter, 2)
 
 
+def inference(rank, size):
+    """A tensor of inference mode, which the other thread is not in."""
+    with torch.inference_mode():
+        t = torch.zeros(4, 3).t()
+    for _ in range(60):
+        with torch.inference_mode():
+            t.fill_(rank + 1.0)
+            work = dist.all_reduce(t, async_op=True)
+        work.wait()
+        assert t.unique().tolist() == [float(sum(range(1, size + 1)))]
+
+
+def test_a_tensor_of_inference_mode_that_is_not_contiguous():
+    run(inference, 2)
+
+
 def own_memory_opened(rank, size):
     """Any close of a descriptor of a file drops a process's POSIX locks on it: a rank whose memory was looked at is not
     dead."""

@@ -135,6 +135,13 @@ def test_the_glossary_is_short():
     assert len(rows) - 2 <= GLOSSARY_WORDS
 
 
+def test_all_pages_say_alike_whether_a_gpu_has_run_it():
+    own, generated = (ROOT / "docs" / "cuda.md").read_text().split("<!-- begin on-gpus -->")
+    seen = "| seen on " in generated
+    pages = [own, *((ROOT / name).read_text() for name in ("README.md", "docs/README.md", "docs/support.md"))]
+    assert [bool(re.search("not yet run on (a GPU|one)", text, re.I)) for text in pages] == [not seen] * len(pages)
+
+
 def test_generated_tables_are_what_they_are_made_of():
     out = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "doc_tables.py"), "--check"], capture_output=True, text=True, timeout=60

@@ -13,7 +13,7 @@ import torch
 from ..dtypes import PACKED
 from ..errors import UsageError
 from ..lowering import sparse
-from ..lowering.collectives import Lowering, copy_back, only, own_tensors
+from ..lowering.collectives import Lowering, only, own_tensors, put_back
 from ..native import RECEIVED, SLOW_PATH
 from ..native.raw_tensor import raw_tensor
 from . import trace_dump as trace
@@ -276,7 +276,7 @@ class Issuing:
         try:
             for call in calls:
                 self._transport.run(call)
-                copy_back(call)
+                put_back(call)
         finally:
             self._drop(extensions)
 
@@ -358,7 +358,7 @@ class Issuing:
 
         def finish() -> None:
             for call in copies:
-                copy_back(call)
+                put_back(call)
             if then is not None:
                 then()
             if record is not None:

@@ -312,7 +312,8 @@ class Work(_TorchWork):
 class DeviceWork(Work):
     """Work on tensors of a device. It is settled when the GPU has been told of all of it: then futures resolve,
     and `wait` lets the current stream wait for the rest. ``stream_ops``: what tells of the GPU's side, one for
-    each operation. What was kept is so until a stream waits, or the GPU is done."""
+    each operation. What was kept is so until the stream of the issue waits, which then frees it in its order, or the
+    GPU is done: another stream's wait says nothing to that one, from whose memory plain copies are made."""
 
     def __init__(
         self,
@@ -334,7 +335,9 @@ class DeviceWork(Work):
             stream_op.join()
         if seconds and seconds > 0:
             self._await_gpu(began + seconds, seconds)
-        super()._let_go()
+            super()._let_go()
+        elif all(f.joined_at_home() for f in self._stream_ops):
+            super()._let_go()
         return True
 
     def is_completed(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from ..call import ANY_COUNT, Buffer, Call, Message, Op
+from ..call import ANY_COUNT, Buffer, Call, Message, Op, copy_back
 from ..errors import UsageError
 
 
@@ -58,14 +58,10 @@ def own_tensors(tensors: Any) -> list[torch.Tensor]:
     return list(own_list(tensors))
 
 
-def copy_back(call: Call | Message) -> None:
+def put_back(call: Call | Message) -> None:
     """What is left to do for a call that is done."""
-    if call.device is not None:
-        return  # done on the stream of the call
-    # As the core writes where no copy is needed: past autograd, whose mode is each thread's own.
-    with torch.no_grad():
-        for destination, plain in call.copy_back:
-            destination.copy_(plain.view(destination.shape))
+    if call.device is None:  # else done on the stream of the call
+        copy_back(call.copy_back)
 
 
 def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DType:

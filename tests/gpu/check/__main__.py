@@ -1,200 +1,185 @@
-"""What scripts/gpu_check runs once the package is built: the sections, one after the other, and the report.
+"""``scripts/gpu_check PRESET``: builds the package, runs the preset's parts one after another, and reports as it goes.
 
-Standard library only up to the sections' own commands. Ends with 0 when nothing failed and nothing was left out for
-lack of time, 1 when something was, 2 when there was no CUDA device, or no package, to try.
+Standard library only: what needs more is in the parts. Whatever ends this process, its parts end, too (guard.py). Exit
+status: 0 when nothing failed, 1 when something did, 2 when there was no CUDA device, or no package, to try.
 """
 
 import argparse
 import hashlib
-import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
+from .presets import LIMIT, PRESETS, listed
 from .report import Report, summary_line
-from .run import FAIL, LAST_WORDS, NOT_RUN, PASS, Outcome, run
-from .sections import SECTIONS
+from .run import FAIL, LAST_WORDS, NOT_RUN, PASS, Outcome, Running
 
 ROOT = Path(__file__).resolve().parents[3]
-NO_DEVICE = "no CUDA device"
-LOOK = (
-    "import torch, sys; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
-    "print(n, torch.cuda.get_device_name(0) if n else 'none', sep='|')"
-)
-# Says what of these settings the package does not know, a line for each.
-UNKNOWN = """
-import json, os, sys
-from c10d_custom import config
-known = {name for name, *_ in config.TABLE}
-for settings in json.loads(sys.argv[1]):
-    unknown = ", ".join(name for name in settings if name not in known)
-    os.environ.update(settings)
-    try:
-        config.Config.from_env()
-    except ValueError as error:
-        unknown = unknown or str(error)
-    for name in settings:
-        del os.environ[name]
-    print(unknown)
-"""
+DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+FIRST = {"set-up", "environment"}  # whatever comes after them needs them
 
 
 def arguments():
     parser = argparse.ArgumentParser(
-        prog="scripts/gpu_check", description="Checks this checkout on a machine with a GPU."
+        prog="scripts/gpu_check",
+        description="Checks this checkout on a machine with a GPU, in less than nine minutes for each preset.",
     )
-    parser.add_argument("--out", metavar="FILE", help="the report (default: tests/gpu/results/DATE-DEVICE-COMMIT.txt)")
-    parser.add_argument("--seconds", type=float, default=500, help="for all sections (default: %(default)s)")
-    parser.add_argument(
-        "--sections", metavar="WORD[,WORD...]", help="only those whose names have one of the words; list: show them"
-    )
-    parser.add_argument("--without", metavar="WORD[,WORD...]", help="not those whose names have one of the words")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself where there is no GPU"
-    )
-    parser.add_argument("--commit", help="what the report says was checked (default: git's answer)")
-    parser.add_argument(
-        "--failed-set-up", metavar="FILE", help=argparse.SUPPRESS
-    )  # the log of scripts/gpu_check's attempt
-    parser.add_argument("--no-device", action="store_true", help=argparse.SUPPRESS)  # scripts/gpu_check saw none
-    return parser.parse_args()
+    parser.add_argument("preset", nargs="?", choices=list(PRESETS))
+    parser.add_argument("--list", action="store_true", help="print each preset's parts and limits")
+    parser.add_argument("--out", metavar="DIR", default=ROOT / "tests/gpu/results", help="for the report")
+    parser.add_argument("--commit", help="what the report says was checked (default: git's answer, or unknown)")
+    parser.add_argument("--only", metavar="WORD[,WORD...]", help="only parts whose names have one of the words")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself")
+    args = parser.parse_args()
+    if not args.list and args.preset is None:
+        parser.error(f"name a preset: {', '.join(PRESETS)}")
+    return args
+
+
+def there_is_a_gpu():
+    if any(os.path.exists(path) for path in DEVICES):
+        return True
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def commit(given):
-    """Of the checkout, with + where it has changes; a copy without git says so."""
+    """Of the checkout, with + where it has changes."""
     if given:
         return given
     git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], text=True, capture_output=True)
-    if head.returncode:
-        return "nogit"
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no"], text=True, capture_output=True
-    ).stdout
-    return head.stdout.strip() + ("+" if changed.strip() else "")
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], text=True, capture_output=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], text=True, capture_output=True)
+    except OSError:
+        return "unknown"
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else "unknown"
 
 
 def digest():
-    """Of what the package is built from and tested with: a copy without git tells by it what it is a copy of."""
+    """Of what the package is built from and tested with: without git, what tells what was checked."""
     whole = hashlib.sha256()
     for path in sorted(p for folder in ("backend", "python", "tests", "scripts") for p in (ROOT / folder).rglob("*")):
         relative = path.relative_to(ROOT)
-        if path.suffix in (".py", ".cpp", ".h", ".inc", "") and path.is_file() and "build" not in relative.parts:
+        if path.suffix in (".py", ".cpp", ".h", ".c", ".inc", "") and path.is_file() and "build" not in relative.parts:
             whole.update(str(relative).encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()[:16]
 
 
-def device_name(kind):
-    """(GPUs, the first one's name); (0, ...) without."""
-    if kind == "cpu":
-        return 1, "cpu"
+def chosen(preset, only):
+    words = (only or "").split(",")
+    return [p for p in PRESETS[preset] if p.name in FIRST or any(w.strip().lower() in p.name.lower() for w in words)]
+
+
+class Guard:
+    """The process that outlives this one; ``folder``: for temporary files, which goes with it."""
+
+    def __init__(self):
+        self.mark = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gpu.check.guard", self.mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        self.folder = Path(self._process.stdout.readline().strip())
+
+    def end(self):
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def place_of_the_package(sources, folder):
+    """Where it is built: kept for the next preset if that can be."""
+    site = ROOT / "build" / f"gpu-check-{sources}-{sys.implementation.cache_tag}"
     try:
-        out = subprocess.run([sys.executable, "-c", LOOK], text=True, capture_output=True, timeout=60)
-        count, name = out.stdout.strip().splitlines()[-1].split("|", 1)
-        return int(count), name
-    except (IndexError, ValueError, subprocess.TimeoutExpired):
-        return 0, "none"
+        site.parent.mkdir(exist_ok=True)
+        if os.access(site.parent, os.W_OK):
+            return site
+    except OSError:
+        pass
+    return folder / "site"
 
 
-def chosen(args):
-    def named(section, words):
-        return any(word.strip().lower() in section.name.lower() for word in words.split(","))
-
-    return [
-        s
-        for s in SECTIONS
-        if (not args.sections or named(s, args.sections)) and not (args.without and named(s, args.without))
-    ]
-
-
-def unknown_settings(sections):
-    """{name of a section: what of its settings this package does not know, if anything}"""
-    asking = [s for s in sections if s.settings]
-    if not asking:
-        return {}
-    out = subprocess.run(
-        [sys.executable, "-c", UNKNOWN, json.dumps([s.settings for s in asking])], text=True, capture_output=True
-    )
-    if out.returncode:
-        return {s.name: out.stderr.strip().splitlines()[-1] for s in asking}
-    return {s.name: line for s, line in zip(asking, out.stdout.split("\n"))}
-
-
-def why_not(section, gpus, kind, unknown):
-    """Why a section makes no sense here, or None."""
-    if not gpus and section.name != "environment":
-        return NO_DEVICE
-    if kind == "cpu" and not section.cpu:
-        return "needs a GPU (--device cpu)"
-    if unknown.get(section.name):
-        return f"this package does not know {unknown[section.name]}"
+def check(parts, context, guard, report, end):
+    """Runs them. Why it ended before the last, or None."""
+    for part in parts:
+        folder = guard.folder / "part"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        limit = min(part.limit, end - time.monotonic())
+        if context["device"] == "cpu" and not part.cpu:
+            outcome = Outcome(part.name, NOT_RUN, "needs a GPU (--device cpu)")
+        elif limit < LAST_WORDS:
+            outcome = Outcome(part.name, NOT_RUN, "no time was left", cut=True)
+        else:
+            filled = {**context, "limit": f"{limit - LAST_WORDS:.0f}"}
+            outcome = Running(part, filled, folder, guard.mark).run(limit, report.add)
+        if part.name == "environment":
+            report.head.update(report.data().get("about", {}))
+        report.add(outcome)
+        print(summary_line(outcome), flush=True)
+        if part.name in FIRST and outcome.verdict != PASS:
+            return f"{part.name}: {outcome.reason}, so nothing was checked"
     return None
 
 
-def check(sections, gpus, kind, context, seconds, report):
-    """Runs them. Each may use what those before it left, less what those after it are sure to get."""
-    end = time.monotonic() + seconds
-    unknown = unknown_settings(sections) if gpus else {}
-    for i, section in enumerate(sections):
-        left = end - time.monotonic()
-        spare = left - sum(s.least for s in sections[i + 1 :]) - LAST_WORDS
-        limit = min(section.limit, max(spare, section.least), left)
-        if reason := why_not(section, gpus, kind, unknown):
-            outcome = Outcome(section.name, NOT_RUN, reason)
-        elif limit < min(section.least, 1):
-            outcome = Outcome(section.name, NOT_RUN, "no time was left", cut=True)
-        else:
-            outcome = run(section, context, limit)
-        report.add(outcome)
-        print(summary_line(outcome), flush=True)
-
-
 def main():
+    began = time.monotonic()
     args = arguments()
-    sections = chosen(args)
-    if args.sections == "list":
-        print("\n".join(f"{s.name:<42} at most {s.limit:.0f} s" for s in SECTIONS))
+    if args.list:
+        print(listed())
         return 0
-    gpus, name = (0, "none") if args.failed_set_up or args.no_device else device_name(args.device)
-    now, what = datetime.now(UTC), commit(args.commit)
-    slug = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
-    out = Path(args.out or ROOT / "tests/gpu/results" / f"{now:%Y%m%d-%H%M%S}-{slug}-{what}.txt")
+    if args.device == "cuda" and not there_is_a_gpu():
+        print(f"There is no CUDA device here, so the preset {args.preset} was not run.")
+        return 2
+    guard = Guard()
+    try:
+        return run(args, guard, began)
+    finally:
+        guard.end()
+
+
+def run(args, guard, began):
+    now, what, sources = datetime.now(UTC), commit(args.commit), digest()
+    (data := guard.folder / "data").mkdir()
     settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(("C10D_CUSTOM_", "NCCL_", "CUDA_"))}
-    head = [
-        f"date     {now:%Y-%m-%d %H:%M:%S} UTC",
-        f"commit   {what}, sources {digest()}",
-        f"device   {name} ({gpus if args.device == 'cuda' else 0} GPUs)",
-        f"options  {' '.join(sys.argv[1:]) or 'none'}",
-        f"settings {settings or 'none'}",
-    ]
-    report = Report(out, head)
-    if args.failed_set_up:
-        report.add(
-            Outcome(
-                "set-up",
-                FAIL,
-                "the package could not be built here",
-                output=Path(args.failed_set_up).read_text(errors="replace"),
-            )
-        )
-        sections = []
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
-        context = {"python": sys.executable, "device": args.device, "work": work, "root": str(ROOT)}
-        check(sections, gpus, args.device, context, args.seconds, report)
-    report.write(done=True)
-    print(f"{report.verdict()}\nreport: {out}")
-    if args.failed_set_up:
+    head = {
+        "preset": args.preset,
+        "date": f"{now:%Y-%m-%d %H:%M:%S} UTC",
+        "commit": what,
+        "sources": sources,
+        "device": "not yet known",
+        "gpus": 0,
+        "kind": args.device,
+        "options": " ".join(sys.argv[1:]),
+        "settings": settings,
+    }
+    slug = "".join(c if c.isalnum() else "-" for c in what).strip("-")
+    report = Report(args.out, f"{now:%Y%m%d-%H%M%S}-{args.preset}-{slug}", head, data)
+    context = {
+        "python": sys.executable,
+        "device": args.device,
+        "root": str(ROOT),
+        "site": str(place_of_the_package(sources, guard.folder)),
+        "data": str(data),
+    }
+    problem = check(chosen(args.preset, args.only), context, guard, report, began + LIMIT - 2 * LAST_WORDS)
+    report.write(over=True)
+    print(f"{report.verdict()}\nreport: {report.text}")
+    if problem:
+        print(problem)
         return 2
-    if not gpus:
-        print(f"{NO_DEVICE}, so nothing was checked")
-        return 2
-    return int(
-        any(o.verdict == FAIL or o.cut for o in report.outcomes) or not any(o.verdict == PASS for o in report.outcomes)
-    )
+    passed = any(o.verdict == PASS for o in report.outcomes if o.name not in FIRST)
+    return int(not passed or any(o.verdict == FAIL or o.cut for o in report.outcomes))
 
 
 if __name__ == "__main__":

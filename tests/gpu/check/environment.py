@@ -1,7 +1,10 @@
-"""Prints what the check runs on. Ends with 1 where torch sees no CUDA device."""
+"""Prints what the check runs on: python -m gpu.check.environment --device DEVICE FILE
+
+FILE gets the GPU's name and how many there are. Ends with 1 where torch sees no CUDA device."""
 
 import argparse
 import importlib
+import json
 import os
 import platform
 import shutil
@@ -50,7 +53,9 @@ def first_line(*command):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    kind = parser.parse_args().device
+    parser.add_argument("file")
+    args = parser.parse_args()
+    kind = args.device
     try:
         import torch
     except ImportError as error:
@@ -73,6 +78,10 @@ def main():
         if torch.cuda.is_available() and torch.distributed.is_nccl_available()
         else "not there",
     }
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with open(f"{args.file}.part", "w") as f:
+        json.dump({"device": torch.cuda.get_device_name(0) if gpus else kind, "gpus": gpus}, f)
+    os.replace(f"{args.file}.part", args.file)
     for name, value in facts.items():
         print(f"{name:<14} {value}")
     print(
@@ -82,14 +91,11 @@ def main():
             "--format=csv",
         )
     )
-    if torch.cuda.is_available():
+    if gpus:
         print("\n" + nvidia_smi("topo", "-m"))
-        for i in range(torch.cuda.device_count()):
+        for i in range(gpus):
             print(torch.cuda.get_device_properties(i))
-        print(
-            f"SUMMARY: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy "
-            f"{facts['cupy']}"
-        )
+        print(f"SUMMARY: {gpus} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy {facts['cupy']}")
     elif kind == "cpu":
         print(f"SUMMARY: tried on the CPU, torch {torch.__version__}")
     else:

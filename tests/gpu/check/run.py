@@ -1,12 +1,10 @@
-"""Runs one section: a command with a limit, its output kept, none of its processes left. Standard library only."""
+"""Runs one part: a command with a limit, its output kept, none of its processes left. Standard library only."""
 
 import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
-import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,10 @@ from harness.marks import MARK, kill_marked
 
 NOT_RUN_CODE = 3  # how a program says that it could not be tried; its last line beginning "NOT RUN:" says why
 NO_TESTS_CODE = 5  # pytest's, where nothing was collected
-LAST_WORDS = 6.0  # seconds from the interrupt at the limit to the kill: pytest then prints what it has
+LAST_WORDS = 6.0  # seconds from the interrupt to the kill at the limit: pytest then prints what it has
+LOOK = 2.0  # seconds from one look at a running part to the next
 
-PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+PASS, FAIL, NOT_RUN, RUNNING = "PASS", "FAIL", "NOT RUN", "RUNNING"
 
 
 @dataclass
@@ -30,60 +29,92 @@ class Outcome:
     cut: bool = False  # for lack of time
 
 
-def run(section, context, limit):
-    """``context``: what fills the command's places. The Outcome, whatever the command does."""
-    command = [part.format(**context, limit=f"{limit:.0f}") for part in section.command]
-    mark, began = uuid.uuid4().hex, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        outcomes, output = Path(folder, "outcomes"), Path(folder, "output")
-        environment = {
+class Running:
+    """``context``: what fills the command's places; ``folder``: empty, for the part's temporary files; ``mark``: in its
+    processes' environment."""
+
+    def __init__(self, part, context, folder, mark):
+        self.part, self._mark, self._began = part, mark, time.monotonic()
+        self._command = [word.format(**context) for word in part.command]
+        self._outcomes, self._output = Path(folder, "outcomes"), Path(folder, "output")
+        self._root = context["root"]
+        path = [context["site"], os.path.join(self._root, "tests"), os.environ.get("PYTHONPATH", "")]
+        self._environment = {
             **os.environ,
-            **section.settings,
+            **part.settings,
             MARK: mark,
-            "GPU_CHECK_OUTCOMES": str(outcomes),
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "GPU_CHECK_OUTCOMES": str(self._outcomes),
             "PYTHONUNBUFFERED": "1",
             "C10D_TEST_CASE_SECONDS": "25",
             "PYTHONFAULTHANDLER": "1",
-            "TMPDIR": folder,
+            "TMPDIR": str(folder),
         }
-        code, late = None, False
+
+    def run(self, limit, look=lambda outcome: None):
+        """The Outcome, whatever the command does, within ``limit`` seconds and what killing takes. ``look`` gets what
+        it is so far, again and again."""
+        end, code, late = self._began + limit, None, False
         try:
-            with open(output, "wb") as out:
-                process = subprocess.Popen(
-                    command,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    start_new_session=True,
-                    cwd=context["root"],
-                )
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                late = True
-                process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(LAST_WORDS)
-                except subprocess.TimeoutExpired:
-                    pass
-            finally:
-                kill_marked(mark)
-                process.kill()
-                process.wait()
+            process = self._start()
         except OSError as error:
-            return Outcome(section.name, FAIL, f"could not be started: {error}")
-        text = output.read_text(errors="replace")
-        lines = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
-    if late:  # pytest tells of failures at its end
-        text += "".join(
-            f"\n--- {line['test']}\n{line['reason']}\n"
-            for line in lines
-            if line.get("outcome") == "failed" and line["reason"] not in text
-        )
-    seconds = time.monotonic() - began
-    verdict, reason = _judge(code, text, lines, f"stopped at its limit of {limit:.0f} s" if late else None)
-    return Outcome(section.name, verdict, reason, seconds, text, late)
+            return Outcome(self.part.name, FAIL, f"could not be started: {error}")
+        try:
+            last_words = min(LAST_WORDS, limit / 3)
+            while code is None and not late:
+                left = end - last_words - time.monotonic()
+                code, late = self._wait(process, min(LOOK, max(left, 0.0))), left <= 0
+                if code is None:
+                    look(self._so_far())
+            if code is None:
+                process.send_signal(signal.SIGINT)
+                self._wait(process, last_words)
+        finally:
+            kill_marked(self._mark)
+            process.kill()
+            process.wait()
+        return self._outcome(code, f"stopped at its limit of {limit:.0f} s" if late and code is None else None)
+
+    def _start(self):
+        with open(self._output, "wb") as out:
+            return subprocess.Popen(
+                self._command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+                cwd=self._root,
+            )
+
+    def _wait(self, process, seconds):
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _found(self):
+        """(output, the lines of outcomes.py)"""
+        lines = self._outcomes.read_text().splitlines(True) if self._outcomes.exists() else []
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        return self._output.read_text(errors="replace"), whole
+
+    def _so_far(self):
+        text, lines = self._found()
+        counts = Counter(outcome for outcome, _ in _tests(lines).values())
+        told = ", ".join(f"{n} {word}" for word, n in counts.items())
+        return Outcome(self.part.name, RUNNING, told, time.monotonic() - self._began, text)
+
+    def _outcome(self, code, stopped):
+        text, lines = self._found()
+        if stopped:  # pytest tells of failures at its end
+            text += "".join(
+                f"\n--- {line['test']}\n{line['reason']}\n"
+                for line in lines
+                if line.get("outcome") == "failed" and line["reason"] not in text
+            )
+        verdict, reason = _judge(code, text, lines, stopped)
+        return Outcome(self.part.name, verdict, reason, time.monotonic() - self._began, text, bool(stopped))
 
 
 def _judge(code, text, lines, stopped):
@@ -100,12 +131,17 @@ def _judge(code, text, lines, stopped):
     return (PASS, last) if code == 0 else (FAIL, last or f"exit code {code}")
 
 
-def _judge_tests(code, lines, stopped):
-    # A test may report twice, its call and what follows it: it failed if one of them did.
+def _tests(lines):
+    """{test: (outcome, reason)}. A test may report twice, its call and what follows: it failed if one of them did."""
     found = {}
     for line in lines:
         if "test" in line and found.get(line["test"], ("",))[0] != "failed":
             found[line["test"]] = (line["outcome"], line["reason"])
+    return found
+
+
+def _judge_tests(code, lines, stopped):
+    found = _tests(lines)
     counts = Counter(outcome for outcome, _ in found.values())
     failed = [test.split("::")[-1] for test, (outcome, _) in found.items() if outcome == "failed"]
     told = ", ".join(f"{n} {word}" for word in ("passed", "failed", "skipped") if (n := counts[word]))

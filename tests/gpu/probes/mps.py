@@ -1,9 +1,5 @@
 """Can an MPS daemon of our own, in a folder of its own, serve processes that share a GPU? No setting of the GPU is
-touched.
-
-python -m gpu.probes.mps                 # the probe
-python -m gpu.probes.mps COMMAND...      # run a command whose processes are clients of such a daemon
-"""
+touched."""
 
 import contextlib
 import os
@@ -14,9 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from .pair import NOT_RUN, Pair, probe
+from c10d_custom.doctor.probes.gpu import Gpu
+from c10d_custom.doctor.probes.run import Probe, ask
 
 BUSY = 0.5
+NOT_RUN = 3
 
 
 @contextlib.contextmanager
@@ -30,64 +28,51 @@ def daemon():
         os.mkdir(path)
     everything = {**os.environ, **environment}
     try:
-        started = subprocess.run([control, "-d"], env=everything, text=True, capture_output=True, timeout=15)
+        started = subprocess.run([control, "-d"], env=everything, text=True, capture_output=True, timeout=10)
         if started.returncode:
             raise OSError(f"it ended with {started.returncode}: {(started.stderr or started.stdout).strip()}")
         try:
             yield environment
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([control], input="quit\n", env=everything, text=True, capture_output=True, timeout=15)
+                subprocess.run([control], input="quit\n", env=everything, text=True, capture_output=True, timeout=5)
     except subprocess.TimeoutExpired:
-        raise OSError("it did not start within 15 s") from None
+        raise OSError("it did not start within 10 s") from None
     finally:
         for log in sorted((folder / "log").glob("*.log")):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}")
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def spinner(pipe):
+def spinner(p):
     """Both processes begin at the same time; how long half a second of one thread's work takes beside the other's."""
-    from .calls import Gpu
-
-    gpu = Gpu()
-    pipe.send("ready")
-    pipe.recv()
+    stream = p.gpu.stream()
+    p.say()
+    p.hear()
     began = time.monotonic()
-    gpu.spin(BUSY)
-    gpu.stream.synchronize()
-    return time.monotonic() - began
+    p.gpu.spin(stream, BUSY)
+    p.gpu.settle(stream)
+    p.tell("together", time.monotonic() - began)
 
 
-def together():
-    pair = Pair(spinner, spinner)
+def together(environment=None):
+    found = ask(Probe("MPS", (spinner, spinner), ("together",), environment=environment or {}), Gpu, 12)
+    if "together" not in found.answers:
+        raise OSError(found.remarks["together"])
+    return found.answers["together"]
+
+
+def main():
     try:
-        return max(pair.result(0), pair.result(1))
-    finally:
-        pair.end()
-
-
-def body():
-    print(f"without MPS, {BUSY} s of one thread's work in two processes at once takes {together():.2f} s")
-    try:
+        print(f"without MPS, {BUSY} s of one thread's work in two processes at once takes {together():.2f} s")
         with daemon() as environment:
-            os.environ.update(environment)
-            seconds = together()
-    except OSError as error:
-        print(f"NOT RUN: no MPS daemon: {error}")
-        raise SystemExit(NOT_RUN) from None
-    print(f"as clients of an MPS daemon of ours {seconds:.2f} s")
-    return [] if seconds < 1.5 * BUSY else ["the two processes' kernels did not run at the same time under MPS"]
-
-
-def run(command):
-    try:
-        with daemon() as environment:
-            return subprocess.run(command, env={**os.environ, **environment}).returncode
+            seconds = together(environment)
     except OSError as error:
         print(f"NOT RUN: no MPS daemon: {error}")
         return NOT_RUN
+    print(f"SUMMARY: as clients of an MPS daemon of ours {seconds:.2f} s")
+    return int(seconds > 1.5 * BUSY)
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:])) if sys.argv[1:] else probe(body)
+    sys.exit(main())

@@ -1,8 +1,8 @@
-"""CUDA as the transport uses it, and the one file that calls it.
+"""CUDA as the transport uses it, by way of libcuda.py, kernels.py and torch.
 
 Memory, streams and events are plain integers: an address, a cudaStream_t, a cudaEvent_t. Nothing here waits
-for the GPU; who must, asks `done` until its deadline. Any thread, inside `activate`. cupy and
-cuda.bindings are imported when the first driver is made.
+for the GPU on purpose; who must, asks `done` until its deadline. CUDA itself may block in any call, and then holds up
+the calling thread alone. Any thread, inside `activate`.
 """
 
 from __future__ import annotations
@@ -10,34 +10,41 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import TransportError, UsageError
+from ...call import copy_back
+from ...errors import UsageError
+from .answers import answers_of
+from .libcuda import Libcuda
+from .mappings import Allocation, Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
-    from .kernels import Kernels
-
-
-_NOT_READY = 600  # cudaErrorNotReady
+    from .kernels import Job, Kernels
 
 
 class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
-    can be opened that it has exported itself. Errors of CUDA are TransportError, or cupy's."""
+    can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
+    time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
+    decisions.py has it. Errors of CUDA are TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
     process: int
+    probed: Mapping[str, bool | float] | None = None
+    identity: int
+    mappings: Mappings
 
     @abstractmethod
     def activate(self) -> AbstractContextManager[None]:
-        """A context in which this is the calling thread's device."""
+        """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
 
     # --- memory
 
@@ -51,7 +58,11 @@ class Driver(ABC):
 
     @abstractmethod
     def export_memory(self, address: int) -> bytes:
-        """The bytes by which another process opens what `allocate` gave."""
+        """The bytes by which another process opens what `allocate` gave, or an Allocation's base."""
+
+    @abstractmethod
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
 
     @abstractmethod
     def open_memory(self, handle: bytes) -> int:
@@ -72,8 +83,13 @@ class Driver(ABC):
     # --- streams and events
 
     @abstractmethod
-    def create_stream(self) -> int:
-        """A stream of high priority. Streams are torch's, which keeps them for good."""
+    def create_stream(self, urgent: bool) -> int:
+        """A stream that nobody else has, of high priority; ``urgent``: of the highest there is, and above all others
+        that this makes."""
+
+    @abstractmethod
+    def destroy_stream(self, stream: int) -> None:
+        """One of `create_stream`, which is idle."""
 
     @abstractmethod
     def current_stream(self) -> int:
@@ -82,10 +98,6 @@ class Driver(ABC):
     @abstractmethod
     def capturing(self) -> bool:
         """True while the current stream is captured into a graph."""
-
-    @abstractmethod
-    def allow_captures(self) -> None:
-        """What the calling thread calls from now on does not spoil another thread's capture."""
 
     @abstractmethod
     def create_event(self, shared: bool = False) -> int:
@@ -134,25 +146,20 @@ class Driver(ABC):
         pass
 
     @abstractmethod
+    def fill(self, stream: int, address: int, value: int) -> None:
+        """Writes 32 bits, as a copy would: no stream memory operation."""
+
+    @abstractmethod
     def kernels(self) -> Kernels:
         """The kernels.Kernels of this GPU."""
 
     @abstractmethod
-    def reduce(
-        self,
-        stream: int,
-        dtype: DType,
-        redop: int,
-        factor: Any,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        count: int,
-    ) -> None:
+    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
         """See kernels.Kernels.reduce."""
 
     @abstractmethod
     def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """[(destination, plain source)], on a stream of `create_stream` or the current one."""
+        """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
 
     @abstractmethod
     def future(self) -> torch.futures.Future[Any]:
@@ -166,113 +173,105 @@ class Driver(ABC):
 class CudaDriver(Driver):
     def __init__(self, device: torch.device) -> None:
         try:
-            import cupy
+            import cupy  # noqa: F401 - for kernels.py
         except ImportError as error:
             extra = f"cuda{(torch.version.cuda or '13').split('.')[0]}"
             raise UsageError(f"tensors on {device} need cupy: pip install 'c10d-custom[{extra}]' ({error})") from error
-        self._runtime = cupy.cuda.runtime
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self.probed = answers_of(self.uuid)
+        self.identity = int.from_bytes(os.urandom(8), "little")
+        self.mappings = Mappings(self)
+        self._cuda = Libcuda()
+        self._context = self._cuda.primary_context(self.device.index)
         self._kernels: Kernels | None = None
+        self._after: list[int] = []  # streams of which `resolve` takes one that is idle
+        self._lock = threading.RLock()
 
-    @contextlib.contextmanager
-    def activate(self) -> Iterator[None]:
-        # cupy may have a runtime library of its own, with its own idea of the current device.
-        with torch.cuda.device(self.device):
-            before = self._runtime.getDevice()
-            self._runtime.setDevice(self.device.index)
-            try:
-                yield
-            finally:
-                if before != self.device.index:
-                    self._runtime.setDevice(before)
+    def activate(self) -> AbstractContextManager[None]:
+        return self._cuda.pushed(self._context)
 
     # --- memory
 
     def allocate(self, nbytes: int) -> int:
-        return self._runtime.malloc(nbytes)
+        return self._cuda.allocate(nbytes)
 
     def free(self, address: int) -> None:
-        self._runtime.free(address)
+        self._cuda.free(address)
 
     def export_memory(self, address: int) -> bytes:
-        return bytes(self._runtime.ipcGetMemHandle(address))
+        return self._cuda.export_memory(address)
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        number = self._cuda.exportable(address)
+        return None if number is None else Allocation(*self._cuda.range_of(address), number)
 
     def open_memory(self, handle: bytes) -> int:
-        return self._runtime.ipcOpenMemHandle(handle)
+        return self._cuda.open_memory(handle)
 
     def close_memory(self, address: int) -> None:
-        self._runtime.ipcCloseMemHandle(address)
+        self._cuda.close_memory(address)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        return self._runtime.hostAlloc(nbytes, self._runtime.hostAllocPortable)
+        return self._cuda.allocate_pinned(nbytes)
 
     def free_pinned(self, address: int) -> None:
-        self._runtime.freeHost(address)
+        self._cuda.free_pinned(address)
 
     # --- streams and events
 
-    def create_stream(self) -> int:
-        stream = torch.cuda.Stream(self.device, priority=-1)
-        self._streams[stream.cuda_stream] = stream
-        return stream.cuda_stream
+    def create_stream(self, urgent: bool) -> int:
+        # torch's own streams would be handed out again after 32, and to the user, too.
+        highest = self._cuda.highest_priority
+        return self._cuda.create_stream(highest if urgent else min(0, highest + 1))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._cuda.destroy_stream(stream)
 
     def current_stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def allow_captures(self) -> None:
-        from cuda.bindings import driver
-
-        _checked(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        return self._cuda.capturing(self.current_stream())
 
     def create_event(self, shared: bool = False) -> int:
-        flags = self._runtime.eventDisableTiming | (self._runtime.eventInterprocess if shared else 0)
-        return self._runtime.eventCreateWithFlags(flags)
+        return self._cuda.create_event(shared)
 
     def destroy_event(self, event: int) -> None:
-        self._runtime.eventDestroy(event)
+        self._cuda.destroy_event(event)
 
     def export_event(self, event: int) -> bytes:
-        return bytes(self._runtime.ipcGetEventHandle(event))
+        return self._cuda.export_event(event)
 
     def open_event(self, handle: bytes) -> int:
-        return self._runtime.ipcOpenEventHandle(handle)
+        return self._cuda.open_event(handle)
 
     def record(self, event: int, stream: int) -> None:
-        self._runtime.eventRecord(event, stream)
+        self._cuda.record(event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        self._runtime.streamWaitEvent(stream, event, 0)
+        self._cuda.wait(stream, event)
 
     def done(self, event: int) -> bool:
-        status = self._runtime.eventQuery(event)
-        if status not in (0, _NOT_READY):
-            raise TransportError(f"{self.device}: CUDA error {status} in work queued on this device")
-        return status == 0
+        return self._cuda.done(event)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
-        from cuda.bindings import driver
-
-        _checked(driver.cuStreamWriteValue32(stream, address, value & 0xFFFFFFFF, 0))
+        self._cuda.write_value(stream, address, value)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        from cuda.bindings import driver
-
-        flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        _checked(driver.cuStreamWaitValue32(stream, address, value & 0xFFFFFFFF, int(flags)))
+        self._cuda.wait_value(stream, address, value)
 
     # --- work
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
+        self._cuda.copy(stream, target, source, nbytes)
 
     def zero(self, stream: int, address: int, nbytes: int) -> None:
-        self._runtime.memsetAsync(address, 0, nbytes, stream)
+        self._cuda.zero(stream, address, nbytes)
+
+    def fill(self, stream: int, address: int, value: int) -> None:
+        self._cuda.fill(stream, address, value)
 
     def kernels(self) -> Kernels:
         if self._kernels is None:
@@ -281,38 +280,41 @@ class CudaDriver(Driver):
             self._kernels = Kernels(self.device.index)
         return self._kernels
 
-    def reduce(
-        self,
-        stream: int,
-        dtype: DType,
-        redop: int,
-        factor: Any,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        count: int,
-    ) -> None:
-        self.kernels().reduce(stream, dtype, redop, factor, sources, targets, count)
+    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+        self.kernels().reduce(stream, dtype, redop, factor, jobs)
+
+    def _on(self, stream: int) -> AbstractContextManager[Any]:
+        if stream == self.current_stream():
+            return contextlib.nullcontext()
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device))
 
     def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        with torch.cuda.stream(self._streams.get(stream)):  # None: the current one
-            for destination, plain in pairs:
-                destination.copy_(plain.view(destination.shape))
+        with self._on(stream):
+            copy_back(pairs)
 
     def future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future(devices=[self.device])
 
     def resolve(self, future: torch.futures.Future[Any], value: Any, events: Sequence[int]) -> None:
-        # What set_result finds current is what the future's waiters and callbacks come after.
-        after = torch.cuda.Stream(self.device)
-        for event in events:
-            self.wait(after.cuda_stream, event)
-        with torch.cuda.stream(after):
-            future.set_result(value)
+        # What set_result finds current is what the future's waiters and callbacks come after: these events alone.
+        with self._idle_stream() as after:
+            for event in events:
+                self.wait(after, event)
+            with self._on(after):
+                future.set_result(value)
 
-
-def _checked(result: Any) -> None:
-    if result[0].value:
-        raise TransportError(f"CUDA's driver: {result[0].name}")
+    @contextlib.contextmanager
+    def _idle_stream(self) -> Iterator[int]:
+        with self._lock:
+            found = next((s for s in self._after if self._cuda.idle(s)), None)
+            if found is not None:
+                self._after.remove(found)
+        stream = self.create_stream(urgent=False) if found is None else found
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                self._after.append(stream)
 
 
 @functools.cache

@@ -7,32 +7,49 @@ import functools
 import operator
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import dtypes
 from ...errors import UsageError
 from . import compiler
 
-MAX_ARRAYS = 64
+MAX_SOURCES, MAX_PLACES, MAX_JOBS = 64, 272, 16
 AVG, PREMUL_SUM = (int(getattr(dtypes.RedOp, n)) for n in ("AVG", "PREMUL_SUM"))
 _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 4
+
+
+class Job(NamedTuple):
+    """Every target gets the reduction of the sources: addresses of ``items`` elements each."""
+
+    sources: Sequence[int]
+    targets: Sequence[int]
+    items: int
+
+
+class JobArguments(c.Structure):
+    """Reduce::Job of backend/cuda/reduce.h."""
+
+    _fields_ = [
+        ("bytes", c.c_uint64),
+        ("first", c.c_uint32),
+        ("sources", c.c_uint32),
+        ("targets", c.c_uint32),
+        ("unit", c.c_uint32),
+        ("skew", c.c_uint32),
+        ("reserved", c.c_uint32),
+    ]
 
 
 class ReduceArguments(c.Structure):
     """Reduce::Arguments of backend/cuda/reduce.h."""
 
     _fields_ = [
-        ("source", c.c_uint64 * MAX_ARRAYS),
-        ("target", c.c_uint64 * MAX_ARRAYS),
-        ("factor", c.c_double * MAX_ARRAYS),
-        ("bytes", c.c_uint64),
-        ("sources", c.c_uint32),
-        ("targets", c.c_uint32),
-        ("unit", c.c_uint32),
-        ("skew", c.c_uint32),
+        ("place", c.c_uint64 * MAX_PLACES),
+        ("factor", c.c_double * MAX_SOURCES),
+        ("job", JobArguments * MAX_JOBS),
+        ("jobs", c.c_uint32),
         ("divisor", c.c_uint32),
-        ("reserved", c.c_uint32),
     ]
 
 
@@ -59,43 +76,25 @@ class Kernels:
         self._functions: dict[tuple[str, int, int], int] = {}
         self._lock = threading.RLock()
 
-    def reduce(
-        self,
-        stream: int,
-        dtype: dtypes.DType,
-        redop: int,
-        factor: Any,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        count: int,
-    ) -> None:
-        """targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;
+    def reduce(self, stream: int, dtype: dtypes.DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+        """In each job targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;
         ``redop``: a code of dtypes.REDUCE_OPS; ``factor``: of AVG what is divided by (None: the number of
-        sources), of PREMUL_SUM one factor per source. A target may be one of the sources, and must not overlap
-        them otherwise. Fast where all addresses have the same remainder modulo 16."""
-        if not (1 <= len(sources) <= MAX_ARRAYS and len(targets) <= MAX_ARRAYS):
-            raise UsageError(
-                f"a CUDA reduction takes 1 to {MAX_ARRAYS} sources and up to {MAX_ARRAYS} targets, "
-                f"not {len(sources)} and {len(targets)}"
-            )
+        sources), of PREMUL_SUM one factor per source. A target may be one of the sources of its job, and must not
+        overlap any other array of the call. One kernel; jobs of like length share the GPU best. Fast where all
+        addresses of a job have the same remainder modulo 16."""
+        for sources, targets, _ in jobs:
+            if not (1 <= len(sources) <= MAX_SOURCES and len(targets) <= MAX_SOURCES):
+                raise UsageError(
+                    f"a CUDA reduction takes 1 to {MAX_SOURCES} sources and up to {MAX_SOURCES} targets, "
+                    f"not {len(sources)} and {len(targets)}"
+                )
         function = self.function("Reduce", dtype, redop)
-        if count == 0 or not targets:
+        jobs = [j for j in jobs if j.items and j.targets]
+        if not jobs:
             return
-        unit, skew = alignment([*sources, *targets], dtype.item_bytes)
-        arguments = ReduceArguments(
-            bytes=count * dtype.item_bytes,
-            sources=len(sources),
-            targets=len(targets),
-            unit=unit,
-            skew=skew,
-            divisor=divisor_of(redop, factor, len(sources)),
-        )
-        arguments.source[: len(sources)] = sources
-        arguments.target[: len(targets)] = targets
-        if redop == PREMUL_SUM:
-            arguments.factor[: len(sources)] = [float(f) for f in factor]
-        vectors = (skew + arguments.bytes + 15) // 16
-        blocks = min(-(-vectors // _THREADS), _BLOCKS_PER_PROCESSOR * self.processors)
+        arguments, longest = _reduce_arguments(dtype, redop, factor, jobs)
+        most = max(1, _BLOCKS_PER_PROCESSOR * self.processors // len(jobs))
+        blocks = len(jobs) * min(-(-longest // _THREADS), most)
         self.launch(function, stream, blocks, _THREADS, arguments)
 
     def function(self, algorithm: str, dtype: dtypes.DType, redop: int) -> int:
@@ -123,6 +122,25 @@ class Kernels:
         with self._device:
             # Stays loaded: a CUDA graph may still replay it after the group has ended.
             return self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
+
+
+def _reduce_arguments(dtype: dtypes.DType, redop: int, factor: Any, jobs: Sequence[Job]) -> tuple[ReduceArguments, int]:
+    """And how many Vectors the longest job has."""
+    if len(jobs) > MAX_JOBS or sum(len(j.sources) + len(j.targets) for j in jobs) > MAX_PLACES:
+        raise UsageError(f"a CUDA reduction takes up to {MAX_JOBS} jobs of {MAX_PLACES} arrays together")
+    arguments = ReduceArguments(jobs=len(jobs), divisor=divisor_of(redop, factor, len(jobs[0].sources)))
+    if redop == PREMUL_SUM:
+        arguments.factor[: len(factor)] = [float(f) for f in factor]
+    first = longest = 0
+    for i, (sources, targets, count) in enumerate(jobs):
+        places = [*sources, *targets]
+        unit, skew = alignment(places, dtype.item_bytes)
+        nbytes = count * dtype.item_bytes
+        arguments.place[first : first + len(places)] = places
+        arguments.job[i] = JobArguments(nbytes, first, len(sources), len(targets), unit, skew)
+        first += len(places)
+        longest = max(longest, (skew + nbytes + 15) // 16)
+    return arguments, longest
 
 
 def divisor_of(redop: int, factor: Any, ranks: int) -> int:

@@ -1,28 +1,27 @@
-"""What makes one rank's stream come after another rank's work (of one rank's own streams: stream_op.py).
+"""What makes one rank's work come after another rank's (that of one rank's own streams: stream_op.py).
 
 Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank
 puts data into half k % 2 of its staging memory; all ranks meet; each takes what it needs from the others'
-halves. An order has four steps for it, each with the round's number:
+halves. An order has five steps for it, all but one with the round's number:
 
     reuse    the stream waits until the readers of what round k - 2 left in this half are done
              ... work that puts ...
     publish  what was put is there, once the stream has come here
+    reached  whether this rank may go to the meeting; its host waits until it may
              ... the ranks meet, if `meets` ...
     arrive   the stream waits for what the ranks of `sources` have published in round k
              ... work that takes ...
     release  this rank has read all it wants of round k, once the stream has come here
 
-With `meets` a rank may wait only for what was recorded before a meeting, and record again only what all
-have enqueued their waits for. `EventOrder` keeps to it so: a rank arrives in round k after meeting k, and the
-event was recorded before it; it reuses in round k what was released in round k - 2, before meeting k - 1. An
-event of round k is recorded again in round k + 2; its waits were enqueued before meeting k + 1 (published)
-or k + 2 (released: the recorder does so after that meeting).
+A stream that waits for another process is held by what CUDA makes of that process's end, and by whatever holds that
+process's streams. `on_stream` orders let streams wait so, and say how such a wait ends otherwise: `let_go`. Which one
+a group takes: decisions.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -33,115 +32,166 @@ _BEYOND = 1 << 30  # further on than any waiter is
 _WORD = 256  # bytes from one word of a pad to the next
 
 
-class EventOrder:
-    """Interprocess events. A wait for an event that was never recorded passes, hence the meetings."""
+class Order:
+    """``helper``: a stream of this rank on which nothing ever waits. Steps of which an order makes nothing are not
+    overridden."""
 
+    name: str
     meets = True
-    name = "events"
+    on_stream = False
 
-    def __init__(self, driver: Driver, rank: int, helper: int) -> None:
-        self._driver, self._rank = driver, rank
-        self._own: list[int] = []
-        self._theirs: dict[int, list[int]] = {}
+    def __init__(self, driver: Driver, rank: int, size: int, helper: int) -> None:
+        self._driver, self._rank, self._size, self._helper = driver, rank, size, helper
 
     def prepare(self) -> None:
-        for _ in range(2 * HALVES):
-            self._own.append(self._driver.create_event(shared=True))
+        """Makes what is this rank's own. Once the helper has come here, the others may open it."""
 
     def handles(self) -> list[str]:
-        return [self._driver.export_event(e).hex() for e in self._own]
+        """What the others open it by."""
+        return []
 
     def open(self, rank: int, handles: list[str]) -> None:
-        opened = self._theirs.setdefault(rank, [])
-        for handle in handles:
-            opened.append(self._driver.open_event(bytes.fromhex(handle)))
+        pass
 
     def trial(self, stream: int) -> None:
         """Enqueues what ends only if the order works."""
 
     def reuse(self, stream: int, k: int, readers: Iterable[int]) -> None:
-        if k >= HALVES:
-            for rank in readers:
-                if rank != self._rank:
-                    self._driver.wait(stream, self._theirs[rank][HALVES + k % HALVES])
+        pass
 
     def publish(self, stream: int, k: int) -> None:
-        self._driver.record(self._own[k % HALVES], stream)
+        pass
+
+    def reached(self) -> bool:
+        return True
 
     def arrive(self, stream: int, k: int, sources: Iterable[int]) -> None:
-        for rank in sources:
-            if rank != self._rank:
-                self._driver.wait(stream, self._theirs[rank][k % HALVES])
+        pass
 
     def release(self, stream: int, k: int) -> None:
-        self._driver.record(self._own[HALVES + k % HALVES], stream)
+        pass
+
+    def claims(self) -> Callable[[], list[int]] | None:
+        """For a call that is enqueued: tells, once the GPU is done with it, of which ranks it has taken what they had
+        not put. None: that cannot be."""
+        return None
 
     def let_go(self, k: int) -> None:
-        """Nothing of the GPU's waits for a rank that is gone: an event counts as past once its process is."""
+        """Ends every wait of this rank's streams for another rank, the last round being ``k``. Where others may still
+        write, one call may not do: until the streams are idle."""
 
     def close_imports(self) -> None:
-        theirs, self._theirs = self._theirs, {}
-        for events in theirs.values():
-            for event in events:
-                self._driver.destroy_event(event)
+        pass
 
     def free(self) -> None:
-        own, self._own = self._own, []
-        for event in own:
+        pass
+
+    def _others(self, ranks: Iterable[int]) -> list[int]:
+        return [r for r in ranks if r != self._rank]
+
+
+class HostOrder(Order):
+    """The hosts wait, and no stream does for another rank: nothing that becomes of another process can hold one. A rank
+    comes to a meeting once its stream has come to what it published, so after it every stream may take. What was taken
+    in round k was so before the rank published in round k + 1: after that meeting the half is free."""
+
+    name = "host"
+
+    def __init__(self, driver: Driver, rank: int, size: int, helper: int) -> None:
+        super().__init__(driver, rank, size, helper)
+        self._published: int | None = None  # an event, from `prepare` to `free`
+        self._awaited = False
+
+    def prepare(self) -> None:
+        self._published = self._driver.create_event()
+
+    def publish(self, stream: int, k: int) -> None:
+        assert self._published is not None
+        self._driver.record(self._published, stream)
+        self._awaited = True
+
+    def reached(self) -> bool:
+        assert self._published is not None
+        if self._awaited and self._driver.done(self._published):
+            self._awaited = False
+        return not self._awaited
+
+    def free(self) -> None:
+        event, self._published = self._published, None
+        if event is not None:
             self._driver.destroy_event(event)
 
 
-class ValueOrder:
-    """Counters in device memory, moved on and awaited by the streams themselves. Each rank writes those of its
-    own pad: rounds published, rounds released, and one for the trial. No meetings, but a rank that is gone
-    leaves waits behind, which `let_go` must end."""
+class ValueOrder(Order):
+    """Counters in device memory, moved on and awaited by the streams themselves. Each rank has a pad with three words
+    for every rank, in which that one counts what it has published, what it has released, and its trial: a rank waits on
+    its own memory only, and a write of its own stream ends the wait whatever became of the other process. A rank that
+    is late may yet write less over it. No meetings."""
 
-    meets = False
     name = "values"
+    meets = False
+    on_stream = True
+    _PUBLISHED, _RELEASED, _TRIED, _WORDS = range(4)
 
-    def __init__(self, driver: Driver, rank: int, helper: int) -> None:
-        self._driver, self._rank, self._helper = driver, rank, helper
-        self._pad: Any = None  # an address, from `prepare` to `free`
+    def __init__(self, driver: Driver, rank: int, size: int, helper: int) -> None:
+        super().__init__(driver, rank, size, helper)
+        self._pad: int | None = None  # an address, from `prepare` to `free`
         self._theirs: dict[int, int] = {}
 
+    def _at(self, pad: int, word: int, rank: int) -> int:
+        return pad + (word * self._size + rank) * _WORD
+
     def prepare(self) -> None:
-        self._pad = self._driver.allocate(3 * _WORD)
-        for word in range(3):
-            self._driver.write_value(self._helper, self._pad + word * _WORD, 0)
+        self._pad = self._driver.allocate(self._WORDS * self._size * _WORD)
+        self._write_own(0, range(self._size))
+
+    def _write_own(self, value: int, ranks: Iterable[int]) -> None:
+        assert self._pad is not None
+        for rank in ranks:
+            for word in range(self._WORDS):
+                self._driver.write_value(self._helper, self._at(self._pad, word, rank), value)
+
+    def _tell(self, stream: int, word: int, value: int) -> None:
+        for pad in self._theirs.values():
+            self._driver.write_value(stream, self._at(pad, word, self._rank), value)
+
+    def _await(self, stream: int, word: int, ranks: Iterable[int], value: int) -> None:
+        assert self._pad is not None
+        for rank in self._others(ranks):
+            self._driver.wait_value(stream, self._at(self._pad, word, rank), value)
 
     def handles(self) -> list[str]:
+        assert self._pad is not None
         return [self._driver.export_memory(self._pad).hex()]
 
     def open(self, rank: int, handles: list[str]) -> None:
         self._theirs[rank] = self._driver.open_memory(bytes.fromhex(handles[0]))
 
     def trial(self, stream: int) -> None:
-        self._driver.write_value(stream, self._pad + 2 * _WORD, 1)
-        for pad in self._theirs.values():
-            self._driver.wait_value(stream, pad + 2 * _WORD, 1)
+        """The ranks' values end waits, and so does what `let_go` does: the word for this rank itself is its own."""
+        assert self._pad is not None
+        self._tell(stream, self._TRIED, 1)
+        self._await(stream, self._TRIED, range(self._size), 1)
+        own = self._at(self._pad, self._TRIED, self._rank)
+        self._driver.wait_value(stream, own, 1)
+        self._driver.write_value(self._helper, own, 1)
 
     def reuse(self, stream: int, k: int, readers: Iterable[int]) -> None:
         if k >= HALVES:
-            for rank in readers:
-                if rank != self._rank:
-                    self._driver.wait_value(stream, self._theirs[rank] + _WORD, k - HALVES + 1)
+            self._await(stream, self._RELEASED, readers, k - HALVES + 1)
 
     def publish(self, stream: int, k: int) -> None:
-        self._driver.write_value(stream, self._pad, k + 1)
+        self._tell(stream, self._PUBLISHED, k + 1)
 
     def arrive(self, stream: int, k: int, sources: Iterable[int]) -> None:
-        for rank in sources:
-            if rank != self._rank:
-                self._driver.wait_value(stream, self._theirs[rank], k + 1)
+        self._await(stream, self._PUBLISHED, sources, k + 1)
 
     def release(self, stream: int, k: int) -> None:
-        self._driver.write_value(stream, self._pad + _WORD, k + 1)
+        self._tell(stream, self._RELEASED, k + 1)
 
     def let_go(self, k: int) -> None:
-        """Ends every wait for another rank, the last round being ``k``: only a stream's write does."""
-        for pad in self._theirs.values():
-            for word in range(3):
-                self._driver.write_value(self._helper, pad + word * _WORD, k + _BEYOND)
+        if self._pad is not None:
+            self._write_own(k + _BEYOND, range(self._size))
 
     def close_imports(self) -> None:
         theirs, self._theirs = self._theirs, {}

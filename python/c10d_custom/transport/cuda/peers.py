@@ -15,27 +15,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ... import dtypes
-from ...call import Call, Op, Region
 from ...errors import TransportError
-from . import p2p
+from . import in_place, p2p
+from .decisions import choose_order, decide
+from .event_order import EventOrder
 from .fused import Fused
-from .order import EventOrder, ValueOrder
+from .in_place import InPlace
+from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
+from .words import tell
 
 if TYPE_CHECKING:
+    from ...call import Call
     from ...config import Config
     from ..base import LocalTransport
     from .driver import Driver
 
 
 _WORDS_BYTES = 8192
-_BYTES = dtypes.BY_DTYPE[torch.uint8]
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _MARK = 1  # in the segment: this rank holds no memory of another any more
+_ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     gpus = [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
+    if wanted == "auto" and any(w["found_mode"] == "staged" for w in table):
+        return Mode("staged", "the probes found that processes here share no GPU memory")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory")
     if len(set(gpus)) == len(gpus) > 1:
@@ -88,6 +91,7 @@ class Setup:
         left: Callable[[], float],
     ) -> None:
         self.cpu, self.driver, self.config = cpu, driver, config
+        self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.mode: Any = None  # a Mode, once the ranks have said their words
         self.opened: list[Peers] = []
@@ -102,35 +106,40 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
+        chosen, why = choose_order(c.cuda_order, self.driver.probed)
+        found = decide(self.driver.probed)
         table = self.tell(
             {
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
                 "mode": c.cuda_mode,
+                "found_mode": found["mode"].choice,
                 "staging_bytes": c.cuda_staging_bytes,
                 "order": c.cuda_order,
+                "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
+                "memory": found["memory"].choice,
             }
         )
         mode = self.mode = choose(table)
+        self.in_place = all(w["memory"] == "mapped" for w in table) and len({w["gpu"] for w in table}) == 1
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        peers, problem = self._open(ValueOrder if c.cuda_order == "values" else EventOrder)
-        if peers is None and c.cuda_order == "values":
-            order_problem = problem
-            peers, problem = self._open(EventOrder)
-            if peers is not None:
-                reason = f"{mode.reason}; ordered by events, as values do not work: {order_problem}"
-                return Mode(mode.name, reason), peers
+        if len({w["chosen_order"] for w in table}) > 1:
+            chosen, why = "host", "what the probes found differs between the ranks"
+        peers, problem = self._open(_ORDERS[chosen])
+        if peers is None and chosen != "host":
+            chosen, why = "host", f"{chosen} do not work: {problem}"
+            peers, problem = self._open(HostOrder)
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
-        return mode, peers
+        return Mode(mode.name, f"{mode.reason}; ordered by {chosen}: {why}"), peers
 
-    def _open(self, order: type[EventOrder] | type[ValueOrder]) -> tuple[Peers | None, str | None]:
+    def _open(self, order: type[Order]) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(lambda: peers.allocate(order))
@@ -167,25 +176,11 @@ class Setup:
 
     def tell(self, words: Any) -> list[Any]:
         """Every rank's words."""
-        n = self.cpu.size
         data = json.dumps(words).encode()
         if len(data) > _WORDS_BYTES:
             raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_WORDS_BYTES} at most")
-        mine = ctypes.create_string_buffer(data.ljust(_WORDS_BYTES), _WORDS_BYTES)
-        all_words = ctypes.create_string_buffer(_WORDS_BYTES * n)
-        base = ctypes.addressof(all_words)
-        self.cpu.run(
-            Call(
-                Op.all_gather,
-                f"{self.call.name} (set-up of CUDA)",
-                _BYTES,
-                self._left(),
-                count=_WORDS_BYTES,
-                inputs=[Region(ctypes.addressof(mine), _WORDS_BYTES, _WORDS_BYTES)],
-                outputs=[Region(base + r * _WORDS_BYTES, _WORDS_BYTES, _WORDS_BYTES) for r in range(n)],
-            )
-        )
-        return [json.loads(all_words.raw[r * _WORDS_BYTES : (r + 1) * _WORDS_BYTES]) for r in range(n)]
+        name = f"{self.call.name} (set-up of CUDA)"
+        return [json.loads(w) for w in tell(self.cpu, name, self._left(), data.ljust(_WORDS_BYTES))]
 
     def settle(self) -> None:
         """Waits for what is on the streams."""
@@ -202,7 +197,8 @@ class Setup:
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
-    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused. Whoever imports closes
+    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused; ``in_place``: where
+    all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports closes
     before the exporter frees."""
 
     def __init__(self, setup: Setup) -> None:
@@ -211,17 +207,20 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
         self.staging: dict[int, int] = {}
-        self.order: Any = None  # an EventOrder or a ValueOrder, from `allocate` on
+        self.order: Any = None  # an Order, from `allocate` on
         self.fused: Fused | None = None
         if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
             self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
+        self.in_place: InPlace | None = None
+        if setup.in_place and 2 <= self.size <= in_place.MAX_RANKS:
+            self.in_place = InPlace(self.cpu, self.driver)
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order: type[EventOrder] | type[ValueOrder]) -> list[Any]:
+    def allocate(self, order: type[Order]) -> list[Any]:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
         self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank, self._setup.helper)
+        self.order = order(self.driver, self.rank, self.size, self._setup.helper)
         self.order.prepare()
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)
@@ -294,6 +293,8 @@ class Peers:
             self.order.let_go(k)
 
     def close_imports(self) -> None:
+        if self.in_place is not None:
+            self.in_place.close()
         if self.order is not None:
             self.order.close_imports()
         if self.fused is not None:

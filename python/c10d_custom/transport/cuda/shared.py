@@ -1,6 +1,8 @@
 """Collectives through staging memory that the ranks of a host open in each other's processes: a rank puts what
 the others need into its own, and takes what it needs from theirs (order.py says in what order).
 
+Larger ones need no staging memory where ranks share a GPU and its tensors can be mapped (in_place.py).
+
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
 read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
 all_reduce take the fused kernels.
@@ -9,17 +11,21 @@ all_reduce take the fused kernels.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import ANY_COUNT, REDUCING, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
+from .kernels import Job
 from .order import HALVES
+from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
     from ...config import Config
+    from ...errors import CustomBackendError
     from ..base import LocalTransport
     from .driver import Driver
     from .fused import Fused
@@ -31,16 +37,26 @@ _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
-    """``k``: the number of the next round; ``readers``: the ranks that read the halves last. One collective at a
-    time."""
+    """``k``: the number of the next round; ``readers``: the ranks that read the halves last; ``late(call, what)``: the
+    error of one for which the GPU took too long. One collective at a time."""
 
-    def __init__(self, cpu: LocalTransport, driver: Driver, peers: Peers, config: Config, stream: int) -> None:
+    def __init__(
+        self,
+        cpu: LocalTransport,
+        driver: Driver,
+        peers: Peers,
+        config: Config,
+        stream: int,
+        late: Callable[[Call, str], CustomBackendError],
+    ) -> None:
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
+        self.late = late
         self.k = 0
         self.readers: list[Sequence[int]] = [()] * HALVES
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
-        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, not for the GPU."""
+        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and where the order says so
+        for what this one has enqueued before."""
         _Run(self, call, left).run()
 
     def let_go(self) -> None:
@@ -51,7 +67,8 @@ class _Run:
     def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
-        self.order, self.peers = group.peers.order, group.peers
+        self.peers = group.peers
+        self.order = group.peers.order  # None where there is one rank only
         self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
         self.agreed: Any = None  # an Agreement, once the ranks have met
 
@@ -61,6 +78,8 @@ class _Run:
             return self._alone()
         if self.call.op is Op.all_reduce and self.peers.fused is not None:
             return self._all_reduce_fused()
+        if self._in_place():
+            return None
         {
             Op.all_reduce: self._all_reduce,
             Op.reduce: self._reduce,
@@ -74,13 +93,29 @@ class _Run:
         if self.agreed is None:  # nothing to move
             self._meet()
 
+    def _in_place(self) -> bool:
+        in_place, least = self.peers.in_place, self.g.config.cuda_one_shot_bytes
+        if in_place is None or not in_place.takes(self.call, least):
+            return False
+        if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
+            return True
+        self.agreed = None  # collectives of the hosts have come in between
+        return False
+
     # --- rounds
 
     def _meet(self) -> None:
+        if self.order is not None:
+            self._reach()
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
         elif self.order.meets:
             self.cpu.meet(self.call, self.agreed.number, self.left())
+
+    def _reach(self) -> None:
+        until, broken = time.monotonic() + self.left(), self.cpu.broken
+        if not poll(self.order.reached, until, broken) and not broken():  # else the meeting says why
+            raise self.g.late(self.call, "what was queued for it, or before")
 
     def _round(
         self,
@@ -93,7 +128,7 @@ class _Run:
         ``readers``: those that take. Default: all. Every rank must say the same."""
         k = self._put(put, readers)
         self._meet()
-        self._take(k, take, sources)
+        self._take(k, take, sources, readers)
 
     def _put(self, put: Callable[[int], None], readers: Sequence[int] | None = None) -> int:
         g = self.g
@@ -104,8 +139,15 @@ class _Run:
         self.order.publish(self.stream, k)
         return k
 
-    def _take(self, k: int, take: Callable[[Sequence[int]], None], sources: Iterable[int] | None = None) -> None:
-        self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
+    def _take(
+        self,
+        k: int,
+        take: Callable[[Sequence[int]], None],
+        sources: Iterable[int] | None = None,
+        readers: Sequence[int] | None = None,
+    ) -> None:
+        if readers is None or self.me in readers:
+            self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
         take(self._bases(k))
         self.order.release(self.stream, k)
 
@@ -122,10 +164,12 @@ class _Run:
     def _combine(self, targets: Sequence[int], sources: Sequence[int], nbytes: int) -> None:
         if nbytes > 0:
             call = self.call
-            factor = float(self.n) if call.redop == _AVG else self.agreed.factors if call.redop == _PREMUL_SUM else None
-            self.driver.reduce(
-                self.stream, call.dtype, call.redop, factor, sources, targets, nbytes // call.dtype.item_bytes
-            )
+            job = Job(sources, targets, nbytes // call.dtype.item_bytes)
+            self.driver.reduce(self.stream, call.dtype, call.redop, self._factor(), [job])
+
+    def _factor(self) -> Any:
+        redop = self.call.redop
+        return float(self.n) if redop == _AVG else self.agreed.factors if redop == _PREMUL_SUM else None
 
     def _with_own(self, sources: Sequence[int], own: int) -> list[int]:
         return [own if r == self.me else s for r, s in enumerate(sources)]

@@ -82,7 +82,9 @@ class StagedMessages:
         self._by = 0  # the thread that makes progress
         self._fetching: deque[StagedTicket] = deque()  # sends whose bytes are coming from the GPU
         self._moving: list[tuple[StagedTicket, Ticket]] = []  # with the CPU transport, whose ticket is the second
-        self._leaving: deque[tuple[StreamOp, int]] = deque()  # and addresses: receives whose bytes go to the GPU
+        # Receives whose bytes go to the GPU, and sends that have failed while theirs came: with their tensors, which
+        # the GPU still uses.
+        self._leaving: deque[StagedTicket] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._starts = self._over = False
@@ -158,7 +160,7 @@ class StagedMessages:
                     error = refused
             if error is not None:
                 # A copy into the memory may still be under way: it is kept until it is over.
-                self._leaving.append((ticket.stream_op, ticket.address))
+                self._leaving.append(ticket)
                 ticket.finish(error)
         return moved
 
@@ -190,21 +192,21 @@ class StagedMessages:
                     ticket.stream_op.finish(self._in)
                 except Exception as failed:
                     error = failed
-                self._leaving.append((ticket.stream_op, ticket.address))
+                self._leaving.append(ticket)
             ticket.finish(error, inner.source)
         return moved
 
     def _let_go(self) -> bool:
         moved = False
         while self._leaving:
-            stream_op, address = self._leaving[0]
+            ticket = self._leaving[0]
             try:
-                if stream_op.end is not None and not self.driver.done(stream_op.end):
+                if (end := ticket.stream_op.end) is not None and not self.driver.done(end):
                     break
             except Exception:
                 break  # the GPU has failed: nothing is known of its copies
             self._leaving.popleft()
-            self.pinned.give(address)
+            self.pinned.give(ticket.address)
             moved = True
         return moved
 
@@ -245,7 +247,7 @@ class StagedMessages:
             self._over = True
             while self._fetching:
                 ticket = self._fetching.popleft()
-                self._leaving.append((ticket.stream_op, ticket.address))
+                self._leaving.append(ticket)
                 ticket.finish(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
             with self.driver.activate():
                 self._take_in()

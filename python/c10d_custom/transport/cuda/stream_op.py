@@ -84,11 +84,14 @@ class StreamOp:
         self.end: int | None = None
         # An error: what it waited for on the GPU did not come, and it went on without.
         self.failed: BaseException | None = None
-        # Gives such an error, or None, for calls whose kernels can give up.
+        # Gives such an error, or None, for calls whose kernels can give up; at any time.
         self.verdict: Callable[[], BaseException | None] | None = None
+        # The same for calls that wait for other ranks' streams; once the GPU is done with it.
+        self.proof: Callable[[], BaseException | None] | None = None
         self._over = False  # done, and well
+        self._issued_on = driver.current_stream()
         self.ready = events.take()
-        driver.record(self.ready, driver.current_stream())
+        driver.record(self.ready, self._issued_on)
 
     captured = False
 
@@ -110,6 +113,9 @@ class StreamOp:
             if self.driver.capturing() or not self.driver.done(self.end):
                 return False
         self._check()  # a kernel that gives up ends like any other
+        if self.proof is not None and (error := self.proof()) is not None:
+            self.failed = error
+            self._check()
         self._over = True
         return True
 
@@ -120,6 +126,11 @@ class StreamOp:
         self._check()
         with self.driver.activate():
             self.driver.wait(self.driver.current_stream(), self.end)
+
+    def joined_at_home(self) -> bool:
+        """Whether the calling thread's current stream is that of the issue: once joined, what was made for the call
+        there may be freed there."""
+        return self.driver.current_stream() == self._issued_on
 
     def _check(self) -> None:
         if self._over:
@@ -155,6 +166,9 @@ class Captured:
 
     def join(self) -> None:
         pass
+
+    def joined_at_home(self) -> bool:
+        return True
 
     def future(self) -> torch.futures.Future[Any]:
         return self.driver.future()

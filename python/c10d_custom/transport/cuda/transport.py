@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
-from ...threads import start
+from .guard import Guard
 from .peers import Mode, Setup, close_all
 from .pinned import Pinned
 from .shared import SharedCollectives
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from ..base import LocalTransport, Ticket, Transport
     from .driver import Driver
     from .fused import Fused
+    from .order import Order
     from .peers import Peers
 
 
 log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
-_GUARD = 20e-3
-_GRAPHS = 0.1  # the same while there may be replays, but no calls
+_LOOK = 20e-3
+_ABANDONED: list[Call] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
@@ -58,12 +59,14 @@ class CudaTransport:
             self.stream = self._create_stream()
             self._pinned = Pinned(driver)
         self._messages: StagedMessages | None = None
-        self._guard: Any = None  # a _Guard, where something waits on the GPU for other ranks
+        self._guard: Guard | None = None  # where something waits on the GPU for other ranks
+        self._waiting: Order | None = None  # that of the rounds, if it is what does
         self._fused: Fused | None = None
+        self._leaving = False
         self.captured = False  # a graph may replay calls of this group
 
-    def _create_stream(self) -> int:
-        stream = self.driver.create_stream()
+    def _create_stream(self, urgent: bool = False) -> int:
+        stream = self.driver.create_stream(urgent)
         self._used_streams.append(stream)
         return stream
 
@@ -97,7 +100,8 @@ class CudaTransport:
             )
         stream = self.driver.current_stream()
         self.captured = True
-        self._guard.wake()
+        if self._guard is not None:
+            self._guard.wake()
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
@@ -116,8 +120,13 @@ class CudaTransport:
         with self.driver.activate():
             if call.op is Op.barrier:
                 return self._barrier(call, deadline, left)
+            failed_before = bool(self._failed)
             self._failed.append(call)
             try:
+                if failed_before:
+                    # Raises, as the group is over. Nothing may be put where another rank still reads: what had been
+                    # read there was to be known by the meeting that failed.
+                    self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
                 self._check_kernels(call)
@@ -125,24 +134,41 @@ class CudaTransport:
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                if self._fused is not None:
-                    stream_op.verdict = functools.partial(self._fused.error, self._where(call))
-                stream_op.finish(self.stream)
-                if self._fused is not None and call.op is Op.all_reduce:
-                    self._guard.watch(stream_op, math.inf)  # its kernels have the time-out
-                elif self._guard is not None and not self._collectives.peers.order.meets:
-                    self._guard.watch(stream_op, deadline)
+                self._finish(call, stream_op, deadline)
                 self._failed.pop()
             except CustomBackendError:
-                self._let_go()
+                self._fail()
                 raise
             except Exception as error:
-                self._let_go()
+                self._fail()
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
             except BaseException:  # of a signal handler
-                self._let_go()
+                self._fail()
                 raise
+
+    def _finish(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+        """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
+        where = self._where(call)
+        if self._fused is not None:
+            stream_op.verdict = functools.partial(self._fused.error, where)
+        if self._waiting is not None:
+            stream_op.proof = functools.partial(self._disproof, where, self._waiting.claims())
+        stream_op.finish(self.stream)
+        if self._guard is not None:
+            in_kernels = self._fused is not None and call.op is Op.all_reduce  # which have the time-out
+            self._guard.watch(stream_op, math.inf if in_kernels else deadline)
+
+    def _disproof(self, where: str, claims: Callable[[], list[int]] | None) -> CustomBackendError | None:
+        """What speaks against the result of a call that the GPU is done with: a wait may have ended because another
+        process did, or because this one let it go."""
+        void = "Its result is void, and the group of no more use: destroy it."
+        if claims is not None and (short := claims()):
+            ranks = ", ".join(map(str, short))
+            return PeerLostError(f"{where}: the GPU went on without what rank {ranks} had to give. {void}")
+        if not self._leaving and self.cpu.broken():
+            return PeerLostError(f"{where}: a rank was gone, or a call had failed, before the GPU was done. {void}")
+        return None
 
     def _barrier(self, call: Call, deadline: float, left: Callable[[], float]) -> None:
         """What the ranks had queued before it, they have done."""
@@ -169,7 +195,7 @@ class CudaTransport:
         here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
-            setup = Setup(here, self.driver, self._config, self.stream, self._create_stream(), call, left)
+            setup = Setup(here, self.driver, self._config, self.stream, self._create_stream(urgent=True), call, left)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -177,17 +203,17 @@ class CudaTransport:
         if peers is None:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
-            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream)
+            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
             self._fused = peers.fused
-            if peers.fused is not None or peers.order is not None and not peers.order.meets:
-                self._guard = _Guard(self)
-        order = f", ordered by {peers.order.name}" if peers is not None and peers.order is not None else ""
+            if peers.order is not None and peers.order.on_stream:
+                self._waiting = peers.order
+            if self._fused is not None or self._waiting is not None:
+                self._guard = Guard(self)
         log.info(
-            "group %s, rank %d: CUDA tensors in %s mode%s: %s",
+            "group %s, rank %d: CUDA tensors in %s mode: %s",
             self.cpu.name or "(unnamed)",
             self.cpu.rank,
             self.mode.name,
-            order,
             self.mode.reason,
         )
 
@@ -205,8 +231,14 @@ class CudaTransport:
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
 
-    def _let_go(self) -> None:
-        """After a failure: no stream of this rank may wait for another for ever."""
+    def _fail(self) -> None:
+        """Ends what a call that has failed left behind on the GPU."""
+        self.let_go()
+        if self._guard is not None:
+            self._guard.release()
+
+    def let_go(self) -> None:
+        """After a failure: no stream of this rank may wait for another for ever. One call may not do (order.py)."""
         with contextlib.suppress(Exception):  # a GPU that has failed fails here, too; the first error counts
             if self._collectives is not None:
                 self._collectives.let_go()
@@ -230,6 +262,7 @@ class CudaTransport:
 
     def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure."""
+        self._leaving = True
         if self._guard is not None:
             self._guard.close()
 
@@ -241,13 +274,15 @@ class CudaTransport:
     def close(self) -> None:
         """Frees everything, unless the GPU hangs: then what it may still use stays until the process ends."""
         with self.driver.activate():
-            idle = self._idle(_DRAIN)
-            if not idle:
-                self._let_go()
-                idle = self._idle(_DRAIN)
+            idle = self.idle(_DRAIN)
+            until = time.monotonic() + _DRAIN
+            while not idle and time.monotonic() < until:
+                self.let_go()
+                idle = self.idle(_LOOK)
             if self._messages is not None:
                 self._messages.close()
             if not idle:
+                _ABANDONED.extend(self._failed)
                 log.warning(
                     "group %s, rank %d: %s is still busy with this group's work; its memory is kept",
                     self.cpu.name,
@@ -257,6 +292,7 @@ class CudaTransport:
                 return
             here = cast("LocalTransport", self.cpu)  # if anything was opened
             if not close_all(here, self._opened, _DRAIN):
+                _ABANDONED.extend(self._failed)
                 log.warning(
                     "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
                     self.cpu.name,
@@ -268,8 +304,12 @@ class CudaTransport:
             self._pinned.close()
             self._failed = []
             self._events.close()
+            for stream in self._used_streams:
+                self.driver.destroy_stream(stream)
+            self._used_streams = []
 
-    def _idle(self, seconds: float) -> bool:
+    def idle(self, seconds: float) -> bool:
+        """Whether the GPU is done with all of this group by then."""
         until = time.monotonic() + seconds
         events = [self.driver.create_event() for _ in self._used_streams]
         for event, stream in zip(events, self._used_streams):
@@ -278,80 +318,3 @@ class CudaTransport:
         for event in events:
             self.driver.destroy_event(event)
         return all(done)
-
-
-class _Guard:
-    """For streams on which something waits for other ranks: ends its waiting when a rank is gone or a call's time is
-    over, and the group when kernels have given up. All of it at once: then it has nothing more to do."""
-
-    def __init__(self, transport: CudaTransport) -> None:
-        self._t = transport
-        self._stream_ops: list[tuple[Any, float]] = []  # and their deadlines
-        self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._over = False
-        self._thread = start(self._run, "c10d_custom:guard")
-
-    def watch(self, stream_op: StreamOp, deadline: float) -> None:
-        with self._lock:
-            self._stream_ops.append((stream_op, deadline))
-        self._wake.set()
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    def _run(self) -> None:
-        t = self._t
-        with t.driver.activate():
-            if t._fused is not None:
-                t.driver.allow_captures()
-        while not self._over:
-            if not self._stream_ops:
-                self._wake.wait(_GRAPHS if t.captured else 1.0)
-                self._wake.clear()
-                if not self._stream_ops and not t.captured:
-                    continue
-            if self._look():
-                return
-            if self._stream_ops:
-                time.sleep(_GUARD)
-
-    def _look(self) -> bool:
-        """True once it has ended all waiting."""
-        t = self._t
-        try:
-            with self._lock:
-                self._stream_ops = [(f, d) for f, d in self._stream_ops if not f.completed()]
-            error = t.kernels_error()
-        except CustomBackendError as found:
-            error = found.with_traceback(None)
-        late = any(time.monotonic() >= d for _, d in self._stream_ops)
-        broken = t.cpu.broken() and not self._over and (self._stream_ops or t.captured)
-        if error is None and not late and not broken:
-            return False
-        self._give_up(error)
-        if late or error is not None:
-            t.cpu.abort()
-        if error is not None:  # nobody may be waiting for a replay
-            log.error("%s", error)
-        return True
-
-    def _give_up(self, error: CustomBackendError | None) -> None:
-        # Before their waits end: who looks at them afterwards must find it.
-        for stream_op, _ in self._stream_ops:
-            stream_op.failed = error or PeerLostError(
-                "a call on CUDA tensors went on without another rank's part, which did not come in time: its result is "
-                "void, and the group of no more use. Destroy it."
-            )
-        with self._t.driver.activate():
-            self._t._let_go()
-
-    def close(self) -> None:
-        """Before this rank leaves: what has failed by then ends now, the rest goes on."""
-        self._over = True
-        self._wake.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-        if self._t.cpu.broken():
-            self._give_up(None)
-        self._stream_ops = []

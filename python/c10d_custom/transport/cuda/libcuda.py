@@ -1,0 +1,244 @@
+"""CUDA's driver API, called by ctypes: without the GIL, so that a call that blocks (opening another process's memory,
+freeing, anything behind a wait on the GPU) holds up its own thread only.
+
+Handles are integers, those of CUDA's runtime as well: a cudaStream_t is a CUstream. The calling thread must have a
+context current (`Libcuda.pushed`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as c
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...errors import TransportError
+
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_EVENT_DISABLE_TIMING, _EVENT_INTERPROCESS = 2, 4
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_BUFFER_ID, _IPC_CAPABLE = 7, 10  # CU_POINTER_ATTRIBUTE_..., that of cuIpcGetMemHandle
+_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
+HANDLE_BYTES = 64
+
+
+class Handle(c.Structure):
+    """CUipcMemHandle and CUipcEventHandle, which calls take by value."""
+
+    _fields_ = [("reserved", c.c_char * HANDLE_BYTES)]
+
+
+_INT, _UINT, _SIZE, _ADDRESS, _POINTER = c.c_int, c.c_uint, c.c_size_t, c.c_uint64, c.c_void_p
+
+# By the names that libcuda.so exports, the types of cuda.h (CUdeviceptr: _ADDRESS; enums: _UINT).
+CALLS: dict[str, tuple[Any, ...]] = {
+    "cuInit": (_UINT,),
+    "cuDeviceGet": (_POINTER, _INT),
+    "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
+    "cuCtxPushCurrent_v2": (_POINTER,),
+    "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuCtxGetStreamPriorityRange": (_POINTER, _POINTER),
+    "cuThreadExchangeStreamCaptureMode": (_POINTER,),
+    "cuMemAlloc_v2": (_POINTER, _SIZE),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemHostAlloc": (_POINTER, _SIZE, _UINT),
+    "cuMemFreeHost": (_POINTER,),
+    "cuMemGetAddressRange_v2": (_POINTER, _POINTER, _ADDRESS),
+    "cuPointerGetAttribute": (_POINTER, _UINT, _ADDRESS),
+    "cuIpcGetMemHandle": (_POINTER, _ADDRESS),
+    "cuIpcOpenMemHandle_v2": (_POINTER, Handle, _UINT),
+    "cuIpcCloseMemHandle": (_ADDRESS,),
+    "cuIpcGetEventHandle": (_POINTER, _POINTER),
+    "cuIpcOpenEventHandle": (_POINTER, Handle),
+    "cuStreamCreateWithPriority": (_POINTER, _UINT, _INT),
+    "cuStreamDestroy_v2": (_POINTER,),
+    "cuStreamQuery": (_POINTER,),
+    "cuStreamIsCapturing": (_POINTER, _POINTER),
+    "cuStreamWaitEvent": (_POINTER, _POINTER, _UINT),
+    "cuStreamWriteValue32_v2": (_POINTER, _ADDRESS, c.c_uint32, _UINT),
+    "cuStreamWaitValue32_v2": (_POINTER, _ADDRESS, c.c_uint32, _UINT),
+    "cuEventCreate": (_POINTER, _UINT),
+    "cuEventDestroy_v2": (_POINTER,),
+    "cuEventRecord": (_POINTER, _POINTER),
+    "cuEventQuery": (_POINTER,),
+    "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
+    "cuMemsetD8Async": (_ADDRESS, c.c_ubyte, _SIZE, _POINTER),
+    "cuMemsetD32Async": (_ADDRESS, _UINT, _SIZE, _POINTER),
+    "cuGetErrorName": (_INT, _POINTER),
+    "cuGetErrorString": (_INT, _POINTER),
+}
+
+
+class Libcuda:
+    """Every call but a query raises TransportError where CUDA reports an error, which may be that of earlier work."""
+
+    def __init__(self, path: str = "libcuda.so.1") -> None:
+        try:
+            library = c.CDLL(path)
+            self._calls = {name: self._typed(library, name, types) for name, types in CALLS.items()}
+        except (OSError, AttributeError) as error:
+            raise TransportError(f"CUDA's driver: {error}") from error
+        self._do("cuInit", 0)
+
+    @staticmethod
+    def _typed(library: c.CDLL, name: str, types: tuple[Any, ...]) -> Callable[..., int]:
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, c.c_int
+        return function
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        if status := self._calls[name](*arguments):
+            raise TransportError(f"CUDA: {name}: {self.text(status)}")
+
+    def _get(self, kind: Any, name: str, *arguments: Any) -> Any:
+        """What a call leaves where its first argument points."""
+        out = kind()
+        self._do(name, c.byref(out), *arguments)
+        return out.value
+
+    def text(self, status: int) -> str:
+        said = []
+        for name in ("cuGetErrorName", "cuGetErrorString"):
+            text = c.c_char_p()
+            if self._calls[name](status, c.byref(text)) == 0 and text.value:
+                said.append(text.value.decode(errors="replace"))
+        return ": ".join(said) or f"error {status}"
+
+    # --- contexts and threads
+
+    def primary_context(self, index: int) -> int:
+        """The context that CUDA's runtime uses, torch's too; it stays until the process ends."""
+        device = self._get(c.c_int, "cuDeviceGet", index)
+        return self._get(c.c_void_p, "cuDevicePrimaryCtxRetain", device)
+
+    @contextlib.contextmanager
+    def pushed(self, context: int) -> Iterator[None]:
+        """The calling thread's calls are for ``context``, and spoil no capture of any thread."""
+        self._do("cuCtxPushCurrent_v2", context)
+        try:
+            mode = c.c_int(_RELAXED)
+            self._do("cuThreadExchangeStreamCaptureMode", c.byref(mode))  # which leaves the one before there
+            try:
+                yield
+            finally:
+                self._do("cuThreadExchangeStreamCaptureMode", c.byref(mode))
+        finally:
+            popped = c.c_void_p()
+            self._do("cuCtxPopCurrent_v2", c.byref(popped))
+
+    # --- memory
+
+    def allocate(self, nbytes: int) -> int:
+        return self._get(c.c_uint64, "cuMemAlloc_v2", nbytes)
+
+    def free(self, address: int) -> None:
+        self._do("cuMemFree_v2", address)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        return self._get(c.c_void_p, "cuMemHostAlloc", nbytes, _PORTABLE)
+
+    def free_pinned(self, address: int) -> None:
+        self._do("cuMemFreeHost", address)
+
+    def exportable(self, address: int) -> int | None:
+        """The number of the allocation that it lies in, which no other of the process ever has. None if it lies in
+        none, or in one that cannot be exported."""
+        values = []
+        for attribute in (_IPC_CAPABLE, _BUFFER_ID):
+            out = c.c_uint64()  # of the first, CUDA writes less
+            if self._calls["cuPointerGetAttribute"](c.byref(out), attribute, address) or not out.value:
+                return None
+            values.append(out.value)
+        return values[1]
+
+    def range_of(self, address: int) -> tuple[int, int]:
+        """Where the allocation that it lies in begins, and its bytes."""
+        base, nbytes = c.c_uint64(), c.c_size_t()
+        self._do("cuMemGetAddressRange_v2", c.byref(base), c.byref(nbytes), address)
+        return base.value, nbytes.value
+
+    def export_memory(self, address: int) -> bytes:
+        return self._exported("cuIpcGetMemHandle", address)
+
+    def open_memory(self, handle: bytes) -> int:
+        return self._get(c.c_uint64, "cuIpcOpenMemHandle_v2", Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+
+    def close_memory(self, address: int) -> None:
+        self._do("cuIpcCloseMemHandle", address)
+
+    def _exported(self, name: str, what: int) -> bytes:
+        handle = Handle()
+        self._do(name, c.byref(handle), what)
+        return bytes(handle)
+
+    # --- streams and events
+
+    @functools.cached_property
+    def highest_priority(self) -> int:
+        """The number of it; 0 is the lowest, and higher ones are negative."""
+        least, greatest = c.c_int(), c.c_int()
+        self._do("cuCtxGetStreamPriorityRange", c.byref(least), c.byref(greatest))
+        return greatest.value
+
+    def create_stream(self, priority: int) -> int:
+        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, priority)
+
+    def destroy_stream(self, stream: int) -> None:
+        self._do("cuStreamDestroy_v2", stream)
+
+    def idle(self, stream: int) -> bool:
+        return self._past("cuStreamQuery", stream)
+
+    def capturing(self, stream: int) -> bool:
+        out = c.c_int()
+        self._do("cuStreamIsCapturing", stream, c.byref(out))
+        return out.value != 0
+
+    def create_event(self, shared: bool) -> int:
+        flags = _EVENT_DISABLE_TIMING | (_EVENT_INTERPROCESS if shared else 0)
+        return self._get(c.c_void_p, "cuEventCreate", flags)
+
+    def destroy_event(self, event: int) -> None:
+        self._do("cuEventDestroy_v2", event)
+
+    def export_event(self, event: int) -> bytes:
+        return self._exported("cuIpcGetEventHandle", event)
+
+    def open_event(self, handle: bytes) -> int:
+        return self._get(c.c_void_p, "cuIpcOpenEventHandle", Handle.from_buffer_copy(handle))
+
+    def record(self, event: int, stream: int) -> None:
+        self._do("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        self._do("cuStreamWaitEvent", stream, event, 0)
+
+    def done(self, event: int) -> bool:
+        return self._past("cuEventQuery", event)
+
+    def _past(self, name: str, what: int) -> bool:
+        status = self._calls[name](what)
+        if status not in (0, _NOT_READY):
+            raise TransportError(f"CUDA: {self.text(status)}, in work queued on this device before")
+        return status == 0
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        self._do("cuStreamWriteValue32_v2", stream, address, value & 0xFFFFFFFF, 0)
+
+    def wait_value(self, stream: int, address: int, value: int) -> None:
+        self._do("cuStreamWaitValue32_v2", stream, address, value & 0xFFFFFFFF, _GEQ)
+
+    # --- work
+
+    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        self._do("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def zero(self, stream: int, address: int, nbytes: int) -> None:
+        self._do("cuMemsetD8Async", address, 0, nbytes, stream)
+
+    def fill(self, stream: int, address: int, value: int) -> None:
+        self._do("cuMemsetD32Async", address, value & 0xFFFFFFFF, 1, stream)

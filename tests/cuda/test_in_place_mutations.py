@@ -1,0 +1,142 @@
+"""The tests of collectives in place can fail: with any one of these lines broken, they do."""
+
+import sys
+import types
+from unittest import mock
+
+import pytest
+
+import in_place_ranks as ranks
+import test_in_place
+from c10d_custom.transport.cuda import in_place, mappings
+
+pytestmark = pytest.mark.full("minutes: programs of ranks, for each line")
+
+NEVER = ranks.programs, ranks.in_order
+# The line, what is put in its place, and which functions are to notice.
+IN_PLACE = {
+    "the stream is not awaited": ('self._await(stream, call, left, late, "what', '(lambda *_: 0)(self, "what', NEVER),
+    "the kernel is not awaited": ("        await_it(", "        (lambda _: 0)(", NEVER),
+    "an end that nobody waits for": ("said = tell(", "said = [bytes([True])] * self._n or tell(", NEVER),
+    "who cannot is not heard": ("all(places.can for places in table)", "True", [ranks.cannot_be_exported]),
+    "some can": ("if not all(places.can", "if not any(places.can", [ranks.cannot_be_exported]),
+    "memory beyond an allocation": (" or address + tensor.nbytes > ", " or 0 > ", [ranks.beyond_its_segment]),
+    "a handle for each call": ("told = self._told.pop(number, None) or (", "told = (", [ranks.exported_once]),
+    "all is remembered": ("while len(self._told) > _KEPT:", "while False:", [ranks.told_again]),
+    "what is freed stays told": ("for number in gone:", "for number in ():", [ranks.freed]),
+    "what is freed is not told": ("places.freed[i] = number", "pass", [ranks.freed]),
+    "what is freed is not heard": ("[n for n in places.freed if n])", "[])", [ranks.freed]),
+    "another in the place of what is freed": ("self._driver.allocation_of(a.base) != a]", "None is a]", [ranks.freed]),
+    "in use for good": ("  self._leave(entered)\n        return True", "  return True", [ranks.freed]),
+    "in use after what failed": (
+        "self._leave(entered)\n            return False",
+        "return False",
+        [ranks.cannot_be_opened],
+    ),
+    "tried again": ("self._off = True", "pass", [ranks.cannot_be_opened]),
+    "nothing said of what failed": ("if said[LEADER] != bytes([True])", "if False", [ranks.cannot_be_opened]),
+    "another's word for the leader's": ("said[LEADER]", "said[-1]", [ranks.cannot_be_opened]),
+    "not closed with the group": ("self._driver.mappings.release(self)", "pass", [ranks.closed_with_the_group]),
+    "its own memory opened": ("if rank == self._me:", "if False:", [ranks.in_order]),
+    "tensors at the beginning": ("found.append(base + p.address - p.base)", "found.append(base)", [ranks.views]),
+    "all ranks have one owner": ("places.owner, allocation, bytes", "7, allocation, bytes", [ranks.in_order]),
+    "the group is not the one": (".enter(self,", ".enter(None,", [ranks.in_order]),
+    "an event for each call": ("self._driver.destroy_event(event)", "pass", [ranks.in_order]),
+    "outputs for inputs": ("[*call.inputs, *call.outputs]):", "[*call.outputs, *call.inputs]):", [ranks.programs]),
+    "reduced as bytes": ("call.op in (Op.all_reduce, Op.reduce_scatter)", "False", [ranks.programs]),
+    "moved as what it is": (
+        "stream, BYTES, _COPY, None, jobs",
+        "stream, call.dtype, call.redop, factor(), jobs",
+        [ranks.programs],
+    ),
+    "no factor": ("call.redop, factor(), jobs)", "call.redop, None, jobs)", [ranks.programs]),
+    "the root is the first": ("at[call.root][0]]", "at[0][0]]", [ranks.programs]),
+    "the root is written": ("for r in ranks if r != call.root]", "for r in ranks]", [ranks.programs]),
+    "another part": ("[Job([a[r] for a in at]", "[Job([a[0] for a in at]", [ranks.programs]),
+    "another output": ("[at[r][len(at)]]", "[at[0][len(at)]]", [ranks.programs]),
+    "one part's length for all": ("call.inputs[r].nbytes // item", "call.inputs[0].nbytes // item", [ranks.programs]),
+    "one output's length for all": ("call.outputs[r].nbytes) for", "call.outputs[0].nbytes) for", [ranks.programs]),
+    "inputs where outputs are": ("[a[1 + r] for a in at if", "[a[r] for a in at if", [ranks.programs]),
+    "elements for bytes": ("call.inputs[0].nbytes // item)]", "call.inputs[0].nbytes)]", [ranks.in_order]),
+}
+
+UNITS = [
+    test_in_place.test_groups_of_a_process_share_what_is_open,
+    test_in_place.test_nothing_is_closed_that_a_call_may_use,
+    test_in_place.test_a_call_that_failed_holds_what_it_used_until_its_group_is_over,
+]
+MAPPINGS = {
+    "known by the owner alone": ("key = owner, allocation.number", "key = owner, 0", [ranks.more_than_are_kept]),
+    "opened for each call": ("found = self._open.pop(key, None)", "found = None", [ranks.exported_once]),
+    "what is stale stays": ("self._make_room(owner, allocation)", "pass", [ranks.overlapping]),
+    "another's memory is stale": ("key[0] == owner and ", "", UNITS),
+    "stale only where it begins alike": (
+        "other.base < end and allocation.base < other.base + other.nbytes",
+        "other.base == allocation.base",
+        [ranks.overlapping],
+    ),
+    "what a call uses is stale": (
+        "if other.used():\n                    raise",
+        "if False:\n                    raise",
+        UNITS,
+    ),
+    "what a call uses makes room": ("if not other.used()]", "]", UNITS),
+    "no room is made": (
+        "for key in idle[: max(0, len(self._open) - self._most + 1)]:",
+        "for key in ():",
+        [ranks.more_than_are_kept, *UNITS],
+    ),
+    "too much room is made": ("- self._most + 1)]:", "- self._most + 2)]:", UNITS),
+    "what was used last makes room": ("for key in idle[: ", "for key in idle[::-1][: ", UNITS),
+    "more than may be": ("if len(self._open) >= self._most:", "if False:", UNITS),
+    "groups are not counted": ("found.groups.add(group)", "pass", UNITS),
+    "calls are not counted": ("found.users[group] += 1", "pass", UNITS),
+    "forgotten amid a call": ("if found is not None and not found.used():", "if found is not None:", UNITS),
+    "not forgotten": ("self._close((owner, number))", "pass", [ranks.freed]),
+    "closed though others use it": ("if not found.groups:", "if True:", UNITS),
+    "a failed call's hold stays": ("found.users.pop(group, None)", "pass", UNITS),
+    "closed and not forgotten": ("self._open.pop(key).address", "self._open[key].address", [ranks.freed]),
+}
+
+
+def mutant(module, before, after):
+    """The module with that piece of its text replaced."""
+    with open(module.__file__) as file:
+        text = file.read()
+    assert text.count(before) == 1, (text.count(before), before)
+    made = types.ModuleType(module.__name__ + "_broken")
+    made.__package__ = module.__package__
+    sys.modules[made.__name__] = made
+    exec(compile(text.replace(before, after), module.__file__, "exec"), made.__dict__)
+    return made
+
+
+def notice(functions):
+    for function in functions:
+        for seed in range(12):
+            try:
+                function(*([] if function in UNITS else [seed]))
+            except (AssertionError, KeyError, pytest.fail.Exception) as error:
+                return error
+    return None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_broken_collective_is_noticed(name):
+    before, after, functions = IN_PLACE[name]
+    made = mutant(in_place, before, after)
+    with (
+        mock.patch.object(ranks, "in_place", made),
+        mock.patch("c10d_custom.transport.cuda.peers.InPlace", made.InPlace),
+    ):
+        assert notice(functions) is not None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_broken_cache_is_noticed(name):
+    before, after, functions = MAPPINGS[name]
+    made = mutant(mappings, before, after)
+    with mock.patch("fake_driver.Mappings", made.Mappings), mock.patch.object(test_in_place, "Mappings", made.Mappings):
+        assert notice(functions) is not None

@@ -1,0 +1,163 @@
+"""What kernel_battery.py runs notices every line of the kernels that is broken here. (test_p2p_protocol.py breaks what
+orders ranks: that takes ThreadSanitizer.)"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import host_kernels
+from c10d_custom.transport.cuda import compiler
+from host_kernels import HERE
+from kernel_battery import NOTICED, PAIRS, PASSED
+
+pytestmark = pytest.mark.full("compiles and runs the kernels anew for each line")
+
+# The file, a piece of it that is there once, what takes its place.
+REDUCE = {
+    "the first job for all": ("a.job[blockIdx.x % a.jobs]", "a.job[0]"),
+    "blocks of other jobs count": ("index = blockIdx.x / a.jobs", "index = blockIdx.x"),
+    "more threads than a job has": ("blocks = gridDim.x / a.jobs", "blocks = gridDim.x"),
+    "sources of the first job": ("u8* const* const source = a.place + job.first", "u8* const* const source = a.place"),
+    "targets of the first job": ("target = a.place + job.first + job.sources", "target = a.place + job.sources"),
+    "targets where sources are": ("target = a.place + job.first + job.sources", "target = a.place + job.first"),
+    "the first factor for all": ("return a.factor[j]", "return a.factor[j * 0]"),
+    "the skew is not length": ("end = job.skew + job.bytes", "end = job.bytes"),
+    "no part at the end": ("vectors = (end + 15) / 16", "vectors = end / 16"),
+    "no part in front": ("first = job.skew != 0", "first = 0"),
+    "all is aligned": ("job.unit == 16 && end / 16 > first", "end / 16 > first"),
+    "one Vector too many": ("? end / 16 : first;", "? end / 16 + 1 : first;"),
+    "each is done twice": ("v += kVectors * threads", "v += threads"),
+    "some are left out": ("v += kVectors * threads", "v += 2 * kVectors * threads"),
+    "targets past the end": ("if (i == 0 || v + i * threads < last) store", "if (i <= 1) store"),
+    "the source's skew": ("load_vector(source[j] - job.skew", "load_vector(source[j]"),
+    "the target's skew": ("store_vector(target[t] - job.skew", "store_vector(target[t]"),
+    "one source for all": ("load_vector(source[j]", "load_vector(source[0 * j]"),
+    "the parts in one place": ("k < first ? k : last + (k - first)", "k"),
+    "bytes before the first": ("low = v == 0 ? job.skew : 0", "low = 0"),
+    "bytes past the last": ("high = end - 16 * v < 16 ? (u32)(end - 16 * v) : 16", "high = 16"),
+    "no parts": ("k < first + (vectors - last)", "k < first"),
+    "one thread's parts only": ("k += threads", "k += vectors"),
+    "one part in all targets": ("scatter_vector(target[t]", "scatter_vector(target[0 * t]"),
+}
+VECTORS = {
+    "parts written as if aligned": ("  if (low != 0 || high != 16) unit = 1;\n#pragma unroll", "#pragma unroll"),
+    "the low byte only": ("word |= (u32)at[b] << (8 * b)", "word |= (u32)at[b]"),
+    "written low bytes only": ("at[b] = (u8)(word >> (8 * b))", "at[b] = (u8)word"),
+    "read past the end": ("4 * w + b >= low && 4 * w + b < high) word", "4 * w + b > low && 4 * w + b < high) word"),
+    "written past the end": ("4 * w + b >= low && 4 * w + b < high) at[b]", "4 * w + b >= low) at[b]"),
+    "no more than a batch": ("first < sources; first += kBatch", "first < kBatch; first += kBatch"),
+    "sources past the last": ("if (first + k >= sources) break;", ""),
+    "folded before it is set": ("if (first + k == 0) {", "if (k == 0) {"),
+    "not scaled": ("item[i] *= scale", "item[i] *= 1"),
+    "not finished": ("R::Operation::template finish<kItems>(acc, divisor);", ""),
+    "one Vector's items": ("vectors[i] = R::Format::store(acc + i * kEach)", "vectors[i] = R::Format::store(acc)"),
+}
+P2P = {
+    "it does not hear of a failure": (
+        "if (failed != 0) report(kPeer, (u32)failed);\n    return failed != 0;",
+        "(void)failed;\n    return false;",
+    ),
+    "the wrong rank failed": ("report(kPeer, (u32)failed)", "report(kPeer, a_.rank)"),
+    "nobody is told of a failure": (
+        "store_relaxed_system(&a_.pad[rank]->failed, (u64)kind << 32 | a_.rank)",
+        "(void)rank",
+    ),
+    "only the first is told": (
+        "rank < a_.ranks; ++rank) {\n        store_relaxed",
+        "rank < 1; ++rank) {\n        store_relaxed",
+    ),
+    "the host is not told": (
+        "store_release_system(&a_.record->failure",
+        "if (kind == 0) store_release_system(&a_.record->failure",
+    ),
+    "the peer is not named": ("(u64)peer << 48", "(u64)(peer & 0) << 48"),
+    "the kind is not told": ("(u64)kind << 56", "(u64)kMismatch << 56"),
+    "the number is not told": ("(u64)peer << 48 | number_", "(u64)peer << 48"),
+    "every block tells": ("if (add_acquire_release(&own_.reported, 1) != 0) return false;", ""),
+    "no deadline": ("now - begun_ > a_.timeout_ns", "now < begun_"),
+    "a deadline at once": ("now - begun_ > a_.timeout_ns", "now >= begun_"),
+    "the host is not heard": ("a_.record->abort) != 0", "a_.record->abort) == 77"),
+    "any call will do": ("if (seen == flag) return true;", "if (seen >> 32 == flag >> 32) return true;"),
+    "another call is awaited": ("if (seen >> 32 == flag >> 32) return give_up(kMismatch, rank);", ""),
+    "a group that has failed goes on": ("whole = !told();", "whole = true;"),
+    "calls are not counted": ("own_.calls = number_ + 1;", "own_.calls = number_;"),
+    "barriers are not counted": ("own_.barriers = barriers_;", ""),
+    "blocks stay through": ("own_.through = 0;", ""),
+    "the factor of the first": ("return signal_[rank].factor", "return signal_[rank * 0].factor"),
+    "the last part is whole": (
+        "return bytes - offset < 16 ? (u32)(bytes - offset) : 16;",
+        "return bytes != offset ? 16 : 0;",
+    ),
+    "inputs are aligned": ("return a.unit == 16 && size == 16 ? load", "return size == 16 ? load"),
+    "outputs are aligned": ("if (a.unit == 16 && size == 16) {", "if (size == 16) {"),
+    "the own staging for all": (
+        "load_vector(call.staging(j) + offset)",
+        "load_vector(call.staging(a.rank + 0 * j) + offset)",
+    ),
+    "no share of its own": ("const u64 start = a.rank * a.slice;", "const u64 start = 0 * a.slice;"),
+    "its share stays in staging": ("p2p::write_output(a, at, result);", ""),
+    "its share is not staged": ("store_vector(call.staging(a.rank) + at, result);", ""),
+    "the own share is taken": ("for (u32 k = 1; k < a.ranks; ++k)", "for (u32 k = 2; k < a.ranks; ++k)"),
+    "ranks past the last": (
+        "rank = a.rank + k < a.ranks ? a.rank + k : a.rank + k - a.ranks",
+        "rank = (a.rank + k) / a.ranks",
+    ),
+    "past the end of the data": (
+        "end = start + a.slice < a.bytes ? start + a.slice : a.bytes",
+        "end = start + a.slice",
+    ),
+    "four at once past the end": ("at + 3 * step + 16 <= end", "at + 2 * step + 16 <= end"),
+    "four at once in one place": ("store_vector(a.output + at + i * step, v[i])", "store_vector(a.output + at, v[i])"),
+    "the rest is left out": (
+        "for (; at < end; at += step) p2p::write_output",
+        "for (; at < start; at += step) p2p::write_output",
+    ),
+}
+MUTATIONS = [
+    (file, name) for file, named in (("reduce.h", REDUCE), ("vectors.h", VECTORS), ("p2p.h", P2P)) for name in named
+]
+BROKEN = {"reduce.h": REDUCE, "vectors.h": VECTORS, "p2p.h": P2P}
+# The part of the battery that is for a file, and the kernels that it runs.
+PARTS = {
+    "reduce.h": ("reduced", ["Reduce"]),
+    "vectors.h": ("reduced", ["Reduce"]),
+    "p2p.h": ("fused", ["OneShot", "TwoShot"]),
+}
+
+
+def outcome(tmp_path, file, *files):
+    """PASSED, or NOTICED; anything else has nothing to do with the kernels."""
+    # A GPU does not load what is not aligned; the host does, unless it is watched.
+    watched = "-fsanitize=alignment", "-fno-sanitize-recover=all", "-Wno-error"
+    part, algorithms = PARTS[file]
+    host_kernels.build(tmp_path / "kernels.so", algorithms, PAIRS, files, watched)
+    battery = [sys.executable, str(HERE / "kernel_battery.py"), str(tmp_path / "kernels.so"), part]
+    settings = {**os.environ, "UBSAN_OPTIONS": f"exitcode={NOTICED}"}
+    try:
+        out = subprocess.run(battery, capture_output=True, text=True, timeout=100, env=settings)
+    except subprocess.TimeoutExpired:
+        return NOTICED
+    print(out.stdout, out.stderr)
+    return NOTICED if out.returncode < 0 else out.returncode  # a signal's: it crashed
+
+
+@pytest.fixture(scope="module")
+def as_they_are(tmp_path_factory):
+    return {file: outcome(tmp_path_factory.mktemp("kernels"), file) for file in ("reduce.h", "p2p.h")}
+
+
+@pytest.mark.timeout(300)
+def test_what_is_left_as_it_is_passes(as_they_are):
+    assert set(as_they_are.values()) == {PASSED}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("file, name", MUTATIONS, ids=lambda v: v.replace(" ", "_"))
+def test_a_broken_line_is_noticed(tmp_path, as_they_are, file, name):
+    before, after = BROKEN[file][name]
+    text = (compiler.folder() / file).read_text()
+    assert text.count(before) == 1 and set(as_they_are.values()) == {PASSED}
+    (tmp_path / file).write_text(text.replace(before, after))
+    assert outcome(tmp_path, file, tmp_path / file) == NOTICED

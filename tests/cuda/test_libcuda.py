@@ -1,0 +1,278 @@
+"""CudaDriver and the calls of CUDA's driver that it makes, on a libcuda.so made here: of the real cuda.h's signatures,
+with the host for a GPU."""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from c10d_custom.errors import TransportError
+from c10d_custom.transport.cuda import driver as cuda_driver
+from c10d_custom.transport.cuda.libcuda import CALLS, Handle, Libcuda
+
+KINDS = {
+    ctypes.c_void_p: "Pointer",
+    ctypes.c_uint64: "Integer<8, false>",
+    ctypes.c_size_t: "Integer<8, false>",
+    ctypes.c_uint: "Integer<4, false>",
+    ctypes.c_int: "Integer<4, true>",
+    ctypes.c_ubyte: "Integer<1, false>",
+    Handle: "Struct<64>",
+}
+CHECK = """
+#include <cuda.h>
+#include <type_traits>
+struct Pointer { template <class T> static constexpr bool is = std::is_pointer_v<T>; };
+template <int bytes, bool has_sign> struct Integer {
+  template <class T> static constexpr bool is = sizeof(T) == bytes &&
+    (std::is_enum_v<T> || (std::is_integral_v<T> && std::is_signed_v<T> == has_sign));
+};
+template <int bytes> struct Struct {
+  template <class T> static constexpr bool is = std::is_class_v<T> && sizeof(T) == bytes;
+};
+template <class... Kinds, class... Types> constexpr bool fits(CUresult (*)(Types...)) {
+  if constexpr (sizeof...(Kinds) != sizeof...(Types)) return false;
+  else return (Kinds::template is<Types> && ...);
+}
+"""
+
+
+def headers():
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations if spec else ():
+        for found in Path(place).glob("*/include/cuda.h"):
+            return found.parent
+    pytest.skip("cuda.h comes with the extra 'test'")
+
+
+def compiled(source, *flags):
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-isystem"]
+    subprocess.run([*command, str(headers()), str(source), *flags], check=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    out = tmp_path_factory.mktemp("libcuda") / "libcuda.so.1"
+    compiled(Path(__file__).with_name("fake_libcuda.cpp"), "-shared", "-o", str(out))
+    return out
+
+
+@pytest.fixture
+def fake(path):
+    library = ctypes.CDLL(str(path))
+    library.fake_slow(0)
+    library.fake_busy(0)
+    library.fake_unsafe()
+    return library
+
+
+@pytest.fixture
+def driver(path, fake, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setattr(cuda_driver, "Libcuda", partial(Libcuda, str(path)))
+    current = [0]
+
+    @contextlib.contextmanager
+    def stream(on):
+        before, current[0] = current[0], on.cuda_stream
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    for name, stand_in in {
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device: types.SimpleNamespace(uuid="some-gpu"),
+        "current_stream": lambda device: types.SimpleNamespace(cuda_stream=current[0]),
+        "ExternalStream": lambda address, device: types.SimpleNamespace(cuda_stream=address),
+        "stream": stream,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return cuda_driver.CudaDriver(torch.device("cuda", 0))
+
+
+def test_the_types_are_those_of_cuda_h(tmp_path):
+    kinds = {name: ", ".join(KINDS[t] for t in arguments) for name, arguments in CALLS.items()}
+    lines = [f'static_assert(fits<{kind}>(&{name}), "");' for name, kind in kinds.items()]
+    source = tmp_path / "check.cpp"
+    source.write_text(CHECK + "\n".join(lines))
+    compiled(source, "-c", "-o", os.devnull)
+
+
+def one_of_each(d):
+    """Every call, in an order that makes sense."""
+    memory, pinned, event, shared = d.allocate(64), d.allocate_pinned(64), d.create_event(), d.create_event(shared=True)
+    stream, urgent = d.create_stream(urgent=False), d.create_stream(urgent=True)
+    opened, other = d.open_memory(d.export_memory(memory)), d.open_event(d.export_event(shared))
+    assert (opened, other) == (memory, shared)  # as this fake has it
+    d.zero(stream, memory, 64)
+    d.fill(stream, memory + 4, 7)
+    d.write_value(stream, memory + 8, -1)
+    d.wait_value(stream, memory + 8, 0xFFFFFFFF)
+    d.copy(stream, pinned, memory, 12)
+    assert ctypes.string_at(pinned, 12) == bytes(4) + b"\x07\0\0\0" + b"\xff" * 4
+    d.record(event, stream)
+    d.wait(urgent, event)
+    assert d.done(event) and not d.capturing()
+    d.close_memory(opened)
+    d.free(memory)
+    d.free_pinned(pinned)
+    for e in (event, shared):
+        d.destroy_event(e)
+    for s in (stream, urgent):
+        d.destroy_stream(s)
+
+
+def test_every_call_does_what_its_name_says(driver, fake):
+    left = fake.fake_left()
+    with driver.activate():
+        one_of_each(driver)
+    assert fake.fake_left() == left
+
+
+def test_an_allocation_is_known_by_what_cuda_says_of_an_address(driver):
+    with driver.activate():
+        first, other = driver.allocate(64), driver.allocate(13)  # the fake does not export the latter
+        found = driver.allocation_of(first + 63)
+        assert found[:2] == (first, 64) and found == driver.allocation_of(first)
+        assert driver.allocation_of(other) is None
+        driver.free(first)
+        assert driver.allocation_of(first) is None
+        again = driver.allocate(64)
+        assert driver.allocation_of(again).number not in (0, found.number)
+        driver.free(again)
+        driver.free(other)
+
+
+def test_no_thread_of_ours_spoils_a_capture_and_each_is_left_as_it_was(driver, fake):
+    said = []
+
+    def worker():
+        before = fake.fake_mode(), fake.fake_contexts()
+        for _ in range(2):
+            with driver.activate(), driver.activate():
+                one_of_each(driver)
+        said.append((before, (fake.fake_mode(), fake.fake_contexts())))
+
+    threads = [threading.Thread(target=worker) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert fake.fake_unsafe() == 0 and said == [((0, 0), (0, 0))] * 3
+
+
+def test_without_a_context_calls_fail(driver):
+    with pytest.raises(TransportError, match="cuMemAlloc"):
+        driver.allocate(64)
+
+
+BLOCKING = {
+    "allocate": lambda d, m, e, s: d.allocate(8),
+    "free": lambda d, m, e, s: d.free(m),
+    "open_memory": lambda d, m, e, s: d.open_memory(bytes(64)),
+    "close_memory": lambda d, m, e, s: d.close_memory(m),
+    "done": lambda d, m, e, s: d.done(e),
+    "record": lambda d, m, e, s: d.record(e, s),
+    "wait_value": lambda d, m, e, s: d.wait_value(s, m, 0),
+    "destroy_stream": lambda d, m, e, s: d.destroy_stream(s),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_call_that_blocks_holds_up_its_own_thread_alone(name, driver, fake):
+    """Without the GIL, that is."""
+    with driver.activate():
+        at = driver.allocate(8), driver.create_event(), driver.create_stream(urgent=False)
+        driver.zero(at[2], at[0], 8)
+    began = threading.Event()
+    over = []
+
+    def block():
+        with driver.activate():
+            fake.fake_slow(400)
+            began.set()
+            BLOCKING[name](driver, *at)
+            over.append(time.monotonic())
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert began.wait(10)
+    while not over:
+        seen = time.monotonic()
+        time.sleep(1e-3)
+        if not over and time.monotonic() - seen < 0.2:
+            break  # this thread ran while that one was in the call
+    ran_meanwhile = not over
+    thread.join(10)
+    fake.fake_slow(0)
+    assert ran_meanwhile and over
+
+
+def test_streams_are_our_own_and_the_urgent_ones_come_first(driver, fake):
+    with driver.activate():
+        streams = [driver.create_stream(urgent=False) for _ in range(100)]
+        urgent = driver.create_stream(urgent=True)
+        assert len({*streams, urgent}) == 101  # torch's pool has 32
+        assert {fake.fake_priority(ctypes.c_void_p(s)) for s in streams} == {-4}
+        assert fake.fake_priority(ctypes.c_void_p(urgent)) == -5
+        for s in (*streams, urgent):
+            driver.destroy_stream(s)
+
+
+def test_a_future_comes_after_its_own_events_alone(driver, fake, monkeypatch):
+    """On a stream on which nothing else is under way."""
+    waits, created = [], []
+    monkeypatch.setattr(driver, "wait", lambda stream, event: waits.append((stream, event)))
+    real = driver.create_stream
+    monkeypatch.setattr(driver, "create_stream", lambda urgent: created.append(real(urgent)) or created[-1])
+    seen = []
+
+    class Future:
+        def set_result(self, value):
+            seen.append((value, driver.current_stream()))
+
+    with driver.activate():
+        driver.resolve(Future(), "a", [1, 2])
+        driver.resolve(Future(), "b", [3])  # the first one's stream is idle
+        fake.fake_busy(1)
+        driver.resolve(Future(), "c", [4])
+    assert len(created) == 2
+    assert seen == [("a", created[0]), ("b", created[0]), ("c", created[1])]
+    assert waits == [(created[0], 1), (created[0], 2), (created[0], 3), (created[1], 4)]
+
+
+def test_copies_back_go_past_autograd(driver):
+    leaf = torch.nn.Parameter(torch.zeros(6, 4).t())
+    with driver.activate():
+        driver.copy_tensors(driver.create_stream(urgent=False), [(leaf, torch.ones(4, 6))])
+    assert leaf.eq(1).all() and leaf.requires_grad and leaf.is_leaf
+
+
+def test_an_error_is_named(driver, fake):
+    with driver.activate():
+        fake.fake_fails(2)
+        with pytest.raises(TransportError, match="cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
+            driver.allocate(64)
+        event = driver.create_event()
+        fake.fake_busy(1)
+        assert not driver.done(event)
+        fake.fake_busy(0)
+        fake.fake_fails(700)
+        with pytest.raises(TransportError, match="CUDA_ERROR_OTHER.*in work queued on this device before"):
+            driver.done(event)
+
+
+def test_a_machine_without_the_driver_says_so():
+    with pytest.raises(TransportError, match="CUDA's driver: .*no-such-libcuda"):
+        Libcuda("no-such-libcuda.so.1")

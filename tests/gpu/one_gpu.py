@@ -1,0 +1,350 @@
+"""The fused kernels of several ranks on one GPU, in one process: a stream, flags, staging memory and tensors for each
+rank, at the addresses that all have in common. So one GPU is enough to run them.
+
+    python -m gpu.one_gpu --ranks 4 --part bits        (parts: PARTS below)
+
+All ranks' blocks must run at once. A grid has so few that each finds a processor of its own; a driver that runs the
+ranks' kernels one after the other makes them give up at their deadline, which is an error here, and nothing worse.
+With --library (kernels built for the host by tests/cuda/host_kernels.py) threads of the host are ranks, streams and
+device threads.
+"""
+
+import argparse
+import ctypes
+import functools
+import random
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
+
+from c10d_custom import dtypes
+from c10d_custom.transport.cuda import compiler, p2p
+from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
+from engine import engine, same
+
+SECOND = 10**9
+WITHIN = 30.0  # seconds in which kernels must end that have nothing to wait for
+GUARD = 256
+PAIRS = [
+    (dtypes.BY_DTYPE[getattr(torch, name)], code)
+    for name, ops in {
+        "bool": ("BXOR",),
+        "int8": ("SUM", "MIN"),
+        "int32": ("SUM", "BAND"),
+        "int64": ("AVG", "PRODUCT"),
+        "float16": ("SUM", "AVG"),
+        "bfloat16": ("SUM", "PREMUL_SUM", "MAX"),
+        "float8_e4m3fn": ("SUM",),
+        "float32": ("SUM", "AVG", "PREMUL_SUM", "MIN"),
+        "float64": ("SUM",),
+        "complex64": ("SUM", "PRODUCT"),
+    }.items()
+    for code, op in dtypes.REDUCE_OPS.items()
+    if op in ops
+]
+FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
+
+
+class Gpu:
+    """``shot``: bytes up to which a call is one-shot; ``half``: up to which it is one kernel."""
+
+    shot, half, threads = 64 << 10, 256 << 10, 512
+
+    def __init__(self, ranks):
+        from cupy.cuda import Device, Stream, runtime
+
+        from c10d_custom.transport.cuda.kernels import Kernels
+
+        self._runtime, self.kernels = runtime, Kernels(0)
+        texts = [compiler.text_of([(algorithm, *pair)]) for algorithm in ("OneShot", "TwoShot") for pair in PAIRS]
+        with ThreadPoolExecutor(8) as pool:  # into the cache on disk
+            list(pool.map(compiler.compiled, texts, [Device(0).compute_capability] * len(texts)))
+        self._streams = [Stream(non_blocking=True) for _ in range(ranks)]
+        self.blocks = max(1, min(p2p.MAX_BLOCKS, self.kernels.processors // ranks))
+
+    def zeros(self, nbytes):
+        address = self._runtime.malloc(nbytes)
+        self._runtime.memset(address, 0, nbytes)
+        return address
+
+    def record(self):
+        return self._runtime.hostAlloc(p2p.RECORD_BYTES, self._runtime.hostAllocPortable)
+
+    def write(self, address, data):
+        self._runtime.memcpy(address, data.data_ptr(), data.nbytes, self._runtime.memcpyHostToDevice)
+
+    def read(self, address, nbytes):
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        self._runtime.memcpy(data.data_ptr(), address, nbytes, self._runtime.memcpyDeviceToHost)
+        return data
+
+    def launch(self, rank, work):
+        work(self._streams[rank].ptr)
+
+    def settled(self, seconds):
+        """Whether all that was launched ends in that time. Waits without a call of CUDA's that has no deadline."""
+        until = time.monotonic() + seconds
+        while not all(stream.done for stream in self._streams):
+            if time.monotonic() > until:
+                return False
+            time.sleep(1e-4)
+        return True
+
+
+class Host:
+    """A rank's kernels run in the order of their launches, on a thread."""
+
+    shot, half, threads, blocks = 256, 2048, 3, 2
+
+    def __init__(self, ranks, library):
+        from host_kernels import HostKernels
+
+        self.kernels = HostKernels(library)
+        self._keep, self._queues = [], [[] for _ in range(ranks)]
+        self._threads = [None] * ranks
+        self._lock = threading.Lock()
+
+    def zeros(self, nbytes):
+        self._keep.append(torch.zeros(nbytes + 256, dtype=torch.uint8))
+        address = self._keep[-1].data_ptr()
+        return address + -address % 256
+
+    def record(self):
+        return self.zeros(p2p.RECORD_BYTES)
+
+    def write(self, address, data):
+        ctypes.memmove(address, data.data_ptr(), data.nbytes)
+
+    def read(self, address, nbytes):
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        ctypes.memmove(data.data_ptr(), address, nbytes)
+        return data
+
+    def launch(self, rank, work):
+        with self._lock:
+            self._queues[rank].append(work)
+            if self._threads[rank] is None:
+                self._threads[rank] = threading.Thread(target=self._run, args=(rank,), daemon=True)
+                self._threads[rank].start()
+
+    def _run(self, rank):
+        while True:
+            with self._lock:
+                if not self._queues[rank]:
+                    self._threads[rank] = None
+                    return
+                work = self._queues[rank].pop(0)
+            work(0)
+
+    def settled(self, seconds):
+        until = time.monotonic() + seconds
+        while any(self._threads):
+            if time.monotonic() > until:
+                return False
+            time.sleep(1e-3)
+        return True
+
+
+class Ranks:
+    """All that the ranks have on ``device``. ``end[rank]``: a P2p."""
+
+    def __init__(self, device, size):
+        p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = {}, device.shot
+        self.device, self.size = device, size
+        pads = [device.zeros(p2p.PAD_BYTES) for _ in range(size)]
+        stagings = [device.zeros(2 * device.half) for _ in range(size)]
+        self.end = []
+        for rank in range(size):
+            record = device.record()
+            ctypes.memset(record, 0, p2p.RECORD_BYTES)
+            self.end.append(
+                p2p.P2p(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads)
+            )
+
+    def launch(self, call, ranks=None, seconds=None):
+        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: WITHIN) for each other."""
+        timeout_ns = int((seconds or WITHIN) * SECOND)
+        for rank in range(self.size) if ranks is None else ranks:
+            self.end[rank].prepare(call.dtype, call.redop, call.counts[rank])
+            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
+
+    def settle(self):
+        assert self.device.settled(WITHIN), "kernels do not end"
+
+    def failures(self):
+        return [end.failure() for end in self.end]
+
+
+class Call:
+    """Inputs of all ranks, and places for their outputs with guards around them, ``off`` bytes past a multiple of 16;
+    ``in_place``: of each rank the same."""
+
+    def __init__(self, ranks, dtype, redop, count, rng, off=0, in_place=False, other=None):
+        size = ranks.size
+        self.device, self.dtype, self.redop = ranks.device, dtype, redop
+        self.counts = [count] * size
+        for rank in other or ():
+            self.counts[rank] += 1
+        self.factors = {
+            PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)],
+            AVG: rng.choice([[], [7.0]]),
+        }.get(redop, [])
+        self._inputs = [
+            torch.frombuffer(bytearray(rng.randbytes(max(1, c * dtype.item_bytes))), dtype=torch.uint8)
+            for c in self.counts
+        ]
+        self.nbytes = count * dtype.item_bytes
+        room = max(self.counts) * dtype.item_bytes + 2 * GUARD
+        self._memory = [[ranks.device.zeros(room) for _ in range(1 if in_place else 2)] for _ in range(size)]
+        self._guard = torch.full((room,), 0xA5, dtype=torch.uint8)
+        self._off = GUARD + off
+        for places, data in zip(self._memory, self._inputs):
+            for place in places:
+                ranks.device.write(place, self._guard)
+            ranks.device.write(places[0] + self._off, data)
+
+    def enqueue(self, end, rank, timeout_ns, stream):
+        places = [place + self._off for place in self._memory[rank]]
+        factor = self.factors[rank] if self.redop == PREMUL_SUM else self.factors[0] if self.factors else None
+        end.all_reduce(stream, self.dtype, self.redop, factor, places[0], places[-1], self.counts[rank], timeout_ns)
+
+    def check(self, what):
+        """Every rank's result, bit for bit, and the memory around it."""
+        if not self.nbytes:
+            return
+        want = engine(self.dtype, self.redop, [d[: self.nbytes] for d in self._inputs], self.counts[0], self.factors)
+        for rank, places in enumerate(self._memory):
+            got = self.device.read(places[-1], len(self._guard))
+            problem = same(self.dtype, self.redop, got[self._off : self._off + self.nbytes], want)
+            assert problem is None, f"{what}: rank {rank}: {problem}"
+            outside = torch.cat([got[: self._off], got[self._off + self.nbytes :]])
+            assert bool((outside == 0xA5).all()), f"{what}: rank {rank} writes beside its output"
+
+
+def counts_for(device, item):
+    """Nothing, one, odd ones; one-shot, two-shot, several kernels."""
+    shot, half = device.shot // item, device.half // item
+    return [0, 1, 7, shot - 1, shot, shot + 1, half, 2 * half + 77]
+
+
+def bits(ranks, few):
+    """Every pair at every size: the reference's bits."""
+    done = 0
+    for dtype, redop in PAIRS[::4] if few else PAIRS:
+        rng = random.Random(1000 * dtype.code + redop)
+        counts = counts_for(ranks.device, dtype.item_bytes)
+        for i, count in enumerate(rng.sample(counts, 3) if few else counts):
+            off = rng.choice([0, 0, dtype.item_bytes % 16, 1 if dtype.item_bytes == 1 else dtype.item_bytes % 16])
+            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0)
+            ranks.launch(call)
+            ranks.settle()
+            what = f"{dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
+            assert not any(ranks.failures()), f"{what}: {ranks.failures()}"
+            call.check(what)
+            done += 1
+    return done
+
+
+def burst(ranks, few):
+    """Calls of all kinds one behind the other, with no host in between: halves and flags used again at once."""
+    rng = random.Random(ranks.size)
+    calls = []
+    for _ in range(8 if few else 40):
+        dtype, redop = rng.choice(PAIRS)
+        count = rng.choice(counts_for(ranks.device, dtype.item_bytes))
+        calls.append(Call(ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5))
+        for rank in range(ranks.size):
+            ranks.end[rank].prepare(dtype, redop, count)  # nothing is compiled or loaded while kernels wait
+    for call in calls:
+        ranks.launch(call)
+    ranks.settle()
+    assert not any(ranks.failures()), ranks.failures()
+    for i, call in enumerate(calls):
+        call.check(f"call {i} of {len(calls)}")
+    return len(calls)
+
+
+def missing(ranks, few):
+    """A rank whose kernel does not come: the others end at their deadline, and say whom they waited for."""
+    if ranks.size == 1:
+        return 0
+    rng, away = random.Random(1), ranks.size - 1
+    for count in (7, ranks.device.half // 4 + 1):
+        fresh = Ranks(ranks.device, ranks.size)
+        call = Call(fresh, FLOAT, SUM, count, rng)
+        began = time.monotonic()
+        fresh.launch(call, range(away), seconds=0.5)
+        fresh.settle()
+        assert 0.4 < time.monotonic() - began, "they did not wait"
+        found = fresh.failures()[:away]
+        assert p2p.Failure(p2p.TIMEOUT, away, 0) in found, found
+        assert all(found), found
+        others = [f for f in found if f != p2p.Failure(p2p.TIMEOUT, away, 0)]
+        assert all(f.kind == p2p.PEER and f.peer < away for f in others), found
+        # It comes after all: no kernel of the group waits any more.
+        fresh.launch(call, seconds=3600.0)
+        fresh.settle()
+        late = fresh.failures()[away]
+        assert late is not None and late.kind == p2p.PEER and fresh.failures()[:away] == found, fresh.failures()
+    return 2
+
+
+def mismatch(ranks, few):
+    """Ranks that call different things find out, and end."""
+    if ranks.size == 1:
+        return 0
+    fresh, rng = Ranks(ranks.device, ranks.size), random.Random(1)
+    calls = [
+        Call(fresh, FLOAT, SUM, 7, rng),
+        Call(fresh, FLOAT, SUM, 7, rng),
+        Call(fresh, FLOAT, SUM, 7, rng, other=[0]),
+    ]
+    for call in calls:
+        fresh.launch(call, seconds=3600.0)
+    fresh.settle()
+    found = fresh.failures()
+    assert {f and f.number for f in found} == {2}, found
+    assert any(f is not None and f.kind == p2p.MISMATCH for f in found), found
+    assert all(f is not None and f.kind in (p2p.MISMATCH, p2p.PEER) for f in found), found
+    return 1
+
+
+def abort(ranks, few):
+    """The host ends the waiting of one rank's kernel, and so of all."""
+    if ranks.size == 1:
+        return 0
+    fresh = Ranks(ranks.device, ranks.size)
+    fresh.launch(Call(fresh, FLOAT, SUM, 7, random.Random(1)), range(ranks.size - 1), seconds=3600.0)
+    time.sleep(0.2)
+    assert not fresh.device.settled(0), "they do not wait"
+    fresh.end[0].abort()
+    fresh.settle()
+    assert fresh.failures()[0] == p2p.Failure(p2p.ABORTED, 0, 0)
+    assert all(f == p2p.Failure(p2p.PEER, 0, 0) for f in fresh.failures()[1:-1]), fresh.failures()
+    return 1
+
+
+PARTS = {part.__name__: part for part in (bits, burst, missing, mismatch, abort)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
+    parser.add_argument("--few", action="store_true", help="fewer pairs and sizes, for slow tools")
+    parser.add_argument("--library", help="kernels built for the host")
+    given = parser.parse_args()
+    device = Host(given.ranks, ctypes.CDLL(given.library)) if given.library else Gpu(given.ranks)
+    ranks = Ranks(device, given.ranks)
+    for name in given.part or PARTS:
+        print(f"{name}, {given.ranks} ranks of {device.blocks} blocks: {PARTS[name](ranks, given.few)} calls right")
+
+
+if __name__ == "__main__":
+    main()
