@@ -34,7 +34,7 @@ class ElasticJob:
 
     def __init__(self, hosts, folder, flags=(), per_host=2, timeout=20.0, variables=None):
         """``timeout``: of the groups; ``flags``: torchrun's."""
-        self.hosts, self.folder, self._per_host, self._timeout = hosts, Path(folder), per_host, timeout
+        self.hosts, self.folder, self.per_host, self._timeout = hosts, Path(folder), per_host, timeout
         self.mark, self._flags, self._variables = uuid.uuid4().hex, list(flags), variables or {}
         self._agents, self._networks = {}, {}
         (self.folder / "said").mkdir(parents=True)
@@ -68,7 +68,7 @@ while True: time.sleep(60)
     def start_agent(self, host):
         command = [
             *(sys.executable, "-m", "torch.distributed.run", *self._flags),
-            *("--nproc-per-node", self._per_host, "--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
+            *("--nproc-per-node", self.per_host, "--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
             *("--rdzv-endpoint", self._endpoint, "--no-python"),
             *(sys.executable, STEPS_ON, self.folder, self._timeout),
         ]

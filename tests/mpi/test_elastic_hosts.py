@@ -1,5 +1,5 @@
-"""torchrun over two hosts: a rank, an agent, a host or its network is lost, and the job goes on; or a rank is lost
-before it begins. Each says how long that took."""
+"""torchrun over two or three hosts: a rank, an agent, a host or its network is lost, and the job goes on; or a rank is
+lost before it begins. Each says how long that took."""
 
 import time
 
@@ -15,7 +15,7 @@ TIMEOUT = 6.0  # s: of groups, where only that can tell
 # An agent counts as dead after 8 s: two that are only slow, and are taken for dead after 2, have each begun alone, for
 # good. One that is left waits 3 s for others to come.
 FLAGS = [
-    *("--nnodes", "1:2", "--max-restarts", 5, "--monitor-interval", 0.1),
+    *("--max-restarts", 5, "--monitor-interval", 0.1),
     *("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=3"),
 ]
 
@@ -26,19 +26,34 @@ VARIABLES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def resizable(hosts, folder, **options):
-    return ElasticJob(hosts, folder / "job", FLAGS, variables=VARIABLES, **options)
+    flags = ["--nnodes", f"1:{len(hosts.names)}", *FLAGS]
+    return ElasticJob(hosts, folder / "job", flags, variables=VARIABLES, **options)
 
 
-@pytest.fixture
-def hosts():
-    layout = Layout.parse("torchrun:2+2")
+def rig(layout):
+    layout = Layout.parse(layout)
     if reason := layout.why_not():
         pytest.skip(reason)
     return rig_of(layout)
 
 
+@pytest.fixture
+def hosts():
+    return rig("torchrun:2+2")
+
+
+@pytest.fixture
+def three_hosts():
+    return rig("torchrun:1+1+1")
+
+
 def on(host, workers):
     return [worker for worker in workers if worker.host == host]
+
+
+def names(workers):
+    """Of their hosts."""
+    return sorted({worker.host for worker in workers})
 
 
 @pytest.fixture
@@ -65,33 +80,48 @@ def require_good_end(job, *agents):
 
 
 def go_on_without(job, lost, times):
-    """The job loses a host, and gets it back."""
+    """The job loses these hosts, one after the other, goes on each time with those left, and gets the last one back."""
     for host in job.hosts.names:
         job.start_agent(host)
-    four = job.up(4)
-    moment = job.kill_agent(lost, workers=True)
-    require_named(job, [worker for worker in four if worker.host != lost], on(lost, four), moment, times)
-    two = job.up(2, but=four)
-    times(time.monotonic() - moment, "the job went on")
-    assert job.said(two[0], "up")["first"] > 0
+    alive = job.up(job.per_host * len(job.hosts.names))
+    gone, first = [], 1
+    for host in lost:
+        moment = job.kill_agent(host, workers=True)
+        dead = on(host, alive)
+        left = [worker for worker in alive if worker not in dead]
+        require_named(job, left, dead, moment, times)
+        gone += alive
+        alive = job.up(len(left), but=gone)
+        assert names(alive) == names(left)
+        times(time.monotonic() - moment, f"the job went on on {' and '.join(names(alive))}")
+        first = require_gone_on(job, alive, first)
     moment = time.monotonic()
-    job.start_agent(lost)
-    again = job.up(4, but=[*four, *two])
-    times(time.monotonic() - moment, "the host was back in")
-    assert job.said(again[0], "up")["first"] >= job.said(two[0], "up")["first"]
-    require_good_end(job, *job.hosts.names)
+    job.start_agent(lost[-1])
+    gone += alive
+    alive = job.up(len(alive) + job.per_host, but=gone)
+    times(time.monotonic() - moment, "a host was back in")
+    assert names(alive) == sorted({*names(left), lost[-1]})
+    require_gone_on(job, alive, first)
+    require_good_end(job, *names(alive))
 
 
-def test_without_a_host_the_job_goes_on_and_takes_it_back_in(hosts, tmp_path, times):
-    with resizable(hosts, tmp_path) as job:
-        go_on_without(job, "hostb", times)
+def require_gone_on(job, workers, at_least):
+    """All of them from one step, which a checkpoint of the ones before them had reached; the step."""
+    (first,) = {job.said(worker, "up")["first"] for worker in workers}
+    assert first >= at_least
+    return first
+
+
+def test_without_two_of_three_hosts_the_job_goes_on_and_takes_one_back_in(three_hosts, tmp_path, times):
+    with resizable(three_hosts, tmp_path, per_host=1) as job:
+        go_on_without(job, ["hostb", "hostc"], times)
 
 
 def test_without_the_host_of_rank_0(hosts, tmp_path, times):
     """The rendezvous is on none of the two."""
     with resizable(hosts, tmp_path) as job:
         job.serve_rendezvous()
-        go_on_without(job, "hosta", times)
+        go_on_without(job, ["hosta"], times)
 
 
 def test_workers_without_an_agent_end_by_themselves_once_another_takes_its_place(hosts, tmp_path, times):
