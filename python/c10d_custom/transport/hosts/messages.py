@@ -121,7 +121,7 @@ class Messages:
         """The error of sends that were over when they were refused, for ``call`` to raise (None: a small collective).
         Each is raised once, and none by steps of what is done for tensors of a device."""
         staged = call.memory if isinstance(call, Call) else call is not None and isinstance(call.tensor, Region)
-        if staged or not self._refusals.look():
+        if staged or not self._refusals.any():
             return None
         self.progress()
         errors = [self._fail(trouble, message, time.monotonic()) for trouble, message in self._refusals.take()]

@@ -3,7 +3,7 @@
 Only a refusal is sent back: nothing waits for it, and a message that fits costs nothing. It says all that its sender
 needs for the error, and names the message by its number, so that a rank remembers nothing of what it has sent. It
 leaves before the receiver takes in the data: a send of which MPI has to wait for the receiver (MPICH's, of more than it
-buffers) ends with the error. One that was over sooner is told of by the next call of its rank.
+buffers) ends with the error. One that was over sooner is told of by one of the next calls of its rank.
 
 A rank that sends long messages has one receive for refusals under way, from any rank; further ones wait in MPI.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from ... import dtypes, native
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # HERE; dtypes sent and received; who refuses; the group's token; number of the message; bytes sent and received; tag
 _REFUSAL = struct.Struct("<IIIiQQQQq8x")
+_EVERY = 1e-3  # s between two looks of calls
 _HERE = 1  # in a buffer that a refusal has come into
 
 
@@ -42,6 +44,7 @@ class Refusals:
         self._inbox = Buffer(_REFUSAL.size)
         self._receive: list[Request] = []
         self._hearing = False
+        self._looked = 0.0
         self.late: list[tuple[Trouble, Message]] = []  # of sends that were over: what `take` gives
 
     # --- the receiver's side
@@ -89,9 +92,11 @@ class Refusals:
         message = Message("send", Region(0, nbytes, 0), dtypes.BY_CODE[sent], peer, tag, 0.0, is_recv=False)
         self.late.append((trouble, message))
 
-    def look(self) -> bool:
-        """Lets MPI move what may be about to come. True if there is something to `hear`, or to `take`."""
-        if self._receive and not self._inbox.memory[0]:
+    def any(self) -> bool:
+        """Whether there is something to `hear`, or to `take`. Lets MPI move what is about to come, as sends that are
+        over at once do not; now and then, since that costs microseconds."""
+        if self._receive and not self._inbox.memory[0] and (now := time.monotonic()) - self._looked > _EVERY:
+            self._looked = now
             with contextlib.suppress(self._link.MPI.Exception):  # whoever moves messages sees to it
                 self._link.comm.Iprobe(self._link.rank, REFUSAL)
         return bool(self.late) or self._inbox.memory[0] != 0
