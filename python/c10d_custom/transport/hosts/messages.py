@@ -121,7 +121,7 @@ class Messages:
         """The error of sends that were over when they were refused, for ``call`` to raise (None: a small collective).
         Each is raised once, and none by steps of what is done for tensors of a device."""
         staged = call.memory if isinstance(call, Call) else call is not None and isinstance(call.tensor, Region)
-        if staged or not self._refusals.look():
+        if staged or not self._refusals.any():
             return None
         self.progress()
         errors = [self._fail(trouble, message, time.monotonic()) for trouble, message in self._refusals.take()]
@@ -318,7 +318,8 @@ class Messages:
             if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
                 continue
             self._taking = ticket
-            self._refusals.hear(self._moving)
+            if inner is None and not ticket.message.is_recv and ticket.message.tensor.nbytes > _EAGER:
+                self._refusals.hear(self._moving, now=True)
             self._moving.remove(ticket)
             if inner is not None:
                 ticket._source = inner.source
@@ -379,7 +380,7 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for each in (self._refusals, self._asides, self._early):
+            for each in (self._asides, self._early):
                 each.close()
         self._thread.join()
 

@@ -3,15 +3,17 @@
 Only a refusal is sent back: nothing waits for it, and a message that fits costs nothing. It says all that its sender
 needs for the error, and names the message by its number, so that a rank remembers nothing of what it has sent. It
 leaves before the receiver takes in the data: a send of which MPI has to wait for the receiver (MPICH's, of more than it
-buffers) ends with the error. One that was over sooner is told of by the next call of its rank.
+buffers) ends with the error. One that was over sooner is told of by one of the next calls of its rank.
 
-A rank that sends long messages has one receive for refusals under way, from any rank; further ones wait in MPI.
+Refusals are looked for with matched probes. Not with a receive from any rank: MPICH 5.0's over UCX that meets a message
+that is there already writes it to memory, and never completes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from ... import dtypes, native
@@ -22,16 +24,16 @@ from .link import REFUSAL, Buffer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mpi4py.MPI import Request
+    from mpi4py.MPI import Message as Found
 
     from .asides import Asides
     from .link import MpiLink
     from .message_ticket import Head, MessageTicket
 
 
-# HERE; dtypes sent and received; who refuses; the group's token; number of the message; bytes sent and received; tag
-_REFUSAL = struct.Struct("<IIIiQQQQq8x")
-_HERE = 1  # in a buffer that a refusal has come into
+# dtypes sent and received; who refuses; the group's token; number of the message; bytes sent and received; tag
+_REFUSAL = struct.Struct("<IIiQQQQq")
+_EVERY = 1e-3  # s between two looks
 
 
 class Refusals:
@@ -40,8 +42,9 @@ class Refusals:
     def __init__(self, link: MpiLink) -> None:
         self._link = link
         self._inbox = Buffer(_REFUSAL.size)
-        self._receive: list[Request] = []
-        self._hearing = False
+        self._found: list[Found] = []  # what a probe has matched, until it is noted
+        self._expected = self._hearing = self._come = False
+        self._looked = 0.0
         self.late: list[tuple[Trouble, Message]] = []  # of sends that were over: what `take` gives
 
     # --- the receiver's side
@@ -50,33 +53,47 @@ class Refusals:
         """Tells the sender of a message with that head that ``receive``, which has met it, is for another."""
         m, refusal, link = receive.message, Buffer(_REFUSAL.size), self._link
         what = link.token, head.number, head.nbytes, m.tensor.nbytes, head.tag
-        _REFUSAL.pack_into(refusal.memory, 0, _HERE, head.dtype, m.dtype.code, link.rank, *what)
+        _REFUSAL.pack_into(refusal.memory, 0, head.dtype, m.dtype.code, link.rank, *what)
         asides.send(refusal, receive._source, REFUSAL)
 
     # --- the sender's
 
     def expect(self) -> None:
         """This rank is about to send what may be refused."""
-        if not self._receive:
-            self._inbox.memory[0] = 0
-            box, link = [self._inbox.memory, self._link.MPI.BYTE], self._link
-            self._receive.extend(map(link.comm.Irecv, (box,), (link.MPI.ANY_SOURCE,), (REFUSAL,)))
+        self._expected = True
 
-    def hear(self, sends: Iterable[MessageTicket]) -> None:
-        """Takes in what has come. A refusal of one of ``sends``, those under way, becomes its `refused`."""
-        if not self._inbox.memory[0] or self._hearing:
+    def hear(self, sends: Iterable[MessageTicket], now: bool = False) -> None:
+        """Takes in what has come. A refusal of one of ``sends``, those under way, becomes its `refused`. ``now``:
+        even if the last look was just before."""
+        if not self._expected or self._hearing:
             return
+        if not (now or self._come or self._due()):
+            return
+        link = self._link
         try:
-            self._hearing = True
-            while self._receive and self._receive[0].Test():
+            self._hearing, self._come = True, False
+            while True:
+                if not self._found:
+                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (REFUSAL,))
+                    self._found.extend(filter(None, found))
+                if not self._found:
+                    return
+                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
+                    self._found[0].Recv([self._inbox.memory, link.MPI.BYTE])
                 self._note(sends)
-                self._receive.clear()
-                self.expect()
+                self._found.clear()
         finally:
             self._hearing = False
 
+    def _due(self) -> bool:
+        """Whether it is time for another look, which costs microseconds."""
+        if (now := time.monotonic()) - self._looked < _EVERY:
+            return False
+        self._looked = now
+        return True
+
     def _note(self, sends: Iterable[MessageTicket]) -> None:
-        _, sent, received, peer, token, number, nbytes, room, tag = _REFUSAL.unpack(self._inbox.memory)
+        sent, received, peer, token, number, nbytes, room, tag = _REFUSAL.unpack(self._inbox.memory)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
         trouble = Trouble(native.MISMATCH, peer, call=number, expected=nbytes, actual=room)
@@ -89,17 +106,13 @@ class Refusals:
         message = Message("send", Region(0, nbytes, 0), dtypes.BY_CODE[sent], peer, tag, 0.0, is_recv=False)
         self.late.append((trouble, message))
 
-    def look(self) -> bool:
-        """Lets MPI move what may be about to come. True if there is something to `hear`, or to `take`."""
-        if self._receive and not self._inbox.memory[0]:
+    def any(self) -> bool:
+        """Whether there is something to `hear`, or to `take`: looked for now and then."""
+        if self._expected and not self._come and self._due():
             with contextlib.suppress(self._link.MPI.Exception):  # whoever moves messages sees to it
-                self._link.comm.Iprobe(self._link.rank, REFUSAL)
-        return bool(self.late) or self._inbox.memory[0] != 0
+                self._come = self._link.comm.Iprobe(self._link.MPI.ANY_SOURCE, REFUSAL)
+        return bool(self.late) or self._come
 
     def take(self) -> list[tuple[Trouble, Message]]:
         """Of sends that were over when they were refused, each once: (its Trouble, the message)."""
-        late, self.late = self.late, []
-        return late
-
-    def close(self) -> None:
-        self._link.withdraw(self._receive, self._inbox)
+        return [self.late.pop(0) for _ in range(len(self.late))]  # another thread may be adding one
