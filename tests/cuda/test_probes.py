@@ -1,6 +1,7 @@
 """The probes (doctor/probes) on a simulated GPU that is as one would like it, and on ones that are not: every answer is
 what the GPU is like, what hangs is cut off, and no process is left."""
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ def quick_processes(monkeypatch):
 
 
 def found(name, folder, seconds=60.0, **world):
-    probe = BY_NAME[name]
+    probe = dataclasses.replace(BY_NAME[name], seconds=seconds)
     if probe.environment:  # which the server's processes would not get
         run.METHOD = "spawn"
     world["wrong"] = frozenset(world.get("wrong", ()))
