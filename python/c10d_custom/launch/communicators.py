@@ -21,6 +21,10 @@ _SLICE = 20e-3  # s: between two looks at who is alive
 _left: Any = None  # the ranks of this process's job that are left, once some were left out
 
 
+def is_open_mpi(MPI: Any) -> bool:
+    return "open mpi" in MPI.Get_library_version().lower()
+
+
 def create(job: Job, ranks: Sequence[int], tag: int, seconds: float, check: Callable[[], None]) -> Intracomm:
     """Of those ranks in COMM_WORLD, in this order; collective over them. ``check``: called now and then, and may
     raise."""
@@ -40,7 +44,7 @@ def leave_out_the_lost(job: Job, seconds: float, check: Callable[[], None]) -> N
     """From now on, `create` does. Collective over all ranks of the job that are alive, where the library has a use for
     it."""
     global _left
-    if "open mpi" in job.MPI.Get_library_version().lower():
+    if is_open_mpi(job.MPI):
         left = _bounded(job.world.Shrink, "did not leave out the lost ranks", seconds, check)
         left.Set_errhandler(job.MPI.ERRORS_RETURN)
         _left = left

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
-from ...launch.communicators import create
+from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
 from ..failure import Trouble
 from . import given_up
@@ -50,6 +50,7 @@ class MpiLink:
         self.MPI = job.MPI
         self.check = check
         self._gave_up = False
+        self.carries_messages = False  # some may still come that nobody receives
         given_up.collect(self.MPI)
         # What a rank that died in the making of another has sent there must not be taken for a part of this one.
         tag = token % _CREATION_TAGS
@@ -185,8 +186,11 @@ class MpiLink:
                     request.Cancel()
 
     def close(self, healthy: bool) -> None:
-        """Frees the communicator, if nothing is under way on it."""
-        if healthy and not self._gave_up:
+        """Frees the communicator, if nothing is under way on it. Open MPI numbers what a rank sends to another on one
+        communicator, and gives a later one the name of one that is gone: a message that nobody received would be
+        counted there, and what comes after it waited for without end."""
+        unreceived = self.carries_messages and is_open_mpi(self.MPI)
+        if healthy and not self._gave_up and not unreceived:
             self.comm.Free()
         else:
             given_up.drain(self.comm)

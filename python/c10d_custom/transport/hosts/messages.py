@@ -91,6 +91,7 @@ class Messages:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
         if (error := self.refusal(message)) is not None:
             raise error
+        self.link.carries_messages = True
         ticket, me = MessageTicket(self, message), get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
