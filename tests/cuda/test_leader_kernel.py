@@ -10,7 +10,7 @@ import torch
 from c10d_custom import dtypes
 from c10d_custom.call import Op
 from c10d_custom.transport.cuda import in_place, kernels
-from c10d_custom.transport.cuda.words import BYTES
+from c10d_custom.transport.cuda.host_exchange import BYTES
 from engine import engine, same
 from host_kernels import PAIRS, HostKernels, distinct
 from test_reduce_kernels import Place

@@ -2,7 +2,7 @@
 
 import pytest
 
-from c10d_custom.bench.start_up import WORDS, WORDS_OF_A_FIRST, WORDS_OF_RANK_0
+from c10d_custom.bench.start_up import OPERATIONS, OPERATIONS_OF_A_FIRST, OPERATIONS_OF_RANK_0
 from harness import Layout
 from harness.job import rig_of
 
@@ -33,8 +33,9 @@ def test_operations_on_the_store(hosts, few, size, record_property):
     each = [size // 4] * 4
     many = start_up(hosts, each)
     assert operations(many, each) == operations(few, [2] * 4)
-    words = {role: sum(sum(kinds.values()) for kinds in by.values()) for role, by in operations(few, [2] * 4).items()}
-    assert words == {"rank 0": WORDS_OF_RANK_0, "first of a host": WORDS_OF_A_FIRST, "other": WORDS}  # the model's
+    counted = {role: sum(sum(kinds.values()) for kinds in by.values()) for role, by in operations(few, [2] * 4).items()}
+    model = {"rank 0": OPERATIONS_OF_RANK_0, "first of a host": OPERATIONS_OF_A_FIRST, "other": OPERATIONS}
+    assert counted == model
     # Of what MPI's ranks tell each other, megabytes in a large job, one rank of a host fetches all, the others nothing.
     assert handed_out(many, each, "mpi")["other"] == handed_out(few, [2] * 4, "mpi")["other"] < MOST_HANDED
     # libmpi asks for it host by host.

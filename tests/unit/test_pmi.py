@@ -52,7 +52,7 @@ class Libmpi:
         return self.answers.readline().rstrip("\n")
 
 
-class Words:
+class KeyValues:
     """Of two ranks: this one, and one that has put "theirs" before the first barrier."""
 
     def __init__(self):
@@ -69,8 +69,8 @@ class Words:
 
 def test_what_libmpi_asks(monkeypatch):
     monkeypatch.setenv("PMIX_NAMESPACE", "outer")
-    words = Words()
-    server = PmiServer(0, 2, "job", [0, 1], words)
+    key_values = KeyValues()
+    server = PmiServer(0, 2, "job", [0, 1], key_values)
     with server.environment():
         assert (os.environ["PMI_RANK"], os.environ["PMI_SIZE"]) == ("0", "2") and "PMIX_NAMESPACE" not in os.environ
         libmpi = Libmpi(int(os.environ["PMI_FD"]))
@@ -84,34 +84,34 @@ def test_what_libmpi_asks(monkeypatch):
         assert libmpi.ask("cmd=get_my_kvsname") == "cmd=my_kvsname kvsname=job"
         assert "rc=-1" in libmpi.ask("cmd=get kvsname=job key=theirs")  # unknown yet, and not waited for
         assert "rc=0" in libmpi.ask("cmd=put kvsname=job key=mine value=a=b")
-        assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and words.met == [(0, {"mine": "a=b"})]
+        assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and key_values.met == [(0, {"mine": "a=b"})]
         assert libmpi.ask("cmd=get kvsname=job key=PMI_process_mapping").endswith("value=(vector,(0,2,1))")
-        assert words.fetched == []  # of those that ask for nothing more, nobody fetches it
+        assert key_values.fetched == []  # of those that ask for nothing more, nobody fetches it
         assert libmpi.ask("cmd=get kvsname=job key=mine").endswith("value=a=b")
         assert libmpi.ask("cmd=get kvsname=job key=theirs").endswith("value=of=rank")
-        assert "rc=-1" in libmpi.ask("cmd=get kvsname=job key=nobodys") and words.fetched == [0]
-        assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and words.met[1:] == [(1, {})]
-        assert libmpi.ask("cmd=get kvsname=job key=theirs").endswith("value=of=rank") and words.fetched == [0]
-        assert "rc=-1" in libmpi.ask("cmd=get kvsname=job key=nobodys") and words.fetched == [0, 1]
+        assert "rc=-1" in libmpi.ask("cmd=get kvsname=job key=nobodys") and key_values.fetched == [0]
+        assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and key_values.met[1:] == [(1, {})]
+        assert libmpi.ask("cmd=get kvsname=job key=theirs").endswith("value=of=rank") and key_values.fetched == [0]
+        assert "rc=-1" in libmpi.ask("cmd=get kvsname=job key=nobodys") and key_values.fetched == [0, 1]
     finally:
         over.set()
         serving.join()
 
     server.go_on()
     assert "rc=-1" in libmpi.ask("cmd=spawn nprocs=2")
-    assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and len(words.met) == 2  # alone
+    assert libmpi.ask("cmd=barrier_in") == "cmd=barrier_out rc=0" and len(key_values.met) == 2  # alone
     server.end(finalized=False)
     # Nobody answers now; an exit handler finds what it waits for.
     assert [libmpi.answers.readline() for _ in range(2)] == ["cmd=barrier_out rc=0\n", "cmd=finalize_ack rc=0\n"]
 
 
-def test_what_words_raise_ends_the_serving(monkeypatch):
+def test_what_they_raise_ends_the_serving(monkeypatch):
     def meet(_barrier, _put):
         raise TimeoutError("rank 1")
 
-    words = Words()
-    monkeypatch.setattr(words, "meet", meet)
-    server = PmiServer(0, 2, "job", [0, 1], words)
+    key_values = KeyValues()
+    monkeypatch.setattr(key_values, "meet", meet)
+    server = PmiServer(0, 2, "job", [0, 1], key_values)
     with server.environment():
         libmpi = Libmpi(int(os.environ["PMI_FD"]))
     libmpi.socket.sendall(b"cmd=barrier_in\n")

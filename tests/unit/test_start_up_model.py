@@ -26,10 +26,10 @@ JOBS = [Job.even(hosts, ranks) for hosts in (2, 4, 64, 512, 4096) for ranks in (
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.hosts}x{job.ranks[0]}")
 def test_the_server_takes_at_least_what_it_is_asked_and_hands_out(job):
     machine = Machine(connect=0.0)
-    words = 2 * 7 * job.size * machine.operation
+    operations = 2 * 7 * job.size * machine.operation
     handed = bytes_handed_out(job) * machine.byte
-    assert start_up(job, machine).server > words + handed
-    assert start_up(job, replace(machine, byte=0.0)).server > words
+    assert start_up(job, machine).server > operations + handed
+    assert start_up(job, replace(machine, byte=0.0)).server > operations
     assert start_up(job, replace(machine, operation=0.0)).server == pytest.approx(handed)
 
 

@@ -2,7 +2,7 @@
 over the store, for jobs that no one has at hand.
 
 Words. An *operation* is one request to the job's one *store*, whose server serves them one at a time. A *topic* is one
-round in which all ranks tell rank 0 something and hear what came of it (creation/exchange.py): two *words* of each
+round in which all ranks tell rank 0 something and hear what came of it (creation/exchange.py): two operations of each
 rank, and *looks*, whether what it waits for is there. A rank that waits looks less and less often, so that looks are
 a part of the server's time that does not grow.
 
@@ -18,11 +18,11 @@ from typing import Any
 
 from .model import Job
 
-# Of a rank that is not the first of its host, without looks: two words for each topic of the job, and of its host.
+# Of a rank that is not the first of its host, without looks: two operations for each topic of the job, and of its host.
 TOPICS = ("place", "mpi job", "reached", "pmi", "mpi started", "mpi")
-WORDS = 2 * (len(TOPICS) + 1)
+OPERATIONS = 2 * (len(TOPICS) + 1)
 # What nobody else's number of ranks changes: of the group's first rank, and of the first of another host.
-WORDS_OF_RANK_0, WORDS_OF_A_FIRST = 45, 23
+OPERATIONS_OF_RANK_0, OPERATIONS_OF_A_FIRST = 45, 23
 HEARD = 2  # the offer of its host's shared memory, and of the failure detector's port: a look each, at least
 # Bytes that the store hands to a rank, for each rank or host of the job.
 PLACE, RANK_IN_MPI, INTERFACE, ADDRESS = 15, 6, 14, 1300
@@ -97,8 +97,8 @@ def _topics(job: Job, machine: Machine) -> Iterator[tuple[float, float]]:
     """(the server's seconds, a pause) of each topic, those inside hosts together as one."""
     handed = _handed_out(job)
     for topic in (*TOPICS, "inside hosts"):
-        words = 2 + (HEARD if topic == "inside hosts" else 0)
-        server = job.size * words * machine.operation + handed.get(topic, 0) * machine.byte
+        operations = 2 + (HEARD if topic == "inside hosts" else 0)
+        server = job.size * operations * machine.operation + handed.get(topic, 0) * machine.byte
         looks, pause = _looks(server, job.size)
         yield server + job.size * looks * machine.operation, pause
 
@@ -160,7 +160,8 @@ def main(paths: Sequence[str], hosts: Sequence[int], ranks_per_host: int, then: 
     machine = replace(machine, **{"byte": Machine.byte, "cores": Machine.cores, "shared": False, **then})
     print(
         f"\npredicted start-up, {ranks_per_host} ranks and {machine.cores:g} cores per host; operations on the store, "
-        f"looks left out: a rank's {WORDS}, each host's first's {WORDS_OF_A_FIRST}, rank 0's {WORDS_OF_RANK_0}\n"
+        f"looks left out: a rank's {OPERATIONS}, each host's first's {OPERATIONS_OF_A_FIRST}, "
+        f"rank 0's {OPERATIONS_OF_RANK_0}\n"
         f"{'hosts':>6} {'ranks':>6} {'server s':>9} {'pauses s':>9} {'MPI s':>6} {'in all s':>9} {'handed out MB':>14}"
     )
     for count in hosts:

@@ -36,7 +36,7 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     interface = require_reachable(exchange, places)
     hosts = list(by_host(places))
     server = PmiServer(
-        exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _Words(exchange)
+        exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _StoredKeyValues(exchange)
     )
     job = mpi.start(server, exchange.left(), interface)
     exchange.gather_and_decide("mpi started", None, lambda _: None)
@@ -44,9 +44,9 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     return job
 
 
-class _Words:
-    """What the ranks' libmpis tell each other (pmi.Words), over the store. Rank 0 lays all of it down there, for those
-    that ask: of a job of many hosts it is megabytes, which no store could hand to every rank."""
+class _StoredKeyValues:
+    """What the ranks' libmpis tell each other (pmi.KeyValues), over the store. Rank 0 lays all of it down there, for
+    those that ask: of a job of many hosts it is megabytes, which no store could hand to every rank."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -54,8 +54,8 @@ class _Words:
 
     def meet(self, barrier: int, put: dict[str, str]) -> None:
         def merge(said: list[str | None]) -> None:
-            for words in said:
-                self._all |= unpacked(words) if words else {}
+            for put_there in said:
+                self._all |= unpacked(put_there) if put_there else {}
 
         self._exchange.gather_and_decide(f"pmi/{barrier}", packed(put) if put else None, merge)
         if self._exchange.rank == 0:

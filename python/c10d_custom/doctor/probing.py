@@ -27,14 +27,14 @@ def probes() -> Finding:
     if not torch.cuda.is_available():
         return Finding("probes", "no GPU to ask", facts={"answers": None})
     uuid = str(torch.cuda.get_device_properties(0).uuid)
-    words = kept(uuid, driver_version())
-    chosen = {subject: row.choice for subject, row in decide(words and words["answers"]).items()}
-    facts = {"answers": words and words["answers"], "decisions": chosen}
-    if words is None:
+    record = kept(uuid, driver_version())
+    chosen = {subject: row.choice for subject, row in decide(record and record["answers"]).items()}
+    facts = {"answers": record and record["answers"], "decisions": chosen}
+    if record is None:
         text = f"this GPU was not asked (doctor --probe, some two minutes): order {chosen['order']}, the default"
         return Finding("probes", text, facts=facts)
     said = ", ".join(f"{subject} {choice}" for subject, choice in chosen.items())
-    return Finding("probes", f"asked on {words['date']}: {said} (doctor --decisions says why)", facts=facts)
+    return Finding("probes", f"asked on {record['date']}: {said} (doctor --decisions says why)", facts=facts)
 
 
 def probe(as_json: bool) -> int:

@@ -19,7 +19,7 @@ from typing import Protocol
 from ..threads import start
 
 
-class Words(Protocol):
+class KeyValues(Protocol):
     """What the ranks' libmpis tell each other. Both may raise."""
 
     def meet(self, barrier: int, put: dict[str, str]) -> None:
@@ -41,16 +41,16 @@ class PmiServer:
     """One rank's. ``name``: the job's, like no other's: libmpi names files by it. ``nodes``: the number of each rank's
     host, from 0 on in the order of their first ranks."""
 
-    def __init__(self, rank: int, size: int, name: str, nodes: Sequence[int], words: Words) -> None:
+    def __init__(self, rank: int, size: int, name: str, nodes: Sequence[int], key_values: KeyValues) -> None:
         self.rank, self.size, self.name = rank, size, name
-        self._words: Words | None = words  # None: MPI has started
+        self._key_values: KeyValues | None = key_values  # None: MPI has started
         # Numbers, which Python does not close when it ends: libmpi's exit handlers come later. Child processes do not
         # get them.
         self._ours, self._theirs = (end.detach() for end in socket.socketpair())
         self._put: dict[str, str] = {}
         self._known = {"PMI_process_mapping": process_mapping(nodes)}
         self._unread = b""
-        self._barriers = self._known_after = 0  # that have been; the last whose words are known
+        self._barriers = self._known_after = 0  # that have been; the last whose key values are known
         self._thread: threading.Thread | None = None
         self._wake, self._waker = os.pipe()
         self._closed = False  # by libmpi
@@ -69,7 +69,7 @@ class PmiServer:
             os.environ.update(hidden)
 
     def serve(self, started: Callable[[], bool]) -> None:
-        """Answers until ``started``. Raises what ``words`` do; libmpi then waits for its answer for ever."""
+        """Answers until ``started``. Raises what ``key_values`` do; libmpi then waits for its answer for ever."""
         while not started():
             if select.select([self._ours], [], [], _SLICE)[0]:
                 self._answer()
@@ -77,7 +77,7 @@ class PmiServer:
     def go_on(self) -> None:
         """In a thread, once MPI has started: libmpi may end without the other ranks, and whoever asks for more
         (MPI_Comm_spawn, say) is told no."""
-        self._words = None
+        self._key_values = None
         self._thread = start(self._run, "c10d_custom:pmi")
 
     def end(self, finalized: bool) -> None:
@@ -122,8 +122,8 @@ class PmiServer:
             value = self._value(asked.get("key", ""))
             return "get_result rc=-1 msg=unknown_key" if value is None else f"get_result rc=0 msg=success value={value}"
         if command == "barrier_in":
-            if self._words is not None:
-                self._words.meet(self._barriers, self._put)
+            if self._key_values is not None:
+                self._key_values.meet(self._barriers, self._put)
                 self._put, self._barriers = {}, self._barriers + 1
             # else MPI_Finalize's, in which UCX's ranks wait for each other: this one has delivered what it sent
             return "barrier_out rc=0"
@@ -134,9 +134,9 @@ class PmiServer:
         return f"{command}_result rc=-1 msg=not_supported"
 
     def _value(self, key: str) -> str | None:
-        """The others' words are fetched for the first key that is not known without."""
-        if key not in self._known and self._known_after < self._barriers and self._words is not None:
-            self._known |= self._words.all(self._barriers - 1)
+        """The others' are fetched for the first key that is not known without."""
+        if key not in self._known and self._known_after < self._barriers and self._key_values is not None:
+            self._known |= self._key_values.all(self._barriers - 1)
             self._known_after = self._barriers
         return self._known.get(key)
 

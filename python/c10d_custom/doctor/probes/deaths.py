@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
-from .place import Place
+from .participant import Participant
 
 PATIENCE = 4.0  # seconds; the work that is waited for would take twice as long
 _NEVER = 1
 
 
-def doomed(p: Place) -> None:
+def doomed(p: Participant) -> None:
     """Records an event after work that it does not live to see the end of."""
     stream, event = p.gpu.stream(), p.driver.create_event(shared=True)
     p.gpu.spin(stream, 2 * PATIENCE)
@@ -21,7 +21,7 @@ def doomed(p: Place) -> None:
     time.sleep(3600)
 
 
-def event_waiter(p: Place) -> None:
+def event_waiter(p: Participant) -> None:
     stream, other, own = p.gpu.stream(), p.gpu.stream(), p.gpu.allocate_zeros(4096)
     handle, pid = p.hear()
     p.driver.wait(stream, p.driver.open_event(handle))
@@ -41,7 +41,7 @@ def event_waiter(p: Place) -> None:
     p.tell("death_spares_context", fine)
 
 
-def doomed_writer(p: Place) -> None:
+def doomed_writer(p: Participant) -> None:
     """Has the other's memory open, and never writes there."""
     stream, address = p.gpu.stream(), p.driver.open_memory(p.hear())
     p.gpu.read(stream, address)
@@ -49,7 +49,7 @@ def doomed_writer(p: Place) -> None:
     time.sleep(3600)
 
 
-def value_waiter(p: Place) -> None:
+def value_waiter(p: Participant) -> None:
     stream, other, address = p.gpu.stream(), p.gpu.stream(), p.gpu.allocate_zeros(4096)
     p.say(p.driver.export_memory(address))
     pid = p.hear()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from .place import Place
+from .participant import Participant
 
 BUSY = 0.4  # seconds of the work that is waited for
 _FIRST, _SECOND = 7, 8
 
 
-def recorder(p: Place) -> None:
+def recorder(p: Participant) -> None:
     stream, event, address = p.gpu.stream(), p.driver.create_event(shared=True), p.gpu.allocate_zeros(4096)
     p.say((p.driver.export_memory(address), p.driver.export_event(event)))
     for value in (99, _FIRST, _SECOND):
@@ -21,7 +21,7 @@ def recorder(p: Place) -> None:
     p.hear()
 
 
-def waiter(p: Place) -> None:
+def waiter(p: Participant) -> None:
     memory, handle = p.hear()
     address, event = p.driver.open_memory(memory), p.driver.open_event(handle)
     first, second = p.gpu.stream(), p.gpu.stream()
@@ -43,13 +43,13 @@ def waiter(p: Place) -> None:
     p.say()
 
 
-def _let(p: Place) -> None:
+def _let(p: Participant) -> None:
     """The other process records."""
     p.say()
     p.hear()
 
 
-def _costs(p: Place, stream: int, theirs: int, address: int) -> None:
+def _costs(p: Participant, stream: int, theirs: int, address: int) -> None:
     own = p.driver.create_event(shared=True)
     target = p.gpu.allocate_zeros(4096)
     p.cost("host_us_record", lambda: p.driver.record(own, stream), stream)

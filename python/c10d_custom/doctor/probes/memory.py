@@ -6,14 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .place import Place
+from .participant import Participant
 
 _HERS, _MINE = 1717, 4242
 _COPIES = 5
 _TIMES = 4
 
 
-def exporter(p: Place) -> None:
+def exporter(p: Participant) -> None:
     stream, address = p.gpu.stream(), p.gpu.allocate_zeros(p.gpu.large)
     p.say(p.driver.export_memory(address))
     p.hear()
@@ -26,7 +26,7 @@ def exporter(p: Place) -> None:
     offer_again(p)
 
 
-def importer(p: Place) -> None:
+def importer(p: Participant) -> None:
     stream = p.gpu.stream()
     address = p.driver.open_memory(p.hear())
     p.gpu.spin(stream, 0.0, address, _HERS)
@@ -42,7 +42,7 @@ def importer(p: Place) -> None:
     take_again(p)
 
 
-def _rate(p: Place, stream: int, copy: Callable[[], None]) -> float:
+def _rate(p: Participant, stream: int, copy: Callable[[], None]) -> float:
     """Thousand millions of bytes a second."""
     copy()
     p.gpu.settle(stream)
@@ -53,7 +53,7 @@ def _rate(p: Place, stream: int, copy: Callable[[], None]) -> float:
     return round(_COPIES * p.gpu.large / (time.monotonic() - began) / 1e9, 1)
 
 
-def offer(p: Place) -> None:
+def offer(p: Participant) -> None:
     """Shows memory of torch's allocator."""
     stream = p.gpu.stream()
     address, base = p.gpu.torch_memory(4096)
@@ -66,7 +66,7 @@ def offer(p: Place) -> None:
     p.hear()
 
 
-def take(p: Place, key: str) -> None:
+def take(p: Participant, key: str) -> None:
     """Looks at it."""
     handle, offset = p.hear()
     if handle is None:
@@ -79,7 +79,7 @@ def take(p: Place, key: str) -> None:
     p.say()
 
 
-def offer_again(p: Place) -> None:
+def offer_again(p: Participant) -> None:
     """Shows memory of torch's allocator and frees it while the other process has it open, several times."""
     stream, numbers, known = p.gpu.stream(), set(), True
     p.gpu.free_torch_memory()
@@ -97,7 +97,7 @@ def offer_again(p: Place) -> None:
         known = known and p.driver.allocation_of(address) != allocation
 
 
-def take_again(p: Place) -> None:
+def take_again(p: Participant) -> None:
     """Looks at each, once it has closed the one before."""
     stream, before, well = p.gpu.stream(), None, True
     for value in range(1, 1 + _TIMES):
@@ -110,5 +110,5 @@ def take_again(p: Place) -> None:
     p.tell("torch_memory_exported_again", well)
 
 
-def take_expandable(p: Place) -> None:
+def take_expandable(p: Participant) -> None:
     take(p, "torch_expandable_exported")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 
-from .place import Place
+from .participant import Participant
 
 _SIGNAL = 256
 
 
-def first(p: Place) -> None:
+def first(p: Participant) -> None:
     _play(p, 0)
 
 
-def second(p: Place) -> None:
+def second(p: Participant) -> None:
     _play(p, 1)
 
 
-def _play(p: Place, me: int) -> None:
+def _play(p: Participant, me: int) -> None:
     stream, event, address = p.gpu.stream(), p.driver.create_event(shared=True), p.gpu.allocate_zeros(4096)
     p.say((p.driver.export_memory(address), p.driver.export_event(event)))
     memory, handle = p.hear()
@@ -38,7 +38,7 @@ def _play(p: Place, me: int) -> None:
             p.tell(f"round_trip_us_{way}", round((time.monotonic() - began) / p.gpu.rounds * 1e6, 2))
 
 
-def _by_host(p: Place, me: int, stream: int, i: int) -> None:
+def _by_host(p: Participant, me: int, stream: int, i: int) -> None:
     if me == 1:
         p.await_word(0, i)
     p.gpu.spin(stream, 0.0)
@@ -48,7 +48,7 @@ def _by_host(p: Place, me: int, stream: int, i: int) -> None:
         p.await_word(1, i)
 
 
-def _by_events(p: Place, me: int, stream: int, own: int, theirs: int, i: int) -> None:
+def _by_events(p: Participant, me: int, stream: int, own: int, theirs: int, i: int) -> None:
     """A wait is for what was recorded before it, hence the hosts tell each other that they have recorded."""
     if me == 1:
         p.await_word(0, i)
@@ -61,7 +61,7 @@ def _by_events(p: Place, me: int, stream: int, own: int, theirs: int, i: int) ->
         p.driver.wait(stream, theirs)
 
 
-def _by_values(p: Place, me: int, stream: int, own: int, theirs: int, i: int) -> None:
+def _by_values(p: Participant, me: int, stream: int, own: int, theirs: int, i: int) -> None:
     """Each waits on its own memory, and writes into the other's."""
     if me == 1:
         p.driver.wait_value(stream, own + _SIGNAL, i)

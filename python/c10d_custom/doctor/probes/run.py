@@ -18,7 +18,7 @@ from typing import Any
 
 from ...transport.cuda.decisions import QUESTIONS
 from .gpu import Gpu
-from .place import Place, main
+from .participant import Participant, main
 
 METHOD = "spawn"  # of starting a process: CUDA survives no fork
 GRACE = 5.0  # seconds for a killed process to be gone
@@ -29,7 +29,7 @@ class Probe:
     """``roles``: what each process does; ``asks``: the questions, in order; ``environment``: more of it, for them."""
 
     name: str
-    roles: tuple[Callable[[Place], None], ...]
+    roles: tuple[Callable[[Participant], None], ...]
     asks: tuple[str, ...]
     seconds: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -148,8 +148,8 @@ def ask_all(probes: Iterable[Probe], make: Callable[[], Gpu], seconds: float) ->
             yield probe, ask(probe, make, left)
 
 
-def _who(place: Place) -> None:
-    place.tell("about", place.gpu.about())
+def _who(p: Participant) -> None:
+    p.tell("about", p.gpu.about())
 
 
 def identify(make: Callable[[], Gpu], seconds: float) -> dict[str, str]:

@@ -6,7 +6,7 @@ import ctypes
 import threading
 import time
 
-from .place import Place
+from .participant import Participant
 
 BUSY = 0.3
 _DATA, _SIGNAL, _UNANSWERED, _OWN = 0, 256, 512, 768  # where the words lie
@@ -14,7 +14,7 @@ _AT_ONCE = 2.0  # seconds within which what is released must end
 STREAMS = (4, 8, 16, 32)
 
 
-def writer(p: Place) -> None:
+def writer(p: Participant) -> None:
     """A process writes into another's memory, as groups do: who waits does so on its own."""
     stream = p.gpu.stream()
     address = p.driver.open_memory(p.hear())
@@ -26,7 +26,7 @@ def writer(p: Place) -> None:
     p.hear()
 
 
-def waiter(p: Place) -> None:
+def waiter(p: Participant) -> None:
     stream, other, address = p.gpu.stream(), p.gpu.stream(), p.gpu.allocate_zeros(4096)
     p.say(p.driver.export_memory(address))
     p.hear()
@@ -51,7 +51,7 @@ def waiter(p: Place) -> None:
     p.say()
 
 
-def _others_go_on(p: Place, other: int) -> bool:
+def _others_go_on(p: Participant, other: int) -> bool:
     allocated = threading.Event()
 
     def allocate() -> None:
@@ -64,7 +64,7 @@ def _others_go_on(p: Place, other: int) -> bool:
     return p.gpu.settled(other, _AT_ONCE) and allocated.wait(_AT_ONCE)
 
 
-def _by_host(p: Place, stream: int) -> None:
+def _by_host(p: Participant, stream: int) -> None:
     pinned = p.driver.allocate_pinned(4096)  # nothing is pending
     word = ctypes.c_uint32.from_address(pinned)
     word.value = 0
@@ -77,7 +77,7 @@ def _by_host(p: Place, stream: int) -> None:
 # --- many streams at once
 
 
-def releaser(p: Place) -> None:
+def releaser(p: Participant) -> None:
     """Ends the waits of the other process's streams, the last stream's first."""
     stream, address = p.gpu.stream(), p.driver.open_memory(p.hear())
     p.say()
@@ -89,7 +89,7 @@ def releaser(p: Place) -> None:
             p.say()
 
 
-def many_waiters(p: Place) -> None:
+def many_waiters(p: Participant) -> None:
     streams, address = [p.gpu.stream() for _ in range(max(STREAMS))], p.gpu.allocate_zeros(256 * max(STREAMS))
     p.say(p.driver.export_memory(address))
     p.hear()

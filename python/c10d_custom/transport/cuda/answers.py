@@ -53,7 +53,7 @@ def keep(answers: Answers, uuid: str, driver: str, device: str) -> Path:
     path = file_of(uuid, driver)
     if path is None:
         raise FileNotFoundError("no home directory, or the GPU or its driver cannot be told from others")
-    words = {
+    record = {
         "format": _FORMAT,
         "uuid": uuid,
         "driver": driver,
@@ -66,7 +66,7 @@ def keep(answers: Answers, uuid: str, driver: str, device: str) -> Path:
     descriptor, part = tempfile.mkstemp(prefix=".part-", dir=path.parent)  # of mode 0600
     try:
         with os.fdopen(descriptor, "w") as f:
-            json.dump(words, f, indent=1)
+            json.dump(record, f, indent=1)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -76,13 +76,13 @@ def keep(answers: Answers, uuid: str, driver: str, device: str) -> Path:
 
 
 def kept(uuid: str, driver: str) -> dict[str, Any] | None:
-    """The words of `keep`, or None."""
+    """What `keep` wrote, or None."""
     path = file_of(uuid, driver)
     try:
-        words = json.loads(_own(path)) if path is not None else None
+        record = json.loads(_own(path)) if path is not None else None
     except (OSError, ValueError, RecursionError):
         return None
-    return words if _sound(words, uuid, driver) else None
+    return record if _sound(record, uuid, driver) else None
 
 
 def _own(path: Path) -> bytes:
@@ -98,15 +98,15 @@ def _own(path: Path) -> bytes:
     return data
 
 
-def _sound(words: Any, uuid: str, driver: str) -> bool:
-    if not isinstance(words, dict) or not isinstance(words.get("answers"), dict):
+def _sound(record: Any, uuid: str, driver: str) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("answers"), dict):
         return False
     here = {"format": _FORMAT, "uuid": uuid, "driver": driver, "kernel": os.uname().release}
-    if any(words.get(name) != value for name, value in here.items()):
+    if any(record.get(name) != value for name, value in here.items()):
         return False
-    if not all(isinstance(words.get(name), str) for name in ("device", "date")):
+    if not all(isinstance(record.get(name), str) for name in ("device", "date")):
         return False
-    return all(fits(key, answer) for key, answer in words["answers"].items())
+    return all(fits(key, answer) for key, answer in record["answers"].items())
 
 
 def fits(key: str, answer: object) -> bool:
@@ -120,5 +120,5 @@ def fits(key: str, answer: object) -> bool:
 
 def answers_of(uuid: str) -> dict[str, bool | float] | None:
     """Those of this GPU, as its driver is now; None if it was not asked."""
-    words = kept(uuid, driver_version())
-    return None if words is None else words["answers"]
+    record = kept(uuid, driver_version())
+    return None if record is None else record["answers"]

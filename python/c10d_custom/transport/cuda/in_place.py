@@ -2,12 +2,12 @@
 ranks and writes those of all ranks, where they lie, in one kernel.
 
     every rank   its host waits until its stream has come to the call: inputs are there, outputs are free
-                 the ranks agree on the call, then tell where their tensors lie (`Places`)
+                 the ranks agree on the call, then tell where their tensors lie (`TensorAddresses`)
     the leader   maps what it does not have mapped yet, runs the kernel, and its host waits until that is done
     every rank   tells that it is through, the leader how it went: nobody goes on before
 
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
-others have told, lets all ranks take the staging memory instead: all see the same words.
+others have told, lets all ranks take the staging memory instead: all are told the same.
 
 Hosts wait, and no stream for another process's: nobody returns from a call while the kernel may run, except with an
 error. Then tensors are kept, for the kernel may still write them, until the leader has closed what it has mapped
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import Op
 from ...dtypes import RedOp
+from .host_exchange import BYTES, tell
 from .kernels import Job
 from .mappings import Allocation
 from .stream_op import poll
-from .words import BYTES, tell
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
@@ -48,7 +48,7 @@ _FREED = 8
 _KEPT = 64
 
 
-class Place(c.Structure):
+class TensorAddress(c.Structure):
     """Where a tensor lies: ``address`` in the allocation from ``base`` on; of the leader's, ``address`` alone. All 0: a
     tensor of no bytes."""
 
@@ -61,7 +61,7 @@ class Place(c.Structure):
     ]
 
 
-class Places(c.Structure):
+class TensorAddresses(c.Structure):
     """What a rank tells: ``owner``: its Driver's identity; ``can``: 1 if ``place`` says where all its tensors lie,
     inputs first; ``freed``: numbers of allocations that it has told before, and that are no more."""
 
@@ -69,7 +69,7 @@ class Places(c.Structure):
         ("owner", c.c_uint64),
         ("can", c.c_uint64),
         ("freed", c.c_uint64 * _FREED),
-        ("place", Place * (MAX_RANKS + 1)),
+        ("place", TensorAddress * (MAX_RANKS + 1)),
     ]
 
 
@@ -100,15 +100,15 @@ class InPlace:
         of Driver.reduce, once they have."""
         self._await(stream, call, left, late, "what was queued before it")
         agree()
-        mine = self._places(call)
+        mine = self._own_addresses(call)
         table = [
-            Places.from_buffer_copy(words)
-            for words in tell(self._cpu, f"{call.name} (places of its tensors)", left(), bytes(mine))
+            TensorAddresses.from_buffer_copy(said)
+            for said in tell(self._cpu, f"{call.name} (where its tensors lie)", left(), bytes(mine))
         ]
         if self._me == LEADER:
-            for places in table:
-                self._driver.mappings.forget(places.owner, [n for n in places.freed if n])
-        if not all(places.can for places in table):
+            for told in table:
+                self._driver.mappings.forget(told.owner, [n for n in told.freed if n])
+        if not all(told.can for told in table):
             return False
         done = True
         if self._me == LEADER:
@@ -144,23 +144,23 @@ class InPlace:
 
     # --- where this rank's tensors lie
 
-    def _places(self, call: Call) -> Places:
-        places = Places(owner=self._driver.identity)
+    def _own_addresses(self, call: Call) -> TensorAddresses:
+        told = TensorAddresses(owner=self._driver.identity)
         for i, number in enumerate(self._freed()):
-            places.freed[i] = number
+            told.freed[i] = number
         try:
             for i, tensor in enumerate([*call.inputs, *call.outputs]):
                 if tensor.nbytes:
-                    places.place[i] = self._place(tensor)
-            places.can = 1
+                    told.place[i] = self._address_of(tensor)
+            told.can = 1
         except Exception as error:
             log.debug("group %s, rank %d: %s: %s", self._cpu.name, self._me, call.name, error)
-        return places
+        return told
 
-    def _place(self, tensor: Buffer) -> Place:
+    def _address_of(self, tensor: Buffer) -> TensorAddress:
         address = tensor.data_ptr()
         if self._me == LEADER:  # who opens nothing of its own
-            return Place(address=address)
+            return TensorAddress(address=address)
         allocation = self._driver.allocation_of(address)
         if allocation is None or address + tensor.nbytes > allocation.base + allocation.nbytes:
             raise ValueError("memory of a tensor that cannot be exported")
@@ -169,7 +169,7 @@ class InPlace:
         self._told[number] = told
         while len(self._told) > _KEPT:
             del self._told[next(iter(self._told))]
-        place = Place(number, base, nbytes, address)
+        place = TensorAddress(number, base, nbytes, address)
         c.memmove(place.handle, told[1], _HANDLE)
         return place
 
@@ -185,14 +185,14 @@ class InPlace:
         self,
         call: Call,
         stream: int,
-        table: Sequence[Places],
+        table: Sequence[TensorAddresses],
         factor: Callable[[], Any],
         await_it: Callable[[str], None],
     ) -> bool:
         """False: some memory cannot be opened, and nothing is done."""
         entered: list[tuple[int, int]] = []
         try:
-            at = [self._addresses(rank, places, entered) for rank, places in enumerate(table)]
+            at = [self._addresses(rank, told, entered) for rank, told in enumerate(table)]
         except Exception as error:
             log.info("group %s, rank %d: %s: %s", self._cpu.name, self._me, call.name, error)
             self._leave(entered)
@@ -206,17 +206,17 @@ class InPlace:
         self._leave(entered)
         return True
 
-    def _addresses(self, rank: int, places: Places, entered: list[tuple[int, int]]) -> list[int]:
+    def _addresses(self, rank: int, told: TensorAddresses, entered: list[tuple[int, int]]) -> list[int]:
         """Of a rank's tensors, as the leader reaches them."""
         if rank == self._me:
-            return [p.address for p in places.place]
+            return [p.address for p in told.place]
         found = []
-        for p in places.place:
+        for p in told.place:
             base = p.base
             if p.nbytes:
                 allocation = Allocation(p.base, p.nbytes, p.number)
-                base = self._driver.mappings.enter(self, places.owner, allocation, bytes(p.handle))
-                entered.append((places.owner, p.number))
+                base = self._driver.mappings.enter(self, told.owner, allocation, bytes(p.handle))
+                entered.append((told.owner, p.number))
             found.append(base + p.address - p.base)
         return found
 

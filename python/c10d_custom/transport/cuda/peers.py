@@ -20,10 +20,10 @@ from . import in_place, p2p
 from .decisions import choose_order, decide
 from .event_order import EventOrder
 from .fused import Fused
+from .host_exchange import tell
 from .in_place import InPlace
 from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
-from .words import tell
 
 if TYPE_CHECKING:
     from ...call import Call
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
-_WORDS_BYTES = 8192
+_MOST_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _MARK = 1  # in the segment: this rank holds no memory of another any more
@@ -46,7 +46,7 @@ class Mode:
 
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
-    """The Mode for ranks that said these words: a function of them alone, hence alike on all ranks."""
+    """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
     forced = {w["mode"] for w in table}
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
@@ -93,7 +93,7 @@ class Setup:
         self.cpu, self.driver, self.config = cpu, driver, config
         self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
-        self.mode: Any = None  # a Mode, once the ranks have said their words
+        self.mode: Any = None  # a Mode, once the ranks have said what they are
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
@@ -174,13 +174,13 @@ class Setup:
         problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
         return (None, problem) if problem else ([g for g, _ in said], None)
 
-    def tell(self, words: Any) -> list[Any]:
-        """Every rank's words."""
-        data = json.dumps(words).encode()
-        if len(data) > _WORDS_BYTES:
-            raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_WORDS_BYTES} at most")
+    def tell(self, mine: Any) -> list[Any]:
+        """What every rank says."""
+        data = json.dumps(mine).encode()
+        if len(data) > _MOST_BYTES:
+            raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_MOST_BYTES} at most")
         name = f"{self.call.name} (set-up of CUDA)"
-        return [json.loads(w) for w in tell(self.cpu, name, self._left(), data.ljust(_WORDS_BYTES))]
+        return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
 
     def settle(self) -> None:
         """Waits for what is on the streams."""

@@ -19,7 +19,7 @@ from .gpu import Gpu
 _PR_SET_PDEATHSIG = 1
 
 
-class Place:
+class Participant:
     def __init__(self, gpu: Gpu, pipe: Connection, results: Connection, words: mmap.mmap) -> None:
         self.gpu, self.driver, self._pipe, self._results = gpu, gpu.driver, pipe, results
         self._words = (ctypes.c_uint32 * 16).from_buffer(words)
@@ -60,7 +60,7 @@ class Place:
 
 
 def main(
-    role: Callable[[Place], None], make: Callable[[], Gpu], pipe: Connection, results: Connection, words: str
+    role: Callable[[Participant], None], make: Callable[[], Gpu], pipe: Connection, results: Connection, words: str
 ) -> None:
     """A process of a probe, which does not outlive who started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -72,7 +72,7 @@ def main(
         gpu = make()
         with gpu.driver.activate():
             gpu.prepare()
-            role(Place(gpu, pipe, results, shared))
+            role(Participant(gpu, pipe, results, shared))
         results.send(("over",))
     except EOFError:  # the other process has ended: it says why
         results.send(("over",))

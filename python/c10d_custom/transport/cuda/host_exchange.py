@@ -19,10 +19,10 @@ BYTES = dtypes.BY_DTYPE[torch.uint8]
 
 
 def tell(cpu: LocalTransport, name: str, seconds: float, mine: bytes) -> list[bytes]:
-    """Every rank's words, as long on all ranks. ``name``: for errors. One of the group's collectives: raises as
+    """Every rank's bytes, as many on all ranks. ``name``: for errors. One of the group's collectives: raises as
     `run`."""
     n, size = cpu.size, len(mine)
-    words = ctypes.create_string_buffer(mine, size)
+    own = ctypes.create_string_buffer(mine, size)
     table = ctypes.create_string_buffer(n * size)
     base = ctypes.addressof(table)
     cpu.run(
@@ -32,7 +32,7 @@ def tell(cpu: LocalTransport, name: str, seconds: float, mine: bytes) -> list[by
             BYTES,
             seconds,
             count=size,
-            inputs=[Region(ctypes.addressof(words), size, size)],
+            inputs=[Region(ctypes.addressof(own), size, size)],
             outputs=[Region(base + r * size, size, size) for r in range(n)],
         )
     )
