@@ -189,7 +189,7 @@ def test_a_rank_that_does_not_come_is_named(layout, kind, together):
 @pytest.mark.parametrize("layout", ["2+2", "openmpi:2+2"])
 def test_ranks_that_go_on_after_a_time_out_end_by_themselves(layout, tmp_path):
     """A launcher that takes the first to end for a rank that has failed ends the others, MPICH's with exit code 0."""
-    result = start([GO_ON, tmp_path], layout=usable(layout), address=False, deadline=60)
+    result = start([GO_ON, tmp_path], layout=usable(layout), address=False, deadline=120)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"done.{rank}" for rank in range(4)], str(result)
     assert result.code == 0 and not result.left_over, str(result)
 

@@ -50,7 +50,7 @@ def require_gone_on(ranks):
 def test_under_mpi_s_launchers(layout, lost, tmp_path):
     layout = usable(layout)
     command = [SURVIVOR, tmp_path, ",".join(map(str, lost))]
-    result = start(command, layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=60)
+    result = start(command, layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=120)
     ranks = said(tmp_path)
     # MPICH's launcher was seen to end the ranks of the lost one's host with it.
     elsewhere = {0, 1} if lost == [3] else {2, 3}

@@ -91,7 +91,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(arguments, *, deadline=60, env=None, layout=None, address=True, program=sys.executable, flags=(), cwd=None):
+def start(arguments, *, deadline=180, env=None, layout=None, address=True, program=sys.executable, flags=(), cwd=None):
     """Run python (or another program) with these arguments, or python on every rank of a job of that layout
     if given (``flags`` are its launcher's, and ``cwd`` does not count); a Result, whatever the exit code.
 
