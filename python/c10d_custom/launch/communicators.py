@@ -5,11 +5,12 @@ ranks, which it makes by its fault tolerance (ULFM), if that was asked for when 
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
+from ..threads import start
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -60,11 +61,10 @@ def _bounded(make: Callable[[], Any], failure: str, seconds: float, check: Calla
         except Exception as error:
             made.append(error)
 
-    thread = threading.Thread(target=run, name="c10d_custom:create", daemon=True)
-    thread.start()
-    while not made and seconds > 0:
-        thread.join(min(_SLICE, seconds))
-        seconds -= _SLICE
+    deadline = time.monotonic() + seconds
+    thread = start(run, "c10d_custom:create")
+    while not made and (left := deadline - time.monotonic()) > 0:
+        thread.join(min(_SLICE, left))
         if not made:
             check()
     if not made:
