@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import bar, cost_check, ddp, ranks, references, sweep
+from . import bar, call_steps, cost_check, ddp, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -191,6 +191,11 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="compare the cost model (docs/internals/cost-model.md) with measurements at 2, 4, 8 and 16 ranks",
     )
+    instead.add_argument(
+        "--steps",
+        action="store_true",
+        help="where the time of a small synchronous call goes, from torch's Python to the other ranks",
+    )
     bench.add_argument(
         "--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
     )
@@ -252,6 +257,8 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
     if args.cost:
         return cost_check.main(args.busy, args.json)
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
+    if args.steps:
+        return ranks.run(call_steps.run, args.ranks or 2, call_steps.CallSteps(plan, args.json))
     todo = sweep.Sweep(
         args.operation,
         tuple(_sizes(args)),
