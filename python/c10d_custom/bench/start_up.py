@@ -23,7 +23,7 @@ TOPICS = ("place", "mpi job", "reached", "pmi", "mpi started", "mpi")
 OPERATIONS = 2 * (len(TOPICS) + 1)
 # What nobody else's number of ranks changes: of the group's first rank, and of the first of another host.
 OPERATIONS_OF_RANK_0, OPERATIONS_OF_A_FIRST = 45, 23
-HEARD = 2  # the offer of its host's shared memory, and of the failure detector's port: a look each, at least
+HEARD = 3  # the offers of its host's shared memory, and of two ports of failure detectors: a look each, at least
 # Bytes that the store hands to a rank, for each rank or host of the job.
 PLACE, RANK_IN_MPI, INTERFACE, ADDRESS = 15, 6, 14, 1300
 # creation/exchange.py's pauses between looks
@@ -39,7 +39,7 @@ class Machine:
     byte: float = 0.8e-9  # of each byte that the server hands out: its own time, or its wire's
     process: float = 0.083  # a core's, of each rank: its own part, mpi4py's import among it
     mpi: float = 0.048  # a core's, of each rank: MPI_Init
-    connect: float = 0.2e-3  # the failure detector's, on the first host: of each other host, one connection
+    connect: float = 0.2e-3  # the failure detector's, on the first rank: of each other host one, of the next one all
     cores: int = 8  # of a host
     shared: bool = False  # the hosts are namespaces of one machine, which has so many cores
 
@@ -111,7 +111,7 @@ def start_up(job: Job, machine: Machine) -> StartUp:
     return StartUp(
         machine.process * share,
         machine.mpi * share,
-        sum(server for server, _ in topics) + (job.hosts - 1) * machine.connect,
+        sum(server for server, _ in topics) + (job.hosts - 1 + max(job.ranks) - 1) * machine.connect,
         sum(2 * pause for _, pause in topics),  # rank 0's, then everyone's
     )
 

@@ -5,10 +5,10 @@ do:
 
 - Each that comes says which ranks of its own host have ended, as its shared memory shows: nobody else need guess. Of a
   host from which nobody comes, all ranks count as ended if each one's port is refused *and* the failure detector has
-  seen or been told that the first of them, which held its connection to other hosts, ended it in good order, as the
-  kernel of a living host does for a process that ends. A firewall that rejects does the first only; a host that is cut
-  off, or has no power, does neither, and is waited for until the time-out. So of a group that a network has parted, no
-  part takes another for dead.
+  seen or been told that the first of them ended a connection to another host in good order, as the kernel of a living
+  host does for a process that ends. A firewall that rejects does the first only; a host that is cut off, or has no
+  power, does neither, and is waited for until the time-out. So of a group that a network has parted, no part takes
+  another for dead.
 - When every rank has come or ended, the president serves a new TCPStore; those that have come make a group and meet in
   a barrier. Who has done so promises to go on with it, and says so. When all have, the president says so to all, and
   they do. If one is lost before, or cannot, they begin again without it.

@@ -32,14 +32,16 @@ class MeetingPoint:
         self._server.setblocking(False)
 
     def offer(self, detector: FailureDetector) -> dict[str, Any]:
-        return {"port": self._server.getsockname()[1], "reached": detector.reached()}
+        hub, reached = self._hosts.ranks[0][0], detector.reached()
+        wanted = {ranks[0] for ranks in self._hosts.ranks} if self.rank == hub else {hub}
+        found = {rank: address for rank, address in reached.items() if rank in wanted}
+        return {"port": self._server.getsockname()[1], "reached": found}
 
     def settle(self, offers: Sequence[dict[str, Any]], secret: str) -> None:
         """``offers``: of all ranks; ``secret``: hex, of the group."""
         self._secret = bytes.fromhex(secret)
         ports = [offer["port"] for offer in offers]
-        # By the detector, the first host has reached each other, and each other the first.
-        hub = self._hosts.ranks[0][0]
+        hub = self._hosts.ranks[0][0]  # the first host has reached each other, and each other the first
         self._places: dict[int, tuple[str, int]] = {}
         for ranks in self._hosts.ranks:
             if ranks is self._hosts.here:

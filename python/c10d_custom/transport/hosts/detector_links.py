@@ -1,0 +1,230 @@
+"""The failure detector's connections: between which ranks there are any, and how they are made.
+
+Vocabulary. A host's *first* rank is connected to all others of it, and to the first of the first host, the *hub*. Each
+host is also *watched* by the first of the host before it (of the first host: by that of the last), to which all its
+ranks are connected. So two see the ends of a host's other ranks, and of its first one the watcher; what a rank hears
+reaches all by way of the hub or, without that, from host to host. A rank that is not the first of its host has two
+connections, however large the job is; a first one, besides those of the two hosts, one or two, the hub one to each
+host."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import TransportError
+from ...launch.addresses import addresses, listen
+from .own_sockets import own
+
+if TYPE_CHECKING:
+    from ...creation.exchange import Exchange
+
+
+_HELLO = struct.Struct("<16sI")  # who calls says: the token, its rank; it is answered the token, and then says
+_HERE = b"."
+_CONNECT_SECONDS = 3.0
+_STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
+_AT_ONCE = 64  # connections taken between two looks at those that are there
+_SLICE = 20e-3  # s: between two looks at who is alive
+
+
+class Neighbours:
+    """Of one rank. ``hosts``: the group ranks of each host. ``called``, ``callers``: the ranks that it connects to, and
+    that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own."""
+
+    def __init__(self, rank: int, hosts: Sequence[list[int]]) -> None:
+        at = next(at for at, ranks in enumerate(hosts) if rank in ranks)
+        first, hub = hosts[at][0], hosts[0][0]
+        self.here = hosts[at]
+        self.called: set[int] = set()
+        self.callers: set[int] = set()
+        self.watched: set[int] = set()
+        if rank != hub:
+            self.called = {hosts[at - 1][0], hub if rank == first else first}
+        if rank == first:
+            after = hosts[(at + 1) % len(hosts)]
+            self.watched = {*hosts[at], *after} - {rank}
+            self.callers = self.watched - {hub}
+        if rank == hub:
+            self.callers.update(ranks[0] for ranks in hosts[1:])
+
+
+def connect(exchange: Exchange, neighbours: Neighbours) -> dict[socket.socket, int]:
+    """{connection: the rank at its other end}. Collective over the group."""
+    links: dict[socket.socket, int] = {}
+    with contextlib.ExitStack() as cleanup:
+        door = None
+        if neighbours.callers:
+            server, token = listen(not neighbours.callers <= set(neighbours.here)), secrets.token_bytes(16)
+            cleanup.callback(server.close)
+            door = _Door(server, token, neighbours.callers)
+            cleanup.callback(door.close)
+            exchange.say(
+                f"failure_detector/{exchange.rank}",
+                {"port": server.getsockname()[1], "token": token.hex(), "addresses": addresses()},
+            )
+        calls = [_Call(exchange, rank, rank in neighbours.here) for rank in sorted(neighbours.called)]
+        # Those who call this rank have their answers before it waits for its own, or each host would wait for the one
+        # before it.
+        while door is not None and door.waiting:
+            links.update(door.admit(_SLICE))
+            if door.waiting:
+                exchange.require_all_alive()
+                if exchange.left() <= _SLICE:
+                    raise TransportError(
+                        f"group creation: ranks {sorted(door.waiting)} did not connect to rank {exchange.rank} in time"
+                    )
+        links.update((call.answered(), call.rank) for call in calls)
+    for link in links:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own(link).setblocking(False)
+    return links
+
+
+class _Door:
+    """Where ``ranks`` connect. Anybody can: all are heard at once, in few bytes, and none is waited for; those that say
+    nothing are closed when there are too many, the oldest first."""
+
+    def __init__(self, server: socket.socket, token: bytes, ranks: set[int]) -> None:
+        self._server, self._token = server, token
+        self.waiting = set(ranks)
+        self._most = len(self.waiting) + _STRANGERS
+        self._silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def admit(self, seconds: float) -> list[tuple[socket.socket, int]]:
+        """[(connection, rank)] of those that have come within that time."""
+        ready: list[Any] = [key.fileobj for key, _ in self._selector.select(seconds)]
+        heard = [(link, self._hear(link)) for link in ready if link is not self._server]
+        if self._server in ready:
+            self._accept()  # last: it may close those that have said nothing
+        return [(link, rank) for link, rank in heard if rank is not None]
+
+    def close(self) -> None:
+        for link in list(self._silent):
+            self._drop(link)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if len(self._silent) >= self._most:
+                self._drop(next(iter(self._silent)))
+            try:
+                link, _ = self._server.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # of a connection that is gone, or no descriptor is left
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if not self._silent:
+                        raise
+                    self._drop(next(iter(self._silent)))
+                continue
+            link.setblocking(False)
+            self._silent[link] = b""
+            self._selector.register(link, selectors.EVENT_READ)
+
+    def _hear(self, link: socket.socket) -> int | None:
+        """The rank that it is; None: not known yet, or closed as a stranger's. A rank that had no answer for long may
+        have called again: which of its connections it means, it says last."""
+        before = self._silent[link]
+        wanted = _HELLO.size + (len(_HERE) if len(before) >= _HELLO.size else 0)
+        try:
+            said = link.recv(wanted - len(before))
+            if said:
+                self._silent[link] += said
+                if len(self._silent[link]) < wanted:
+                    return None
+                token, rank = _HELLO.unpack(self._silent[link][: _HELLO.size])
+                if secrets.compare_digest(token, self._token) and rank in self.waiting:
+                    if wanted == _HELLO.size:
+                        link.send(self._token)
+                        return None
+                    self._forget(link)
+                    self.waiting.discard(rank)
+                    return int(rank)
+        except BlockingIOError:
+            return None
+        except OSError:
+            pass
+        self._drop(link)
+        return None
+
+    def _forget(self, link: socket.socket) -> None:
+        del self._silent[link]
+        self._selector.unregister(link)
+
+    def _drop(self, link: socket.socket) -> None:
+        self._forget(link)
+        link.close()
+
+
+class _Call:
+    """A connection to ``rank``. Once this is made somebody has been reached, and told who calls."""
+
+    _link: socket.socket
+
+    def __init__(self, exchange: Exchange, rank: int, same_host: bool) -> None:
+        self.rank, self._exchange = rank, exchange
+        offer: dict[str, Any] = exchange.hear(f"failure_detector/{rank}", f"rank {rank}")
+        self._port, self._token = offer["port"], bytes.fromhex(offer["token"])
+        self._addresses: list[str] = ["127.0.0.1"] * same_host + offer["addresses"]
+        self._next = 0  # of these
+        self._tried: list[str] = []
+        self._dial()
+
+    def answered(self) -> socket.socket:
+        """The connection. Somebody else may have that address, too, and then another is tried."""
+        while True:
+            try:
+                self._link.settimeout(self._patience())
+                if self._link.recv(len(self._token), socket.MSG_WAITALL) == self._token:
+                    self._link.sendall(_HERE)
+                    return self._link
+                self._tried[-1] += "not the one"
+            except OSError as error:
+                self._tried[-1] += str(error)
+            self._link.close()
+            self._dial()
+
+    def _dial(self) -> None:
+        """At the next address at which somebody answers."""
+        while True:
+            if self._next == len(self._addresses):
+                self._require_time()
+                self._next = 0
+                continue
+            address = self._addresses[self._next]
+            self._next += 1
+            self._tried.append(f"{address}: ")
+            try:
+                self._link = socket.create_connection((address, self._port), self._patience())
+            except OSError as error:
+                self._tried[-1] += str(error)
+                continue
+            try:
+                self._link.sendall(_HELLO.pack(self._token, self._exchange.rank))
+                return
+            except OSError as error:
+                self._tried[-1] += str(error)
+                self._link.close()
+
+    def _patience(self) -> float:
+        return min(_CONNECT_SECONDS, self._exchange.left())
+
+    def _require_time(self) -> None:
+        self._exchange.require_all_coming()
+        if self._exchange.left() < 0.1:
+            raise TransportError(
+                f"group creation: rank {self._exchange.rank} cannot connect to rank {self.rank} by TCP "
+                f"({'; '.join(self._tried[-4:])})"
+            )
+        time.sleep(0.05)
