@@ -1,8 +1,8 @@
-"""How ranks that are in one group on this host already make another one: by letters from process to process, which the
-kernel carries and wakes their readers for. The store is asked nothing.
+"""How ranks of this host that have met make a group, the one for which they met and later ones: by letters from process
+to process, which the kernel carries and wakes their readers for. The store is asked nothing.
 
-A letter is a datagram to an abstract Unix socket whose name nobody can guess; the group's ranks have told each other
-the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It may carry
+A letter is a datagram to an abstract Unix socket whose name nobody can guess; the ranks of the default group have told
+each other the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It may carry
 a descriptor."""
 
 from __future__ import annotations
