@@ -2,8 +2,8 @@
 to process, which the kernel carries and wakes their readers for. The store is asked nothing.
 
 A letter is a datagram to an abstract Unix socket whose name nobody can guess; the ranks of the default group have told
-each other the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It may carry
-a descriptor."""
+each other the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It
+may carry a descriptor."""
 
 from __future__ import annotations
 
