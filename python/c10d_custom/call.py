@@ -121,8 +121,7 @@ class Region:
         return self.count
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(NamedTuple):
     """What a collective's announcement told: its number; each rank's factor; each rank's (input sizes, output
     sizes) in bytes for a call whose count is ANY_COUNT, else None. The last two may be None where only the
     CPU transport reads them."""
@@ -132,7 +131,7 @@ class Agreement:
     sizes: list[tuple[list[int], list[int]]] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # neither is wanted, and each takes its time at the first import
 class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``timeout``: seconds; ``count``: elements of
@@ -157,7 +156,7 @@ class Call:
     copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Message:
     """One send or receive on one rank. ``peer``: a group rank, -1 for a receive from any source; ``timeout``: seconds.
     The rest: as a Call's."""

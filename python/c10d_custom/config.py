@@ -194,6 +194,11 @@ def flight_recorder_on_failure() -> bool:
     return said.lower() not in ("0", "n", "no", "f", "false")
 
 
+def traced(config: Config) -> bool:
+    """Whether anything asks for a file of what ranks remember of their calls, or for the stacks in it."""
+    return bool(config.trace_dir or config.trace_signal or config.trace_frames or flight_recorder_file())
+
+
 def cache_folder() -> Path | None:
     """Where what is worth keeping lies, of this user alone: XDG_CACHE_HOME's, or ~/.cache's; None without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -56,8 +55,7 @@ TABLE: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """A torch dtype as the native core knows it. ``code``: the core's, of backend/shm/reduce.h; ``reduces``: the names
     of the reduce ops that have a meaning for it."""
 

@@ -314,7 +314,6 @@ def test_a_signal_handler_may_destroy_the_group_it_interrupts(ranks):
 def elsewhere_case(change):
     """Rank 1 takes itself to be elsewhere, where there is no MPI either, in a group whose ranks do not know each other
     yet."""
-    from dataclasses import replace
     from unittest.mock import patch
 
     from c10d_custom.creation import topology
@@ -322,7 +321,7 @@ def elsewhere_case(change):
     here = topology.Location.here()
     kept, topology.Location.here = (
         topology.Location.here,
-        lambda *_: replace(here, **(change if dist.get_rank() == 1 else {})),
+        lambda *_: here._replace(**(change if dist.get_rank() == 1 else {})),
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore(f"elsewhere_case {change}", dist.distributed_c10d._get_default_store())

@@ -32,13 +32,13 @@ def make(boxes, members, rank, seconds=10.0, processes=None, look=lambda: None):
     return Letters(neighbours, members, rank, "group", seconds, processes or Processes(), look, set)
 
 
-def on_each(boxes, members, act):
+def on_each(boxes, members, act, letters=None):
     """What ``act`` makes of each rank's Letters, or the error."""
     made = [None] * len(members)
 
     def run(rank):
         try:
-            made[rank] = act(make(boxes, members, rank))
+            made[rank] = act(letters(rank) if letters else make(boxes, members, rank))
         except Exception as error:
             made[rank] = error
 
@@ -90,7 +90,7 @@ def test_full_mailboxes_hold_nobody_up(boxes):
     def act(letters):
         for i in range(300):  # more than a mailbox holds
             letters._send(1 - letters.rank, f"{i}", i)
-        return sum(letters._await(lambda i=i: letters._read(f"{i}") or None, "", 1e9)[0].value for i in range(300))
+        return sum(letters._await(lambda i=i: letters._first(f"{i}", range(2)), "", 1e9).value for i in range(300))
 
     assert on_each(boxes, [0, 1], act) == [sum(range(300))] * 2
 
@@ -130,6 +130,38 @@ def test_who_gives_up_is_heard_and_leaves_nothing(boxes):
     assert make(boxes, [0, 1], 1)._key == letters[1]._key
     assert letters[0]._neighbours.life("group") == 1
     os.close(fd)
+
+
+def test_after_a_group_that_one_rank_alone_gave_up_the_next_of_its_name_is_made(boxes):
+    """It has told that it is there, and leaves before it hears that all are: the others have made the group."""
+    every = [Neighbours(box, [other.name for other in boxes]) for box in boxes]
+
+    def letters(rank, seconds):
+        return Letters(every[rank], [0, 1, 2], rank, "group", seconds, Processes(), lambda: None, set)
+
+    for quits in (1, 0):  # rank 0 amid its letters to the others
+        first = [letters(rank, 20.0) for rank in range(3)]
+        for rank in (1, 2):
+            first[rank]._send(0, "mapped", rank)
+        if quits:
+            assert first[0].gather_and_decide("mapped", 0, sum) == 3
+        else:
+            first[0]._gather("mapped", 0, None)
+            for rank in (1, 2):
+                first[0]._send(rank, "mapped/verdict", {"ok": 3})
+        for rank in {0, 1, 2} - {quits}:
+            assert rank == 0 or first[rank].take("mapped/verdict").value == {"ok": 3}
+            first[rank].complete()
+        first[quits].give_up(KeyboardInterrupt())
+
+        def act(of):
+            decided = of.gather_and_decide("mapped", of.rank, sum)
+            of.complete()
+            return decided
+
+        assert on_each(boxes, [0, 1, 2], act, lambda rank: letters(rank, 5.0)) == [3, 3, 3]
+        for of in every:
+            assert not of.mailbox._letters
 
 
 def test_who_does_not_come_is_named(boxes):
@@ -185,3 +217,25 @@ def test_what_makes_no_sense_is_thrown_away(boxes):
         boxes[1]._socket.sendto(data, "\0" + boxes[0].name)
     assert boxes[0].fetch(5)
     assert not boxes[0]._letters
+
+
+@pytest.mark.parametrize("sender", [2, -1, 1.5, "1", None, [1], {}, True, 10**40])
+def test_a_letter_of_no_rank_of_the_group_is_thrown_away(boxes, sender):
+    """With what it carries."""
+    letters = make(boxes, [0, 1], 0)
+    before, fd = descriptors(), os.memfd_create("x")
+    for topic in ("mapped", module._GAVE_UP, "mapped/verdict"):
+        assert boxes[1].send(boxes[0].name, letters._key, Letter(sender, topic, {"ok": 1}, fd))
+    os.close(fd)
+    assert boxes[1].send(boxes[0].name, letters._key, Letter(1, "mapped", 1))
+    assert letters.gather_and_decide("mapped", 1, sum) == 2
+    letters.complete()
+    assert descriptors() == before and not boxes[0]._letters
+
+
+def test_only_rank_0_hands_out_and_decides(boxes):
+    letters = make(boxes, [0, 1, 2], 1, seconds=0.3)
+    for topic in ("segment", "mapped/verdict"):
+        assert boxes[2].send(boxes[1].name, letters._key, Letter(2, topic, {"ok": 1}))
+        with pytest.raises(TransportError, match="heard nothing from rank 0"):
+            letters.take(topic)

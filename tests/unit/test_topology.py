@@ -7,6 +7,8 @@ import pytest
 from torch.distributed import HashStore
 
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.creation.processes import Processes
+from c10d_custom.creation.topology import locations
 from c10d_custom.errors import TransportError
 
 
@@ -53,3 +55,41 @@ def test_rank_0_returns_only_when_all_have_heard(decide):
     assert not store.num_keys()  # rank 0 deletes what all have heard
     thread.join()
     assert heard == ["refused" if decide is refuse else 3]
+
+
+class Watching(Processes):
+    """Notes whom it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = set()
+
+    def add(self, rank, pid, start):
+        self.told.add(rank)
+
+
+@pytest.mark.parametrize("mailboxes", [["a", "b", "c", "d"], ["a", "b", "", "d"]])
+def test_ranks_of_a_host_that_can_write_to_each_other_leave_the_rest_to_rank_0(mailboxes):
+    """To watch the others, and to say when all have heard of it, which the store then need not hear."""
+    store, size = HashStore(), len(mailboxes)
+    exchanges = [Exchange(store, rank, size, 20.0, Watching()) for rank in range(size)]
+    made = [None] * size
+
+    def run(rank):
+        made[rank] = locations(exchanges[rank], mailboxes[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    by_letters = all(mailboxes)
+    assert [[place.mailbox for place in places] for places, _ in made] == [mailboxes] * size
+    assert [how for _, how in made] == [by_letters] * size
+    for exchange in exchanges[1:]:
+        assert exchange.processes.told - {0, exchange.rank} == (set() if by_letters else {1, 2, 3} - {exchange.rank})
+    assert exchanges[0].processes.told >= {1, 2, 3}
+    assert not store.check(["place/heard"])
+    assert store.num_keys() == (3 if by_letters else 0)
+    exchanges[0].all_heard()
+    assert store.num_keys() == 0

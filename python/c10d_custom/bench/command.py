@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import bar, call_steps, cost_check, ddp, ranks, references, sweep
+from . import bar, call_steps, cost_check, ddp, groups, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MODELS = "256x4,1024x6,2048x6"
+_GROUPS = "2,4,8"
 _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
@@ -86,6 +87,13 @@ def _models(text: str) -> tuple[tuple[int, ...], ...]:
     if any(len(m) != 2 or min(m) < 1 for m in models):
         raise argparse.ArgumentTypeError(f"{text}: WIDTHxLAYERS, as in {_MODELS}")
     return models
+
+
+def _sizes_of_groups(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(n) for n in text.split(","))
+    if min(sizes) < 2:
+        raise argparse.ArgumentTypeError(f"{text}: numbers of ranks, at least 2, as in {_GROUPS}")
+    return sizes
 
 
 def _calls(text: str) -> int | None:
@@ -182,6 +190,15 @@ def add_to(commands: Any) -> None:
         f"(without a value: {_MODELS})",
     )
     instead.add_argument(
+        "--groups",
+        type=_sizes_of_groups,
+        nargs="?",
+        const=_GROUPS,
+        metavar="RANKS[,...]",
+        help="groups of so many ranks: what it takes to make one, by init_process_group and new_group, and to call it "
+        f"first (without a value: {_GROUPS})",
+    )
+    instead.add_argument(
         "--bar",
         action="store_true",
         help="measure each row of the project's bar for speed: goal, figure, met or missed",
@@ -223,8 +240,12 @@ def _why_not(args: Any) -> str | None:
         return f"{args.redop.lower()} has no meaning for {name_of(args.dtype)}"
     if any(o in ROOTED for o in args.operation) and not 0 <= args.root < ranks.count(args.ranks or 2):
         return f"--root {args.root}: no such rank"
-    if (args.bar or args.cost) and ranks.launched():
-        return "--bar and --cost launch their own runs: not under torchrun or mpirun"
+    if (args.bar or args.cost or args.groups) and ranks.launched():
+        return "--bar, --cost and --groups launch their own runs: not under torchrun or mpirun"
+    if args.groups and args.ranks is not None:
+        return "--groups says how many ranks: not with -r"
+    if args.groups and (name := groups.refused(args.against)):
+        return f"--groups: {name} makes no groups"
     for file in (args.json, args.plot):
         if file and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
             return f"cannot write {file}"
@@ -252,6 +273,8 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
             args.ranks or 2,
             ddp.Ddp(args.ddp, args.batch, args.against, args.busy, args.rounds * args.seconds * 10, args.json),
         )
+    if args.groups:
+        return groups.main(groups.Groups(args.groups, args.against, args.rounds, args.busy, args.json))
     if args.bar:
         return bar.main(args.busy, args.json)
     if args.cost:

@@ -16,10 +16,10 @@ from ..lowering import sparse
 from ..lowering.collectives import Lowering, only, own_tensors, put_back
 from ..native import RECEIVED, SLOW_PATH
 from ..native.raw_tensor import raw_tensor
-from . import trace_dump as trace
 from .blocking import posted_to_be_awaited
 from .completer import Completer
 from .dynamo import opaque_to_dynamo
+from .followed import callers_of, forget
 from .own_steps import on_top_of_own_step
 from .profiling import profiler_enabled, recorded
 from .work import DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
@@ -74,7 +74,7 @@ class Issuing:
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers = 0
         self._splits = 0
-        self._callers = trace.callers_of(transport)
+        self._callers = callers_of(transport)
         self._closed = False
         _live.add(self)
 
@@ -131,7 +131,7 @@ class Issuing:
             self._transport.abort()
             return
         self._closed = True
-        trace.forget(self._transport)
+        forget(self._transport)
         self._transport.leave()
         self._completer.close()
         self._transport.close()

@@ -12,21 +12,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from ..config import Config, restart_attempt
+from ..config import Config, restart_attempt, traced
 from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
 from ..creation.exchange import Exchange, life
 from ..creation.gathering import Gathering
 from ..creation.letters import Letters, Mailbox, Neighbours
 from ..creation.membership import Membership, digest_of
-from ..creation.mpi_start import mpi_job
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
-from ..launch.mpi_job import abandon
 from ..transport.by_device import ByDevice
-from ..transport.hosts.transport import HierarchicalTransport
 from ..transport.shm.transport import ShmTransport
-from . import trace_dump as trace
+from .at_exit import close_groups_first
 from .issuing import Issuing
 
 if TYPE_CHECKING:
@@ -76,7 +73,10 @@ def meet(
             transport, own = meeting.under(prefix)
         else:
             transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
-    trace.follow(transport, configuration())
+    if traced(configuration()):
+        from . import trace_dump
+
+        trace_dump.follow(transport, configuration())
     return transport, own
 
 
@@ -119,7 +119,7 @@ class _Meeting:
                 neighbours, self.members, self.rank, group, self.seconds, processes, membership.look, membership.waiting
             )
             with self._giving_up(letters):
-                trace.install_signal(configuration())
+                _install_signal(configuration())
                 cpu = ShmTransport(letters, configuration(), self.name, self.members)
                 letters.complete()
             return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), own.plain
@@ -152,26 +152,36 @@ class _Meeting:
             with self._giving_up(exchange):
                 if attempt is not None and self.rank and exchange.is_over(FIRST_TOPIC):
                     raise SupersededError
-                trace.install_signal(configuration())
-                transport = self._transport(exchange, attempt)
+                _install_signal(configuration())
+                transport = self._transport(exchange, attempt, membership)
                 exchange.complete()
                 return transport, own.plain
 
-    def _transport(self, exchange: Exchange, attempt: Attempt | None) -> ByDevice:
+    def _transport(self, exchange: Exchange, attempt: Attempt | None, membership: Membership) -> ByDevice:
         mailbox = _mailbox() if self.is_default else None
         try:
-            everywhere = locations(exchange, mailbox.name if mailbox else "")
+            if mailbox is not None:
+                exchange.sleep = mailbox.fetch  # rank 0's first letter follows its verdict
+            everywhere, by_letters = locations(exchange, mailbox.name if mailbox else "")
+            exchange.sleep = time.sleep
             if attempt is not None:
                 attempt.settle()
             require_one_user(everywhere)
             one_host = len(by_host(everywhere)) == 1
             cpu: Transport
-            if one_host:
-                shm = cpu = ShmTransport(exchange, configuration(), self.name, self.members)
-                if mailbox is not None and all(place.mailbox for place in everywhere):
-                    shm.neighbours, mailbox = Neighbours(mailbox, [place.mailbox for place in everywhere]), None
+            if mailbox is not None and by_letters:
+                neighbours = Neighbours(mailbox, [place.mailbox for place in everywhere])
+                cpu = self._by_letters(neighbours, exchange, membership)
+                mailbox = None
+            elif one_host:
+                cpu = ShmTransport(exchange, configuration(), self.name, self.members)
             else:
-                mpi = mpi_job(exchange, everywhere, self.members)
+                from ..creation import mpi_start  # what most groups do not need, and takes its time
+                from ..launch import mpi_job
+                from ..transport.hosts.transport import HierarchicalTransport
+
+                close_groups_first()  # before MPI ends
+                mpi = mpi_start.mpi_job(exchange, everywhere, self.members)
                 cpu = HierarchicalTransport(
                     exchange,
                     configuration(),
@@ -180,13 +190,33 @@ class _Meeting:
                     everywhere,
                     ShmTransport,
                     mpi,
-                    abandon,
+                    mpi_job.abandon,
                     meets=self.is_default,
                 )
             return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)
         finally:
             if mailbox is not None:
                 mailbox.close()
+
+    def _by_letters(self, neighbours: Neighbours, exchange: Exchange, membership: Membership) -> ShmTransport:
+        """Of ranks that have told each other by ``exchange`` where they are. They keep their ``neighbours``."""
+        ranks = range(len(self.members))
+        letters = Letters(
+            neighbours, ranks, self.rank, "", exchange.left(), exchange.processes, membership.look, membership.waiting
+        )
+        with self._giving_up(letters):
+            transport = ShmTransport(letters, configuration(), self.name, self.members)
+            letters.complete()
+        exchange.all_heard()
+        transport.neighbours = neighbours
+        return transport
+
+
+def _install_signal(config: Config) -> None:
+    if config.trace_signal:
+        from .trace_dump import install_signal
+
+        install_signal(config)
 
 
 def _mailbox() -> Mailbox | None:

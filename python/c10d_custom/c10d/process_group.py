@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +10,9 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroup
 
 from ..errors import UsageError
+from . import at_exit
 from .backend import FORWARDED, REGISTERED, DescribedBackend
 from .dynamo import opaque_to_dynamo
-from .issuing import live
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
 from .operations import Operations
@@ -53,6 +50,7 @@ def build(
 @opaque_to_dynamo
 class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # torch's have other arguments
     _registers_works = True
+    _kinds: list[torch.device] | None = None
 
     def __init__(self, transport: ByDevice, store: Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
         ProcessGroup.__init__(self, rank, size)
@@ -103,7 +101,9 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
         return self._store
 
     def _devices(self) -> list[torch.device]:
-        return [torch.device(kind) for kind in self._transport.device_types or served_devices()]
+        if self._kinds is None:  # once: to ask for a GPU takes its time
+            self._kinds = [torch.device(kind) for kind in self._transport.device_types or served_devices()]
+        return list(self._kinds)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -206,21 +206,4 @@ def _is_being_made(group: ProcessGroup) -> bool:
     return group not in getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())
 
 
-@atexit.register
-def _close_all() -> None:
-    impatient = False
-    try:
-        if threading.current_thread() is threading.main_thread():
-            impatient = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            # Another Ctrl-C ends the process here: raised in an exit handler, it would leave groups unclosed
-            # and print a traceback of ours.
-            if impatient:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
-    # A thread inside native code while the interpreter goes away would take the process with it.
-    for group in live():
-        group.shutdown()
-    if impatient:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+at_exit.close_groups_first()

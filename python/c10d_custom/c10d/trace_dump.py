@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..transport.trace_file import Dump, GroupTrace, write
 from . import flight_file
 from .callers import Callers, inside_call, stack
+from .followed import callers, forget, said, sources
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -32,39 +33,21 @@ if TYPE_CHECKING:
     from ..transport.trace_file import Record
 
 
-# By id; iterated over in copies that take no lock, as a signal may come at any time.
-_sources: dict[int, weakref.ref[Transport]] = {}
-_callers: dict[int, Callers] = {}  # of sources whose calls' stacks are remembered
-_said: set[int] = set()  # ids of sources whose failure has been written
-
-
 def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
-    _sources[key] = weakref.ref(source, lambda _: forget(None, key))  # not the source: that would keep it
+    sources[key] = weakref.ref(source, lambda _: forget(None, key))  # not the source: that would keep it
     if config.trace_frames:
-        _callers[key] = Callers(config.trace)
+        callers[key] = Callers(config.trace)
     if config.trace_dir or (settings.flight_recorder_file() and settings.flight_recorder_on_failure()):
         of = weakref.ref(source)
         source.failed = lambda error: _failed(of(), key, error, config)  # type: ignore[method-assign]
 
 
-def callers_of(source: Transport) -> Callers | None:
-    """Who is to be told of each call of this source; None if nobody wants to know."""
-    return _callers.get(id(source))
-
-
-def forget(source: Transport | None, key: int | None = None) -> None:
-    key = id(source) if key is None else key
-    _sources.pop(key, None)
-    _callers.pop(key, None)
-    _said.discard(key)
-
-
 def _failed(source: Transport | None, key: int, error: BaseException, config: Config) -> None:
-    if source is None or key in _said:
+    if source is None or key in said:
         return
-    _said.add(key)
+    said.add(key)
     known = _groups()
     groups = list(known.values())
     _tell_frames([known[key]] if key in known else [], sys._getframe(1))
@@ -90,11 +73,11 @@ def _failed(source: Transport | None, key: int, error: BaseException, config: Co
 def _groups() -> dict[int, GroupTrace]:
     """The calls of all groups of this process, by key."""
     found = {}
-    for key, ref in list(_sources.items()):
+    for key, ref in list(sources.items()):
         if (s := ref()) is not None:
             group = GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace())
-            if (callers := _callers.get(key)) is not None:
-                callers.tell(group.calls)
+            if (noted := callers.get(key)) is not None:
+                noted.tell(group.calls)
             found[key] = group
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from .processes import Processes
 # that serves thousands takes so long to hear them all.)
 _FIRST, _FIRST_PER_RANK = 0.2e-3, 3e-6
 _MOST, _MOST_PER_RANK = 10e-3, 0.1e-3
+# For rank 0, which is alone and which all others wait for, no more than that, or this part of the time it has waited.
+_SOON, _SOON_PER_RANK, _PART = 1e-3, 0.05e-3, 0.05
 _HEARD_SECONDS = 10.0
 _LOOK = 0.1  # s: between two calls of `look`
 _WORD = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
@@ -61,6 +64,7 @@ class Exchange(Gathering):
     ) -> None:
         super().__init__(rank, size, seconds, processes, look)
         self.store = store
+        self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
         self._next_look = self.started + _LOOK
         self._own: list[str] = []  # keys that this rank is to delete: the others may still want to hear them
         self._unheard: list[str] = []  # the same of rank 0, of topics whose verdict not all are known to have heard
@@ -97,8 +101,16 @@ class Exchange(Gathering):
         return self.store.check([f"{topic}/verdict"]) or self.store.check([_GAVE_UP])
 
     def gather_and_decide(
-        self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
+        self,
+        topic: str,
+        value: Any,
+        decide: Callable[[list[Any]], Any],
+        meet: Callable[[int, Any], None] | None = None,
+        heard_later: Callable[[Any], bool] = lambda decided: False,
     ) -> Any:
+        """``heard_later``: whether rank 0 will know without the store that all have heard what was decided, and then
+        calls `all_heard`."""
+        self._heard_later = heard_later
         if meet is not None and self.rank == 0:
             self._set(f"{topic}/first", value)  # for `meet` of the others: of a large group, all of "said" is long
             self._unheard.append(f"{topic}/first")
@@ -107,12 +119,21 @@ class Exchange(Gathering):
         self._delete(self._own)  # all have come to this topic, and heard what there was before it
         return decided
 
+    def all_heard(self) -> None:
+        self._delete(self._unheard)
+
+    def _later(self, verdict: Any) -> bool:
+        return "ok" in verdict and self._heard_later(verdict["ok"])
+
     def _announce(self, topic: str, verdict: Any) -> None:
         self._set(f"{topic}/verdict", verdict)
-        self._unheard += [f"{topic}/{what}" for what in ("said", "verdict", "heard")]
+        self._unheard += [f"{topic}/{what}" for what in ("said", "verdict")]
+        if self._later(verdict):
+            return
+        self._unheard.append(f"{topic}/heard")
         # This process often serves the store.
-        if self._all_heard(topic):
-            self._delete(self._unheard)
+        if self._await_heard(topic):
+            self.all_heard()
 
     def _gather(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> list[Any]:
         values: dict[int, Any] = {}
@@ -126,7 +147,7 @@ class Exchange(Gathering):
             return said if len(values) == self.size else None
 
         try:
-            there = self._until(all_said, self._verdict_by)
+            there = self._until(all_said, self._verdict_by, soon=_SOON + _SOON_PER_RANK * self.size)
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
                 raise
@@ -148,7 +169,8 @@ class Exchange(Gathering):
             verdict = self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
         except TransportError as error:
             raise TransportError(f"{error}{self._silent(topic)}") from error
-        self._append(f"{topic}/heard", [self.rank])
+        if not self._later(verdict):
+            self._append(f"{topic}/heard", [self.rank])
         return verdict
 
     def _silent(self, topic: str) -> str:
@@ -159,9 +181,13 @@ class Exchange(Gathering):
         return self._not_there([r for r in range(self.size) if r not in there])
 
     def _until(
-        self, there: Callable[[], bytes | None], until: float, meanwhile: Callable[[], None] | None = None
+        self,
+        there: Callable[[], bytes | None],
+        until: float,
+        meanwhile: Callable[[], None] | None = None,
+        soon: float = math.inf,
     ) -> bytes | None:
-        """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile."""
+        """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile. ``soon``: see above."""
         pause, most = max(_FIRST, _FIRST_PER_RANK * self.size), max(_MOST, _MOST_PER_RANK * self.size)
         next_word = time.monotonic() + _WORD
         while (said := there()) is None:
@@ -180,8 +206,8 @@ class Exchange(Gathering):
             if self._look is not None and now >= self._next_look:
                 self._look()
                 self._next_look = time.monotonic() + _LOOK
-            time.sleep(pause)
-            pause = min(1.5 * pause, most)
+            self.sleep(pause)
+            pause = min(1.5 * pause, most, max(soon, _PART * (now - self.started)))
         return said
 
     def give_up(self, error: BaseException) -> None:
@@ -200,7 +226,7 @@ class Exchange(Gathering):
                 for rank in range(self.size):
                     self._append(_GAVE_UP, {"rank": rank, **why})
 
-    def _all_heard(self, topic: str) -> bool:
+    def _await_heard(self, topic: str) -> bool:
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.
         until = time.monotonic() + min(_HEARD_SECONDS, self.left())
         pause, waiting = _FIRST, set(range(1, self.size))

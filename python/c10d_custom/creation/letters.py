@@ -1,9 +1,9 @@
-"""How ranks that are in one group on this host already make another one: by letters from process to process, which the
-kernel carries and wakes their readers for. The store is asked nothing.
+"""How ranks of this host that have met make a group, the one for which they met and later ones: by letters from process
+to process, which the kernel carries and wakes their readers for. The store is asked nothing.
 
-A letter is a datagram to an abstract Unix socket whose name nobody can guess; the group's ranks have told each other
-the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It may carry
-a descriptor."""
+A letter is a datagram to an abstract Unix socket whose name nobody can guess; the ranks of the default group have told
+each other the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It
+may carry a descriptor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TransportError
@@ -38,12 +37,13 @@ _AT_ONCE = 64  # letters
 _GAVE_UP = "gave up"
 
 
-@dataclass(eq=False)
 class Letter:
-    sender: int  # rank, in the group that the letter is of
-    topic: str
-    value: Any
-    descriptor: int | None = None  # the reader's to close
+    """``sender``: a rank, in the group that the letter is of; ``descriptor``: the reader's to close."""
+
+    __slots__ = ("sender", "topic", "value", "descriptor")
+
+    def __init__(self, sender: int, topic: str, value: Any, descriptor: int | None = None) -> None:
+        self.sender, self.topic, self.value, self.descriptor = sender, topic, value, descriptor
 
 
 class Mailbox:
@@ -89,10 +89,10 @@ class Mailbox:
                     break
         return True
 
-    def read(self, key: bytes, topic: str | None = None, most: int | None = None) -> list[Letter]:
+    def read(self, key: bytes, topic: str | None = None) -> list[Letter]:
         """Takes out those of that group, on that topic, the oldest first."""
         with self._lock:  # a handler that fetches amid this loses nothing: the list is whole after each line
-            found = [each for each in self._letters if each[0] == key and topic in (None, each[1].topic)][:most]
+            found = [each for each in self._letters if each[0] == key and topic in (None, each[1].topic)]
             for each in found:
                 self._letters.remove(each)
         return [letter for _, letter in found]
@@ -123,7 +123,8 @@ class Mailbox:
         if user == os.geteuid():
             with contextlib.suppress(ValueError, TypeError):
                 sender, topic, value = json.loads(data[_KEY:])
-                letter = Letter(sender, topic, value)
+                if type(sender) is int:
+                    letter = Letter(sender, topic, value)
         if letter is not None and descriptors:
             letter.descriptor = descriptors.pop()
         for descriptor in descriptors:
@@ -152,19 +153,20 @@ def _cut(value: Any) -> Any:
 
 
 class Neighbours:
-    """The ranks of a group on this host, by their numbers in it, as whom to write to; and what this rank has given up
-    of the groups that it made with them. ``mailbox``: this rank's."""
+    """The ranks of a group on this host, by their numbers in it, as whom to write to; and how often this rank has been
+    through the making of each group with them. ``mailbox``: this rank's."""
 
     def __init__(self, mailbox: Mailbox, names: Sequence[str]) -> None:
         self.mailbox, self.names = mailbox, names
-        self._failures: dict[str, int] = {}
+        self._lives: dict[str, int] = {}
 
     def life(self, group: str) -> int:
-        """How many groups of that name this rank has given up."""
-        return self._failures.get(group, 0)
+        """How many groups of that name this rank has made or given up. Both count: of one that this rank has made,
+        another may have given up its part in the last moment, and they are to meet again in the next."""
+        return self._lives.get(group, 0)
 
-    def failed(self, group: str) -> None:
-        self._failures[group] = self.life(group) + 1
+    def ended(self, group: str) -> None:
+        self._lives[group] = self.life(group) + 1
 
     def close(self) -> None:
         self.mailbox.close()
@@ -188,7 +190,10 @@ class Letters(Gathering):
         super().__init__(rank, len(members), seconds, processes, look)
         self._neighbours, self._members, self._group, self._said = neighbours, members, group, said
         self._mailbox = neighbours.mailbox
-        self._key = hashlib.sha256(f"{neighbours.life(group)} {group}".encode()).digest()[:_KEY]
+        # And of the one before: who has given that up may have written late.
+        self._key, self._former_key = (
+            hashlib.sha256(f"{neighbours.life(group) - before} {group}".encode()).digest()[:_KEY] for before in (0, 1)
+        )
 
     # --- the segment
 
@@ -202,24 +207,29 @@ class Letters(Gathering):
     def take(self, topic: str) -> Letter:
         """On the other ranks: what rank 0 hands out."""
         try:
-            return self._await(lambda: next(iter(self._read(topic, most=1)), None), "rank 0", self.deadline)
+            return self._await(lambda: self._first(topic, range(1)), "rank 0", self.deadline)
         except TransportError as error:
             raise TransportError(f"{error}{self._silent(topic)}") from error
 
     # --- the gathering
 
     def give_up(self, error: BaseException) -> None:
-        self._neighbours.failed(self._group)
+        self._neighbours.ended(self._group)
         why = {"rank": self.rank, "kind": type(error).__name__, "error": str(error)[:_MOST_TEXT]}
         with contextlib.suppress(OSError, TransportError):
             for rank in range(self.size):
                 if rank != self.rank:
                     letter = Letter(self.rank, _GAVE_UP, why)
                     self._mailbox.send(self._neighbours.names[self._members[rank]], self._key, letter)
-            self._mailbox.forget(self._key)
+        self._forget()
 
     def complete(self) -> None:
-        """All letters of it have been read."""
+        self._neighbours.ended(self._group)
+        self._forget()
+
+    def _forget(self) -> None:
+        for key in (self._key, self._former_key):
+            self._mailbox.forget(key)
 
     def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
         self._send(0, topic, value)
@@ -229,7 +239,7 @@ class Letters(Gathering):
         values = {0: value}
 
         def all_said() -> list[Any] | None:
-            values.update((letter.sender, letter.value) for letter in self._read(topic))
+            values.update((letter.sender, letter.value) for letter in self._read(topic, range(1, self.size)))
             return [values[r] for r in range(self.size)] if len(values) == self.size else None
 
         who = "rank {}".format
@@ -248,13 +258,24 @@ class Letters(Gathering):
 
     # --- letters
 
-    def _read(self, topic: str, most: int | None = None) -> list[Letter]:
-        """Those on it that have come, ``most`` at most."""
-        return self._mailbox.read(self._key, topic, most)
+    def _read(self, topic: str, senders: range) -> list[Letter]:
+        """Those on it that have come from these ranks; of others, there are none."""
+        found = self._mailbox.read(self._key, topic)
+        for letter in found:
+            if letter.sender not in senders:
+                _drop(letter)
+        return [letter for letter in found if letter.sender in senders]
+
+    def _first(self, topic: str, senders: range) -> Letter | None:
+        """The only one."""
+        found = self._read(topic, senders)
+        for letter in found[1:]:
+            _drop(letter)
+        return found[0] if found else None
 
     def _require_nobody_gave_up(self) -> None:
-        if gone := self._read(_GAVE_UP):
-            raise self._given_up(gone[0].value)
+        if (gone := self._first(_GAVE_UP, range(self.size))) is not None:
+            raise self._given_up(gone.value)
 
     def _send(self, rank: int, topic: str, value: Any, descriptor: int | None = None) -> None:
         letter, to = Letter(self.rank, topic, _cut(value), descriptor), self._neighbours.names[self._members[rank]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import TransportError
 from ..launch.host import boot_id, network
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 FIRST_TOPIC = "place"  # of all that ranks tell each other
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
     (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups."""
 
@@ -41,8 +39,9 @@ class Location:
         return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
 
 
-def locations(exchange: Exchange, mailbox: str = "") -> list[Location]:
-    """The Location of every rank of the group, in rank order, on every rank."""
+def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bool]:
+    """The Location of every rank of the group, in rank order, on every rank. And whether they are to go on by letters
+    (letters.py): then rank 0 tells ``exchange`` when all have gone on."""
     here = Location.here(mailbox)
 
     def meet(rank: int, value: dict[str, Any]) -> None:
@@ -50,10 +49,23 @@ def locations(exchange: Exchange, mailbox: str = "") -> list[Location]:
         if place.boot_id == here.boot_id:
             exchange.processes.add(rank, place.pid, place.started)
 
-    table = unpacked(exchange.gather_and_decide(FIRST_TOPIC, asdict(here), packed, meet))
-    for rank, value in enumerate(table):
-        meet(rank, value)
-    return [Location(**p) for p in table]
+    def decide(said: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"table": packed(said), "by letters": _can_write([Location(**value) for value in said])}
+
+    decided = exchange.gather_and_decide(
+        FIRST_TOPIC, here._asdict(), decide, meet, heard_later=lambda decided: decided["by letters"]
+    )
+    places = [Location(**value) for value in unpacked(decided["table"])]
+    for rank, place in enumerate(places):
+        # Inside a host rank 0 watches all and tells; were each to watch each, their number would be a square.
+        if not decided["by letters"] or rank == 0:
+            meet(rank, place._asdict())
+    return places, decided["by letters"]
+
+
+def _can_write(places: Sequence[Location]) -> bool:
+    """Whether all of them can write each other letters."""
+    return all(place.mailbox for place in places) and len({(place.host, place.uid) for place in places}) == 1
 
 
 def by_host(all_places: Sequence[Location]) -> dict[str, list[int]]:

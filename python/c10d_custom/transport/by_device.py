@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, cast
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
 from .base import Transport
-from .cuda import driver as cuda_driver
-from .cuda.transport import CudaTransport
 from .tickets import PyTicket, Queue
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from ..call import Agreement, Message
     from ..config import Config
     from .base import Ticket
+    from .cuda.transport import CudaTransport
     from .trace_file import Peer, Record
 
 
@@ -103,6 +102,9 @@ class ByDevice(Transport):
                 return self._cuda[device]
             self._opening = get_ident()
         try:
+            from .cuda import driver as cuda_driver  # not before: most groups have no tensors there
+            from .cuda.transport import CudaTransport
+
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))

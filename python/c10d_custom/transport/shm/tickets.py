@@ -9,7 +9,6 @@ from ... import native
 from ...call import Call, Op
 from ...native import Failure, lib
 from ..base import Ticket
-from .error_text import ShmErrorText
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -68,6 +67,8 @@ class ShmTicket(Ticket):
         return isinstance(self._call, Call)
 
     def standing(self) -> tuple[str, str]:
+        from .error_text import ShmErrorText  # when it is wanted
+
         number = lib.c10d_ticket_number(self._ticket)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
         return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()

@@ -15,9 +15,6 @@ from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
 from ..base import LocalTransport
-from ..call_log import native_peers, native_records
-from ..failure import rank_name
-from .error_text import ShmErrorText
 from .segment import open_segment
 from .tickets import CollectiveTicket, MessageTicket, Named, ShmTicket, nanoseconds
 
@@ -29,6 +26,12 @@ if TYPE_CHECKING:
     from ...native.fast_collective import FastCollective
     from ..base import Ticket
     from ..trace_file import Peer, Record
+
+
+def _rank_name(members: Sequence[int], rank: int) -> str:
+    from ..failure import rank_name
+
+    return rank_name(members, rank)
 
 
 class ShmTransport(LocalTransport):
@@ -49,7 +52,7 @@ class ShmTransport(LocalTransport):
         board_bytes: int = 0,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
-        self.who = who or functools.partial(rank_name, members)
+        self.who = who or functools.partial(_rank_name, members)
         self._raised: BaseException | None = None  # by a signal handler, in the main thread
         signals = self._signals()
         next(signals)
@@ -66,7 +69,7 @@ class ShmTransport(LocalTransport):
             raise self.last_error(call)
 
     def under_way(self) -> str:
-        own = native_peers(self._handle, self.size)[self.rank].calling
+        own = self.peers()[self.rank].calling
         return own if own != "-" else "a collective"
 
     def last_error(self, call: Call | Message) -> BaseException:
@@ -323,9 +326,13 @@ class ShmTransport(LocalTransport):
         return out
 
     def trace(self) -> list[Record]:
+        from ..call_log import native_records  # when it is wanted: it takes its time, and few groups need it
+
         return native_records(self._handle)
 
     def peers(self) -> list[Peer]:
+        from ..call_log import native_peers
+
         return native_peers(self._handle, self.size)
 
     def error(self, failure: Failure, call: Call | Message) -> BaseException:
@@ -334,4 +341,6 @@ class ShmTransport(LocalTransport):
             return self._interruption()
         if failure.status == native.REENTERED:
             return self.inside(call.name)
+        from .error_text import ShmErrorText
+
         return ShmErrorText(self, failure, call, self.states(failure.seq)).exception()

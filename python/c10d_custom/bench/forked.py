@@ -1,0 +1,156 @@
+"""The ranks of ``bench --groups``: processes forked from one that has imported torch, as a program has that makes a
+group, and nothing of this package but what `import torch` does.
+
+A round: all ranks wait at a gate; from its opening on, each makes a default group of the round's backend, and calls it.
+Where that backend is the first, they then make more groups, of each backend by turns, all of all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import noop
+
+WHAT = "init", "call", "group", "group call"
+_HOST = "127.0.0.1"
+SECONDS = 100  # at most, of one round
+_GROUPS, _FEWEST = 32, 3
+
+
+def groups_of_a_round(size: int) -> int:
+    """How many more groups of each backend a round makes."""
+    return max(_FEWEST, _GROUPS // size)
+
+
+def measured(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """{backend: {what: seconds until the slowest rank had it, each time}}. What: "init", a default group; "call", that
+    and a first all_reduce; "group" and "group call", the same of another group."""
+    found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in WHAT} for name in names}
+    for round in range(rounds):
+        for name in names if round % 2 == 0 else reversed(names):
+            began, said = _round(size, name, names if name == names[0] else ())
+            for what in ("init", "call"):
+                found[name][what].append(max(one[what] for one in said) - began)
+            for other, times in said[0]["groups"].items():
+                for what in times:
+                    every = zip(*(one["groups"][other][what] for one in said), strict=True)
+                    found[other][what] += map(max, every)
+    return found
+
+
+def _round(size: int, backend: str, names: Sequence[str]) -> tuple[float, list[dict[str, Any]]]:
+    """(when the gate opened, what each rank said). ``names``: of the more groups."""
+    # Before the gate opens, or ranks that come to the store before it is served try again half a second later.
+    agent, port = _store()
+    (ready, is_ready), (gate, opens), (said, says), (end, ends) = (os.pipe() for _ in range(4))
+
+    def rank_main(rank: int) -> None:
+        for fd in (ready, opens, said, ends):
+            os.close(fd)
+        signal.alarm(SECONDS)
+        os.close(is_ready)
+        os.read(gate, 1)
+        os.write(says, f"{json.dumps(_rank(rank, size, port, backend, names))}\n".encode())
+        os.close(says)
+        os.read(end, 1)  # nobody leaves while others may still need what it serves
+
+    ranks = [_forked(rank_main, rank) for rank in range(size)]
+    for fd in (is_ready, gate, says, end):
+        os.close(fd)
+    with os.fdopen(ready, "rb") as file:
+        file.read()
+    began = time.monotonic()
+    os.close(opens)
+    with os.fdopen(said) as answers:
+        lines = [json.loads(line) for line in answers]
+    os.close(ends)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    statuses = [os.waitpid(pid, 0)[1] for pid in ranks]
+    if any(statuses):
+        raise SystemExit(f"bench: {size} ranks did not come to a group of the backend {backend!r}")
+    return began, lines
+
+
+def _store() -> tuple[int, int]:
+    """(a process that serves a new store, as torchrun's agent does; its port)"""
+    port, told = os.pipe()
+
+    def serve(_: int) -> None:
+        signal.alarm(SECONDS)
+        store = dist.TCPStore(_HOST, 0, None, True, wait_for_workers=False)
+        os.write(told, str(store.port).encode())
+        os.close(told)
+        signal.pause()
+
+    agent = _forked(serve, 0)
+    os.close(told)
+    with os.fdopen(port) as file:
+        return agent, int(file.read())
+
+
+def _forked(main: Any, rank: int) -> int:
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        main(rank)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _rank(rank: int, size: int, port: int, backend: str, names: Sequence[str]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=SECONDS)
+    store = dist.TCPStore(_HOST, port, None, False, timeout=limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    made = time.monotonic()
+    _call(backend, None)
+    called = time.monotonic()
+    groups: dict[str, dict[str, list[float]]] = {name: {"group": [], "group call": []} for name in names}
+    for turn in range(groups_of_a_round(size) if names else 0):
+        for name in names if turn % 2 == 0 else reversed(names):
+            for what, seconds in zip(groups[name], _another(name, limit), strict=True):
+                groups[name][what].append(round(seconds, 6))  # short: a pipe takes so much as one
+    return {"init": made, "call": called, "groups": groups}
+
+
+def _another(name: str, limit: timedelta) -> tuple[float, float]:
+    """Seconds that it took to make another group, and with its first call."""
+    dist.barrier()
+    began = time.monotonic()
+    group = dist.new_group(backend=name, timeout=limit)
+    made = time.monotonic() - began
+    _call(name, group)
+    called = time.monotonic() - began
+    dist.barrier()
+    if name != noop.NAME:
+        dist.destroy_process_group(group)
+    return made, called
+
+
+def _call(name: str, group: Any) -> None:
+    t = torch.ones(1)
+    dist.all_reduce(t, group=group)
+    if name != noop.NAME and t.item() != dist.get_world_size():
+        raise SystemExit(f"bench: a wrong sum of the backend {name!r}")
+
+
+if __name__ == "__main__":
+    size, names, rounds = json.loads(sys.argv[1])
+    noop.register()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    print(json.dumps(measured(size, names, rounds)))
