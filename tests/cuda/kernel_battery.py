@@ -1,15 +1,7 @@
-"""Runs kernels of a few pairs, built for the host, through all that they must do; ends with PASSED or NOTICED.
-
-python kernel_battery.py LIBRARY
-"""
+"""Runs kernels of a few pairs, built for the host, through all that they must do: what mutants.py has checked."""
 
 import ctypes
 import random
-import sys
-from pathlib import Path
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "cuda")]
 
 from c10d_custom.transport.cuda import kernels
 from engine import engine, same
@@ -17,7 +9,6 @@ from gpu import one_gpu
 from host_kernels import BY_NAME, HostKernels
 from test_leader_kernel import Ranks, random_bytes
 
-PASSED, NOTICED = 0, 3
 PAIRS = [
     BY_NAME[pair]
     for pair in (
@@ -61,10 +52,10 @@ def reduced(library):
         assert all(p.untouched() for p in places.all)
 
 
-if __name__ == "__main__":
-    built = ctypes.CDLL(sys.argv[1])
+def check(library, part):
+    """What is wrong with the kernels, or None."""
     try:
-        {"reduced": reduced, "fused": fused}[sys.argv[2]](built)
+        {"reduced": reduced, "fused": fused}[part](ctypes.CDLL(library))
     except AssertionError as error:
-        print(repr(error))
-        sys.exit(NOTICED)
+        return repr(error)
+    return None

@@ -20,7 +20,6 @@ GOOD = {key: 1.0 if question.unit else True for key, question in QUESTIONS.items
     "round_trip_us_events": 20.0,
     "round_trip_us_values": 10.0,
     "death_ends_event_wait_s": 0.2,
-    "copy_kernel_gbps": 2.0,
 }
 
 
@@ -138,7 +137,7 @@ def choices(said):
     return {subject: row.choice for subject, row in decide(said).items()}
 
 
-DEFAULT = {"mode": "trial", "order": "host", "copy": "engine", "memory": "staging"}
+DEFAULT = {"mode": "trial", "order": "host", "memory": "staging"}
 
 
 @pytest.mark.parametrize("said", [None, {}])
@@ -147,7 +146,7 @@ def test_without_answers_nothing_is_relied_upon(said):
 
 
 def test_with_all_answers_as_one_would_like_them():
-    assert choices(GOOD) == {"mode": "trial", "order": "values", "copy": "kernel", "memory": "mapped"}
+    assert choices(GOOD) == {"mode": "trial", "order": "values", "memory": "mapped"}
 
 
 NEEDED = [(row, need) for row in TABLE for need in (*row.needs, *row.gain)]
@@ -163,7 +162,7 @@ def test_each_need_is_needed(row, need):
     if relation == "is":
         met[key] = other
     assert decide(met)[row.subject] is row
-    worse = {"is": not other, ">=": 0, ">": 0, "<": 99.0}[relation]
+    worse = {"is": not other, ">=": 0, "<": 99.0}[relation]
     assert decide({**met, key: worse})[row.subject] is not row
     del met[key]
     assert decide(met)[row.subject] is not row

@@ -197,3 +197,9 @@ def test_a_call_that_failed_holds_what_it_used_until_its_group_is_over():
     assert driver.open
     mappings.release("failed")
     assert not driver.open
+    for group in ("failed", "other"):
+        mappings.enter(group, 7, allocation(2), b"b")
+    mappings.leave("other", 7, 2)
+    mappings.release("failed")  # and no longer than that, though others have it open, too
+    mappings.forget(7, [2])
+    assert not driver.open

@@ -1,5 +1,6 @@
 """The tests of collectives in place can fail: with any one of these lines broken, they do."""
 
+import contextlib
 import sys
 import types
 from unittest import mock
@@ -9,8 +10,15 @@ import pytest
 import in_place_ranks as ranks
 import test_in_place
 from c10d_custom.transport.cuda import in_place, mappings
+from mutants import mutants
 
 pytestmark = pytest.mark.full("minutes: programs of ranks, for each line")
+
+
+
+def bytes_moved():
+    test_in_place.test_bytes_moved("broadcast", lambda n: n, lambda n: 2 * n, 3)
+
 
 NEVER = ranks.programs, ranks.in_order
 # The line, what is put in its place, and which functions are to notice.
@@ -37,7 +45,7 @@ IN_PLACE = {
     "nothing said of what failed": ("if said[LEADER] != bytes([True])", "if False", [ranks.cannot_be_opened]),
     "another's word for the leader's": ("said[LEADER]", "said[-1]", [ranks.cannot_be_opened]),
     "not closed with the group": ("self._driver.mappings.release(self)", "pass", [ranks.closed_with_the_group]),
-    "its own memory opened": ("if rank == self._me:", "if False:", [ranks.in_order]),
+    "its own memory opened": ("            if p.nbytes:", "            if True:", [ranks.exported_once]),
     "tensors at the beginning": ("found.append(base + p.address - p.base)", "found.append(base)", [ranks.views]),
     "all ranks have one owner": ("told.owner, allocation, bytes", "7, allocation, bytes", [ranks.in_order]),
     "the group is not the one": (".enter(self,", ".enter(None,", [ranks.in_order]),
@@ -51,7 +59,7 @@ IN_PLACE = {
     ),
     "no factor": ("call.redop, factor(), jobs)", "call.redop, None, jobs)", [ranks.programs]),
     "the root is the first": ("at[call.root][0]]", "at[0][0]]", [ranks.programs]),
-    "the root is written": ("for r in ranks if r != call.root]", "for r in ranks]", [ranks.programs]),
+    "the root is written": ("for r in ranks if r != call.root]", "for r in ranks]", [bytes_moved]),
     "another part": ("[Job([a[r] for a in at]", "[Job([a[0] for a in at]", [ranks.programs]),
     "another output": ("[at[r][len(at)]]", "[at[0][len(at)]]", [ranks.programs]),
     "one part's length for all": ("call.inputs[r].nbytes // item", "call.inputs[0].nbytes // item", [ranks.programs]),
@@ -65,6 +73,7 @@ UNITS = [
     test_in_place.test_nothing_is_closed_that_a_call_may_use,
     test_in_place.test_a_call_that_failed_holds_what_it_used_until_its_group_is_over,
 ]
+NO_SEEDS = [*UNITS, bytes_moved]
 MAPPINGS = {
     "known by the owner alone": ("key = owner, allocation.number", "key = owner, 0", [ranks.more_than_are_kept]),
     "opened for each call": ("found = self._open.pop(key, None)", "found = None", [ranks.exported_once]),
@@ -111,32 +120,64 @@ def mutant(module, before, after):
     return made
 
 
-def notice(functions):
-    for function in functions:
-        for seed in range(12):
-            try:
-                function(*([] if function in UNITS else [seed]))
-            except (AssertionError, KeyError, pytest.fail.Exception) as error:
-                return error
+def broken_collective(name):
+    """(what breaks it, the functions that are to notice)"""
+    before, after, functions = IN_PLACE[name]
+    made = mutant(in_place, before, after)
+    return [
+        mock.patch.object(ranks, "in_place", made),
+        mock.patch("c10d_custom.transport.cuda.peers.InPlace", made.InPlace),
+    ], functions
+
+
+def broken_cache(name):
+    before, after, functions = MAPPINGS[name]
+    made = mutant(mappings, before, after)
+    return [
+        mock.patch("fake_driver.Mappings", made.Mappings),
+        mock.patch.object(test_in_place, "Mappings", made.Mappings),
+    ], functions
+
+
+SEEDS = 12
+KINDS = {"collective": (broken_collective, IN_PLACE), "cache": (broken_cache, MAPPINGS)}
+MUTATIONS = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]
+
+
+def check(kind, name):
+    """What one of the functions says, or None: with ``name`` broken or, if that is None, nothing."""
+    make, names = KINDS[kind]
+    patches, functions = make(name) if name is not None else ([], {f: 0 for _, _, fs in names.values() for f in fs})
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        for function in functions:
+            for seed in range(1 if function in NO_SEEDS else SEEDS if name is not None else 2):
+                try:
+                    function(*([] if function in NO_SEEDS else [seed]))
+                except (Exception, pytest.fail.Exception) as error:
+                    return f"{function.__name__}: seed {seed}: {error!r:.200} {error.__cause__!r:.200}"
     return None
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_a_broken_collective_is_noticed(name):
-    before, after, functions = IN_PLACE[name]
-    made = mutant(in_place, before, after)
-    with (
-        mock.patch.object(ranks, "in_place", made),
-        mock.patch("c10d_custom.transport.cuda.peers.InPlace", made.InPlace),
-    ):
-        assert notice(functions) is not None
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def battery():
+    with mutants("test_in_place_mutations") as made:
+        yield made
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_a_broken_cache_is_noticed(name):
-    before, after, functions = MAPPINGS[name]
-    made = mutant(mappings, before, after)
-    with mock.patch("fake_driver.Mappings", made.Mappings), mock.patch.object(test_in_place, "Mappings", made.Mappings):
-        assert notice(functions) is not None
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_left_as_it_is_passes(battery, kind):
+    assert battery.noticed(SECONDS, kind, None) is None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind, name", MUTATIONS, ids=lambda v: v.replace(" ", "_"))
+def test_a_broken_line_is_noticed(battery, record_property, kind, name):
+    how = battery.noticed(SECONDS, kind, name)
+    assert how is not None
+    record_property("figures", how)

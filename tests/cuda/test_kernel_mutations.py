@@ -1,16 +1,12 @@
 """What kernel_battery.py runs notices every line of the kernels that is broken here. (test_p2p_protocol.py breaks what
 orders ranks: that takes ThreadSanitizer.)"""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 import host_kernels
 from c10d_custom.transport.cuda import compiler
-from host_kernels import HERE
-from kernel_battery import NOTICED, PAIRS, PASSED
+from kernel_battery import PAIRS
+from mutants import mutants
 
 pytestmark = pytest.mark.full("compiles and runs the kernels anew for each line")
 
@@ -127,37 +123,42 @@ PARTS = {
 }
 
 
-def outcome(tmp_path, file, *files):
-    """PASSED, or NOTICED; anything else has nothing to do with the kernels."""
+SECONDS = 100
+
+
+def noticed(battery, tmp_path, file, *files):
+    """How the kernels were found to be broken, with these files in place of those of the same name; None: they were
+    not."""
     # A GPU does not load what is not aligned; the host does, unless it is watched.
     watched = "-fsanitize=alignment", "-fno-sanitize-recover=all", "-Wno-error"
     part, algorithms = PARTS[file]
     host_kernels.build(tmp_path / "kernels.so", algorithms, PAIRS, files, watched)
-    battery = [sys.executable, str(HERE / "kernel_battery.py"), str(tmp_path / "kernels.so"), part]
-    settings = {**os.environ, "UBSAN_OPTIONS": f"exitcode={NOTICED}"}
-    try:
-        out = subprocess.run(battery, capture_output=True, text=True, timeout=100, env=settings)
-    except subprocess.TimeoutExpired:
-        return NOTICED
-    print(out.stdout, out.stderr)
-    return NOTICED if out.returncode < 0 else out.returncode  # a signal's: it crashed
+    return battery.noticed(SECONDS, str(tmp_path / "kernels.so"), part)
 
 
 @pytest.fixture(scope="module")
-def as_they_are(tmp_path_factory):
-    return {file: outcome(tmp_path_factory.mktemp("kernels"), file) for file in ("reduce.h", "p2p.h")}
+def battery():
+    with mutants("kernel_battery") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def as_they_are(battery, tmp_path_factory):
+    return [noticed(battery, tmp_path_factory.mktemp("kernels"), file) for file in ("reduce.h", "p2p.h")]
 
 
 @pytest.mark.timeout(300)
 def test_what_is_left_as_it_is_passes(as_they_are):
-    assert set(as_they_are.values()) == {PASSED}
+    assert as_they_are == [None, None]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("file, name", MUTATIONS, ids=lambda v: v.replace(" ", "_"))
-def test_a_broken_line_is_noticed(tmp_path, as_they_are, file, name):
+def test_a_broken_line_is_noticed(battery, tmp_path, as_they_are, record_property, file, name):
     before, after = BROKEN[file][name]
     text = (compiler.folder() / file).read_text()
-    assert text.count(before) == 1 and set(as_they_are.values()) == {PASSED}
+    assert text.count(before) == 1 and as_they_are == [None, None]
     (tmp_path / file).write_text(text.replace(before, after))
-    assert outcome(tmp_path, file, tmp_path / file) == NOTICED
+    how = noticed(battery, tmp_path, file, tmp_path / file)
+    assert how is not None
+    record_property("figures", how)

@@ -21,15 +21,12 @@ BY_NAME = {probe.name: probe for probe in PROBES}
 @pytest.fixture(autouse=True)
 def quick_processes(monkeypatch):
     """Of a server that has torch already: what the probes are given is picklable all the same."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gpu.probes.simulated"])
+    multiprocessing.set_forkserver_preload(["c10d_custom.doctor.probes.every"])  # the server's path lacks tests/
     monkeypatch.setattr(run, "METHOD", "forkserver")
 
 
 def found(name, folder, seconds=60.0, **world):
     probe = dataclasses.replace(BY_NAME[name], seconds=seconds)
-    if probe.environment:  # which the server's processes would not get
-        run.METHOD = "spawn"
     world["wrong"] = frozenset(world.get("wrong", ()))
     return run.ask(probe, functools.partial(SimulatedGpu, World(str(folder), **world)), seconds)
 

@@ -13,57 +13,97 @@ from torch.distributed.distributed_c10d import AllToAllOptions, BroadcastOptions
 from c10d_custom.errors import CustomBackendError
 from c10d_custom.transport import cuda
 from c10d_custom.transport.cuda import transport as cuda_transport
+from c10d_custom.transport.cuda.libcuda import CALLS
 from device_tensors import device_tensor, options, warm
 from fake_world import World
 from thread_ranks import run_ranks
 
-SOURCES = sorted(Path(cuda.__file__).parent.glob("*.py"))
+SOURCES = {path.name: path.read_text() for path in Path(cuda.__file__).parent.glob("*.py")}
+
+# What else waits must be looked at here first: who ends it?
+STREAMS = {
+    ("event_order.py", "reuse"),  # for other ranks', where the orders have a way out: see below
+    ("event_order.py", "arrive"),
+    ("order.py", "_await"),
+    ("order.py", "trial"),  # ended by the helper, at the latest in `let_go`
+    ("stream_op.py", "begin"),  # for this rank's
+    ("stream_op.py", "join"),
+}
+VALUES = {("order.py", "_await"), ("order.py", "trial"), ("driver.py", "wait_value")}
+HOSTS = {
+    ("guard.py", "_run"),  # a thread of ours, for something to do, until the group is over
+    ("staged_messages.py", "withdraw"),  # the message has a deadline
+}
 
 
-def calls(names):
-    """{(file, function): [calls there of methods of these names]}"""
-    found = {}
-    for path in SOURCES:
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
+def found(sources):
+    """(where a stream waits for an event, for a value, where a host waits without a deadline), as (file, function)"""
+    streams, values, hosts = set(), set(), set()
+    for file, text in sources.items():
+        for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
                 for node in ast.walk(function):
-                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
-                        found.setdefault((path.name, function.name), []).append(node)
-    return found
+                    at, name = (file, function.name), called(node)
+                    if name in ("wait", "wait_value") and node.args and "river" in ast.unparse(node.func):
+                        streams.add(at)
+                    if name == "wait_value":
+                        values.add(at)
+                    if without_deadline(node):
+                        hosts.add(at)
+    return streams, values, hosts
 
 
-def test_streams_wait_in_the_orders_and_for_their_own_alone():
-    """What else lets a stream wait must be looked at here first: who ends it?"""
-    of_driver = {
-        key: nodes
-        for key, all_nodes in calls({"wait", "wait_value"}).items()
-        if (nodes := [n for n in all_nodes if n.args and "river" in ast.unparse(n.func)])
-    }
-    assert set(of_driver) == {
-        ("event_order.py", "reuse"),  # other ranks', where the orders have a way out: see below
-        ("event_order.py", "arrive"),
-        ("order.py", "_await"),
-        ("order.py", "trial"),  # ended by the helper, at the latest in `let_go`
-        ("stream_op.py", "begin"),  # this rank's
-        ("stream_op.py", "join"),
-    }
-    assert set(calls({"wait_value"})) == {("order.py", "_await"), ("order.py", "trial"), ("driver.py", "wait_value")}
+def called(node):
+    """The name of what it calls, or None."""
+    if not isinstance(node, ast.Call):
+        return None
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
 
 
-def test_hosts_wait_with_a_deadline():
-    bare = [
-        f"{file}: {function}: {ast.unparse(node)}"
-        for (file, function), nodes in calls({"wait", "join", "acquire", "get"}).items()
-        for node in nodes
-        if not node.args and not node.keywords
-    ]
-    assert bare == []
-    assert calls({"synchronize"}) == {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "poll":
-                assert len(node.args) == 3, f"{path.name}: {ast.unparse(node)}"
+def without_deadline(node):
+    if isinstance(node, ast.While):
+        inside = {called(n) for n in ast.walk(node)}
+        asks = {called(n) for n in ast.walk(node.test)} & {"done", "idle", "completed", "reached", "query"}
+        return bool(asks or inside & {"sleep", "wait", "wait_for"}) and "monotonic" not in inside
+    if not isinstance(node, ast.Call):
+        return False
+    name, given = called(node) or "", len(node.args) + len(node.keywords)
+    if name in ("wait", "join", "acquire", "get", "result"):
+        return given == 0
+    if name == "poll":
+        return given != 3
+    return (name == "wait_for" and given < 2) or "synchronize" in name.lower()
+
+
+def test_whatever_waits_has_a_way_out():
+    assert found(SOURCES) == (STREAMS, VALUES, HOSTS)
+    assert not [name for name in CALLS if "Synchronize" in name]
+
+
+PUT_IN = [
+    "self._driver.wait(stream, theirs)",
+    "self.driver.wait_value(stream, address, 1)",
+    "self._thread.join()",
+    "self._wake.wait()",
+    "self._lock.acquire()",
+    "self._queue.get()",
+    "future.result()",
+    "self._changed.wait_for(self._live)",
+    "torch.cuda.synchronize()",
+    "event.synchronize()",
+    "self._cuda.cuStreamSynchronize(stream)",
+    "poll(done, until)",
+    "while not self._driver.done(event): pass",
+    "while self._busy: time.sleep(1e-3)",
+    "while not self._wake.wait(0.1): self._look()",
+    "while not stream_op.completed(): time.sleep(1e-3)",
+]
+
+
+@pytest.mark.parametrize("wait", PUT_IN)
+def test_a_wait_that_is_put_in_is_found(wait):
+    with_it = {**SOURCES, "peers.py": f"{SOURCES['peers.py']}\n\ndef put_in(self):\n    {wait}\n"}
+    assert found(with_it) != (STREAMS, VALUES, HOSTS)
 
 
 def all_to_all(r):

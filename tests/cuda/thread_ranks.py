@@ -238,11 +238,11 @@ def run_ranks(
             raise AssertionError(f"rank {rank} (violations: {world.violations})") from error
     assert not stuck, f"ranks {stuck} hang"
     world.settle()
-    broken = [v for v in world.violations if not may_race or not v.startswith("race")]
-    assert not broken, broken
     issuing._live.difference_update(made)
     made.clear()
     gc.collect()  # a Work that nobody waits for gives its events back when it goes
+    broken = [v for v in world.violations if not may_race or not v.startswith("race")]
+    assert not broken, broken
     if clean:
         assert not world.leaks(), world.leaks()
     return results

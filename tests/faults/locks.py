@@ -10,11 +10,11 @@ import threading
 
 from c10d_custom import threads
 from c10d_custom.c10d import completer
-from c10d_custom.transport import tickets
-from c10d_custom.transport.cuda import staged_messages, transport
-from c10d_custom.transport.hosts import error_text, message_thread
+from c10d_custom.transport import message_thread, tickets
+from c10d_custom.transport.cuda import guard
+from c10d_custom.transport.hosts import error_text
 
-_USERS_OF_START = (completer, tickets, message_thread, error_text, staged_messages, transport)
+_USERS_OF_START = (completer, tickets, message_thread, error_text, guard)
 
 
 class Seen:

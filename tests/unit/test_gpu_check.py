@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import c10d_custom
 from c10d_custom.config import Config
 from gpu.check import presets
+from gpu.check.__main__ import chosen
 from gpu.check.presets import LIMIT, PRESETS, Part
 from gpu.check.report import Report
 from gpu.check.run import FAIL, LAST_WORDS, NOT_RUN, PASS, RUNNING, Outcome, Running
 from harness.marks import marked
 
 ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = ("--device", "cpu", "--package", Path(c10d_custom.__file__).parents[1])
 CONTEXT = {"python": sys.executable, "device": "cpu", "site": "", "data": "/nowhere", "root": str(ROOT)}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -216,10 +219,14 @@ def test_what_the_python_at_hand_lacks_is_told(tmp_path):
     assert out.returncode == 1 and "lacks no_such" in out.stdout and not (tmp_path / "site").exists()
 
 
-@pytest.mark.timeout(300)
+def test_a_package_that_is_not_there(tmp_path):
+    out = gpu_check("probe", "--package", str(tmp_path))
+    assert out.returncode == 2 and f"there is no c10d_custom in {tmp_path}" in out.stderr
+
+
 def test_the_probes_on_a_simulated_gpu(tmp_path):
-    """The whole command, from the build on."""
-    out = gpu_check("probe", "--device", "cpu", "--out", str(tmp_path), "--commit", "this one")
+    """The whole command but for the build: the package is the one that is installed."""
+    out = gpu_check("probe", *INSTALLED, "--out", str(tmp_path), "--commit", "this one")
     (file,) = tmp_path.glob("*-probe-this-one.json")
     said = json.loads(file.read_text())
     assert out.returncode == 0 and said["over"], out.stdout + out.stderr
@@ -231,12 +238,23 @@ def test_the_probes_on_a_simulated_gpu(tmp_path):
     assert "round_trip_us_host" in file.with_suffix(".txt").read_text()
 
 
+@pytest.mark.full("a build of the package, as scripts/wheels makes it, too")
+@pytest.mark.timeout(300)
+def test_the_package_is_built_once(tmp_path):
+    """Of the same sources: the second preset finds it there."""
+    said = []
+    for _ in range(2):
+        out = gpu_check("probe", "--device", "cpu", "--out", str(tmp_path), "--only", "set-up")
+        said += [line for line in out.stdout.splitlines() if " set-up " in line]
+    assert "PASS" in said[0] and "built before, in" in said[1], said
+
+
 @pytest.mark.full("minutes; the parts' tests run elsewhere")
 @pytest.mark.parametrize(
     "preset, only", [("right", "mixed"), ("faults", "that end"), ("more", "programs"), ("speed", "one rank,goals")]
 )
 def test_parts_on_the_cpu(tmp_path, preset, only):
-    out = gpu_check(preset, "--device", "cpu", "--out", str(tmp_path), "--only", only)
+    out = gpu_check(preset, *INSTALLED, "--out", str(tmp_path), "--only", only)
     assert out.returncode == 0, out.stdout + out.stderr
 
 
@@ -252,17 +270,31 @@ def having(variable):
     return found
 
 
-@pytest.mark.timeout(1500)
-def test_cut_off_at_any_second_it_leaves_a_report_and_no_process(tmp_path, full):
-    for i in range(20 if full else 3):
-        cut(tmp_path / str(i), random.choice(["probe", "right", "faults"]), random.uniform(0, 40 if full else 15))
+SOME_CUTS = [
+    *range(2),
+    *(pytest.param(i, marks=pytest.mark.full("a cut at another random second")) for i in range(2, 20)),
+]
 
 
-def cut(folder, preset, seconds):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("nth", SOME_CUTS)
+def test_cut_off_at_any_second_it_leaves_a_report_and_no_process(tmp_path, record_property, nth):
+    """Of a preset from a random part on, so that every part may be the one that is cut off."""
+    preset = random.choice(list(PRESETS))
+    begins = random.randrange(2, len(PRESETS[preset]))
+    only = ",".join(part.name.split(", ")[-1] for part in PRESETS[preset][begins:])
+    seconds = random.uniform(0, 15)  # some parts take no longer on the CPU
+    while (where := cut(tmp_path / f"{seconds:.2f}", preset, only, seconds)) is None:
+        seconds /= 2
+    record_property("figures", f"{preset}, {seconds:.1f} s after the beginning of {where}")
+
+
+def cut(folder, preset, only, seconds):
+    """What has run then, or None: it was over before."""
     (temporary := folder / "tmp").mkdir(parents=True)
-    what, variable = f"{preset} after {seconds:.1f} s", f"CUT_OFF={uuid.uuid4().hex}"
+    what, variable = f"{preset} --only {only!r} after {seconds:.1f} s", f"CUT_OFF={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [ROOT / "scripts" / "gpu_check", preset, "--device", "cpu", "--out", folder / "out"],
+        [ROOT / "scripts" / "gpu_check", preset, *INSTALLED, "--out", folder / "out", "--only", only],
         env={**os.environ, "PYTHON": sys.executable, "TMPDIR": str(temporary), "CUT_OFF": variable.split("=")[1]},
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -281,13 +313,14 @@ def cut(folder, preset, seconds):
     (file,) = folder.glob("out/*.json")
     said, text = json.loads(file.read_text()), file.with_suffix(".txt").read_text()
     assert said["preset"] == preset and "preset   " + preset in text, what
-    names = [part.name for part in PRESETS[preset]]
+    names = [part.name for part in chosen(preset, only)]
     assert [part["name"] for part in said["parts"]] == names[: len(said["parts"])], what
     over = {part["name"] for part in said["parts"] if part["verdict"] != RUNNING}
     assert all(f"== {name} " in text for name in over), what
     assert said["over"] or "not over when this was written" in text, what
     if seconds > 10:
         assert said["parts"], what
+    return None if said["over"] else ", ".join(names[: len(over) + 1])
 
 
 # --- what it runs, on the CPU

@@ -5,11 +5,13 @@ python -m gpu.check.probes DEVICE SECONDS FILE     DEVICE cpu: of a simulated GP
 
 import functools
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 
 from c10d_custom.doctor import probing
+from c10d_custom.doctor.probes import run
 from c10d_custom.doctor.probes.gpu import Gpu
 from gpu.probes.simulated import SimulatedGpu, World
 
@@ -21,6 +23,8 @@ def main(device, seconds, file):
     if device == "cpu":
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
         make = functools.partial(SimulatedGpu, World(tempfile.mkdtemp(), death="ends"))
+        run.METHOD = "forkserver"  # one that has torch already
+        multiprocessing.set_forkserver_preload(["gpu.probes.simulated"])
 
     def answered(words):
         with open(f"{file}.part", "w") as f:

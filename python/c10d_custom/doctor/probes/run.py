@@ -20,7 +20,7 @@ from ...transport.cuda.decisions import QUESTIONS
 from .gpu import Gpu
 from .participant import Participant, main
 
-METHOD = "spawn"  # of starting a process: CUDA survives no fork
+METHOD = "spawn"  # of starting a process: CUDA survives no fork. What wants an environment of its own has no other
 GRACE = 5.0  # seconds for a killed process to be gone
 
 
@@ -74,7 +74,7 @@ def ask(probe: Probe, make: Callable[[], Gpu], seconds: float) -> Found:
 
 
 def _start(probe: Probe, make: Callable[[], Gpu], words: str) -> tuple[list[Any], list[Connection]]:
-    spawn: Any = multiprocessing.get_context(METHOD)
+    spawn: Any = multiprocessing.get_context("spawn" if probe.environment else METHOD)
     ends = spawn.Pipe()
     processes, results = [], []
     with _environment(probe.environment):

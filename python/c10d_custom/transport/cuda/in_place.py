@@ -192,7 +192,7 @@ class InPlace:
         """False: some memory cannot be opened, and nothing is done."""
         entered: list[tuple[int, int]] = []
         try:
-            at = [self._addresses(rank, told, entered) for rank, told in enumerate(table)]
+            at = [self._addresses(told, entered) for told in table]
         except Exception as error:
             log.info("group %s, rank %d: %s: %s", self._cpu.name, self._me, call.name, error)
             self._leave(entered)
@@ -206,10 +206,8 @@ class InPlace:
         self._leave(entered)
         return True
 
-    def _addresses(self, rank: int, told: TensorAddresses, entered: list[tuple[int, int]]) -> list[int]:
-        """Of a rank's tensors, as the leader reaches them."""
-        if rank == self._me:
-            return [p.address for p in told.place]
+    def _addresses(self, told: TensorAddresses, entered: list[tuple[int, int]]) -> list[int]:
+        """Of a rank's tensors, as the leader reaches them: its own, and those of no bytes, as they are told."""
         found = []
         for p in told.place:
             base = p.base

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import Region
 from ...errors import AbortedError
-from ...threads import start
+from ..message_thread import MessageThread
 from ..tickets import PyTicket
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 _LOOK = 0.02
-_LINGER = 0.02
 
 
 class StagedTicket(PyTicket):
@@ -85,9 +84,8 @@ class StagedMessages:
         # Receives whose bytes go to the GPU, and sends that have failed while theirs came: with their tensors, which
         # the GPU still uses.
         self._leaving: deque[StagedTicket] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._starts = self._over = False
+        self._thread = MessageThread(self.progress, self._live)
+        self._over = False
         self._looked = 0.0
 
     def post(self, message: Message) -> StagedTicket:
@@ -111,7 +109,7 @@ class StagedMessages:
                     self.driver.copy(self._out, address, t.data_ptr(), t.nbytes)
                 stream_op.finish(self._out)
                 self._fetching.append(ticket)
-        self._ensure_thread()
+        self._thread.ensure()
         return ticket
 
     def _hand_over(self, ticket: StagedTicket) -> None:
@@ -210,36 +208,10 @@ class StagedMessages:
             moved = True
         return moved
 
-    # --- the thread
-
-    def _ensure_thread(self) -> None:
-        with self._changed:
-            if starts := self._starts:
-                self._changed.notify_all()
-            self._starts = True
-        if not starts:
-            try:
-                self._thread = start(self._run, "c10d_custom:staged")  # without the lock
-            except RuntimeError:
-                self._starts = False
-                raise
-
     def _live(self) -> object:
         return self._fetching or self._moving or self._leaving
 
-    def _run(self) -> None:
-        last = time.monotonic()
-        while True:
-            moved, now = self.progress(), time.monotonic()
-            if moved or self._live():
-                last = now if moved else last
-                time.sleep(100e-6 if now - last < _LINGER else 1e-3)
-                continue
-            with self._changed:
-                if self._over:
-                    return
-                self._changed.wait_for(lambda: self._over or self._live())
-                last = time.monotonic()
+    # --- the end
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""
@@ -254,9 +226,7 @@ class StagedMessages:
 
     def close(self) -> None:
         """After `leave`. The stream is idle, or nothing can be freed."""
-        with self._changed:
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+        self._thread.end()
+        self._thread.join(5.0)
         with self._lock, self.driver.activate():
             self._let_go()

@@ -29,10 +29,10 @@ from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
 from ..failure import Trouble
+from ..message_thread import MessageThread
 from .asides import Asides
 from .early_messages import EarlyMessages
 from .link import Buffer
-from .message_thread import MessageThread
 from .message_ticket import HEAD, SHARED_TAGS, Head, MessageTicket, late_news, receive_head, tags_of, unlike
 from .refusals import Refusals
 
@@ -383,7 +383,7 @@ class Messages:
                 self._fail_all()
             for each in (self._asides, self._early):
                 each.close()
-        self._thread.join()
+        self._thread.join(5.0)
 
     def _fail_all(self) -> None:
         for ticket in [e[2] for e in self._wanted] + list(self._moving):

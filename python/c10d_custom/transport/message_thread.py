@@ -1,4 +1,4 @@
-"""The thread that moves messages between hosts while nobody waits for them."""
+"""The thread that moves messages on while nobody waits for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...threads import start
+from ..threads import start
 
 _LINGER = 0.05  # s without news, after which it looks more rarely
 _OFTEN, _RARELY = 100e-6, 1e-3
@@ -16,9 +16,9 @@ class MessageThread:
     """``progress``: moves what can be moved, True if something did; ``live``: whether there is anything to move. It
     runs while there is, from `ensure` on."""
 
-    def __init__(self, progress: Callable[[], bool], live: Callable[[], bool]) -> None:
+    def __init__(self, progress: Callable[[], bool], live: Callable[[], object]) -> None:
         self._progress, self._live = progress, live
-        self._changed = threading.Condition()  # of an RLock: see messages.py
+        self._changed = threading.Condition()  # of an RLock: signal handlers come here, too
         self._thread: threading.Thread | None = None
         self._starts = self._over = False
 
@@ -55,6 +55,6 @@ class MessageThread:
             self._over = True
             self._changed.notify_all()
 
-    def join(self) -> None:
+    def join(self, seconds: float) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+            self._thread.join(seconds)
