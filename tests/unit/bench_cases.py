@@ -1,11 +1,27 @@
-"""Arguments and cases of the benchmark, for its tests."""
+"""Runs, arguments and cases of the benchmark, for its tests."""
 
 import argparse
+import os
+import subprocess
+import sys
 
 import torch
 
 from c10d_custom.bench import command
 from c10d_custom.bench.case import REDUCING, ROOTED, Case
+
+BENCH = [sys.executable, "-m", "c10d_custom", "bench"]
+QUICK = ["--rounds", "1", "--seconds", "0.001"]
+
+
+def run(command_, **env):
+    # This suite may itself run under a launcher; what is started here does not.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_COMM", "RANK", "WORLD_SIZE"))}
+    return subprocess.run(command_, text=True, capture_output=True, timeout=200, env={**clean, **env})
+
+
+def bench(*options, **env):
+    return run([*BENCH, *options], **env)
 
 
 def parsed(*argv):

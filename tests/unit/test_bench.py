@@ -19,14 +19,12 @@ from c10d_custom.bench import busy, sweep_picture
 from c10d_custom.bench.case import REDUCING, ROOTED
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.values import Values, differing
-from unit.bench_cases import case, parsed
+from unit.bench_cases import BENCH, QUICK, bench, case, parsed, run
 
-BENCH = [sys.executable, "-m", "c10d_custom", "bench"]
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 mpi = pytest.mark.skipif(
     not (MPIEXEC and importlib.util.find_spec("mpi4py")), reason="needs mpi4py and mpiexec: pip install mpi4py mpich"
 )
-QUICK = ["--rounds", "1", "--seconds", "0.001"]
 COLUMNS = [
     "size",
     "count",
@@ -41,16 +39,6 @@ COLUMNS = [
     "busbw",
     "#wrong",
 ]
-
-
-def run(command_, **env):
-    # This suite may itself run under a launcher; what is started here does not.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_COMM", "RANK", "WORLD_SIZE"))}
-    return subprocess.run(command_, text=True, capture_output=True, timeout=200, env={**clean, **env})
-
-
-def bench(*options, **env):
-    return run([*BENCH, *options], **env)
 
 
 def mpirun(size, *options):

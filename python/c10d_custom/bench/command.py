@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import bar, call_steps, cost_check, ddp, groups, ranks, references, sweep
+from . import bar, call_steps, cost_check, ddp, groups, models, ranks, references, small_calls, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -79,14 +79,12 @@ def _positive(text: str) -> int:
     return value
 
 
-def _models(text: str) -> tuple[tuple[int, ...], ...]:
-    try:
-        models = tuple(tuple(int(n) for n in model.split("x")) for model in text.split(","))
-    except ValueError:
-        models = ((),)
-    if any(len(m) != 2 or min(m) < 1 for m in models):
-        raise argparse.ArgumentTypeError(f"{text}: WIDTHxLAYERS, as in {_MODELS}")
-    return models
+def _models(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if not models.known(name)]:
+        named = ", ".join(models.NAMED)
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: WIDTHxLAYERS, as in {_MODELS}; or {named}")
+    return names
 
 
 def _sizes_of_groups(text: str) -> tuple[int, ...]:
@@ -185,9 +183,15 @@ def add_to(commands: Any) -> None:
         type=_models,
         nargs="?",
         const=_MODELS,
-        metavar="WIDTHxLAYERS[,...]",
-        help="DDP steps of models of so many Linear layers, and what communication costs them "
-        f"(without a value: {_MODELS})",
+        metavar="MODEL[,...]",
+        help="DDP steps, and what communication costs them, of models of so many Linear layers (WIDTHxLAYERS), and of "
+        f"{', '.join(models.NAMED)} (without a value: {_MODELS})",
+    )
+    instead.add_argument(
+        "--small-calls",
+        action="store_true",
+        help="all_reduce, barrier and messages of a few bytes, asynchronous ones and several under way, and the steps "
+        "of an asynchronous call",
     )
     instead.add_argument(
         "--groups",
@@ -282,6 +286,8 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
     if args.steps:
         return ranks.run(call_steps.run, args.ranks or 2, call_steps.CallSteps(plan, args.json))
+    if args.small_calls:
+        return ranks.run(small_calls.run, args.ranks or 2, small_calls.SmallCalls(args.against, plan, args.json))
     todo = sweep.Sweep(
         args.operation,
         tuple(_sizes(args)),

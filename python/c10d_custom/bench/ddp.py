@@ -1,7 +1,8 @@
 """What communication costs a DDP step: the step, the same without communication, and the difference, for each backend
-and a few sizes of model.
+and a few models.
 
-A model WxL is L times Linear(W, W) with ReLU between; each rank has a batch of its own.
+Each rank has a batch of its own. What a group that does nothing costs is torch's own part: DDP copies gradients
+together and apart again, whoever reduces them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import environment, ranks, references, table
+from . import environment, models, noop, ranks, references, table
 from .busy import burning
 from .case import Unavailable
 from .step_time import measure
@@ -31,7 +31,7 @@ _ROUNDS = 5  # at least: fewer say nothing
 
 @dataclass(frozen=True)
 class Ddp:
-    models: tuple[tuple[int, ...], ...]  # (width, layers), ...
+    models: tuple[str, ...]  # names, as in models.py
     batch: int
     against: tuple[str, ...]
     busy: int
@@ -39,12 +39,11 @@ class Ddp:
     json: str | None
 
 
-def _stepper(width: int, layers: int, batch: int, group: Any) -> tuple[DistributedDataParallel, Callable[[], None]]:
-    torch.manual_seed(0)
-    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())][:-1]
-    model = DistributedDataParallel(nn.Sequential(*parts), process_group=group)
+def _stepper(name: str, batch: int, group: Any) -> tuple[DistributedDataParallel, Callable[[], None]]:
+    made = models.make(name)
+    model = DistributedDataParallel(made.module, process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = torch.randn(batch, width, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x = made.inputs(batch, torch.Generator().manual_seed(dist.get_rank()))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -56,18 +55,23 @@ def _stepper(width: int, layers: int, batch: int, group: Any) -> tuple[Distribut
 
 def _head(first: str) -> str:
     return (
-        f"{'model':>8} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} "
+        f"{'model':>11} {'parameters':>11} {'backend':>8} {'step ms':>9} {'local ms':>9} {'comm ms':>9} "
         f"{'quartiles':>15} "
-        f"{'share':>7} {'comm / ' + first:>13}"
+        f"{'share':>7} {'comm / ' + first:>13} {'less torch':>10}"
     )
 
 
-def _row(model: str, parameters: int, name: str, t: StepTime, base: StepTime) -> str:
+def _over(ours: float, theirs: float) -> str:
+    return format(ours / theirs, ".2f") if theirs > 0 else "-"
+
+
+def _row(model: str, parameters: int, name: str, times: dict[str, StepTime], first: str) -> str:
+    t, base, nothing = times[name], times[first], times.get(noop.NAME)
     quartiles = f"{t.spread[0]:.2f} to {t.spread[1]:.2f}"
-    over = "-" if not base.comm else format(t.comm / base.comm, ".2f")
+    own = "-" if nothing is None else _over(t.comm - nothing.comm, base.comm - nothing.comm)
     return (
-        f"{model:>8} {parameters:>11,} {name:>8} {t.step:>9.2f} {t.local:>9.2f} {t.comm:>9.2f} {quartiles:>15} "
-        f"{t.share:>7.1%} {over:>13}"
+        f"{model:>11} {parameters:>11,} {name:>8} {t.step:>9.2f} {t.local:>9.2f} {t.comm:>9.2f} {quartiles:>15} "
+        f"{t.share:>7.1%} {_over(t.comm, base.comm):>13} {own:>10}"
     )
 
 
@@ -78,28 +82,25 @@ def run(ddp: Ddp) -> bool:
         timed = references.make(ddp.against, len(hosts))
     except Unavailable as error:
         raise SystemExit(f"bench: {error}") from None
-    groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend) and r.checked}
+    groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend)}
     first = next(name for name in (*groups, "custom") if name != "custom" or len(groups) == 1)
     say = print if rank == 0 else lambda *text, **how: None
     say(
         f"torch {torch.__version__}, {table.place(hosts, ddp.busy)}\n\nDDP, {dist.get_world_size()} ranks, float32, "
         "batches "
-        f"of {ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local\n"
+        f"of {ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local; "
+        f"less torch: comm / {first}, less what {noop.NAME} costs in both\n"
         f"{_head(first)}"
     )
     results = []
     with burning(ddp.busy if rank == 0 else 0):
-        for width, layers in ddp.models:
+        for model in ddp.models:
+            parameters = models.make(model).parameters
             times = measure(
-                groups,
-                functools.partial(_stepper, width, layers, ddp.batch),
-                ddp.seconds,
-                lambda elapsed: None,
-                _ROUNDS,
+                groups, functools.partial(_stepper, model, ddp.batch), ddp.seconds, lambda elapsed: None, _ROUNDS
             )
             for name, t in times.items():
-                model, parameters = f"{width}x{layers}", layers * width * (width + 1)
-                say(_row(model, parameters, name, t, times[first]), flush=True)
+                say(_row(model, parameters, name, times, first), flush=True)
                 results.append(
                     {
                         "model": model,

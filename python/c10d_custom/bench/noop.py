@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 NAME = "noop"
@@ -12,12 +14,18 @@ NAME = "noop"
 class _Nothing(dist.Work):
     def __init__(self) -> None:
         super().__init__()
+        self.tensors: Any = []  # of the last call
 
     def wait(self, timeout: object = None) -> bool:
         return True
 
     def is_completed(self) -> bool:
         return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.tensors)
+        return future
 
 
 class NoopProcessGroup(dist.ProcessGroup):
@@ -43,8 +51,19 @@ class NoopProcessGroup(dist.ProcessGroup):
     def _done(self, *args: Any, **options: Any) -> dist.Work:
         return self._nothing
 
+    def allreduce(self, tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> dist.Work:
+        self._nothing.tensors = tensors
+        return self._nothing
+
+    def allgather(self, outputs: Sequence[Any], inputs: Sequence[Any], *args: Any, **options: Any) -> dist.Work:
+        """As if all ranks had this one's: DDP compares them before it begins."""
+        for parts, tensor in zip(outputs, inputs):
+            for part in parts:
+                part.copy_(tensor)
+        return self._nothing
+
     # torch's names, those before 2.13 among them.
-    allreduce = broadcast = reduce = allgather = reduce_scatter = alltoall = gather = scatter = barrier = _done
+    broadcast = reduce = reduce_scatter = alltoall = gather = scatter = barrier = _done
     all_gather_single = reduce_scatter_single = all_to_all_single = _done
     _allgather_base = _reduce_scatter_base = alltoall_base = _done
     send = recv = _done
