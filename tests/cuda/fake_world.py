@@ -71,8 +71,11 @@ class World:
     """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``:
     what becomes of events that a process had recorded when it is gone: they count as past, or never will."""
 
-    def __init__(self, seed=0, laziness=None, dead_events_pass=True):
-        self.dead_events_pass, self.probed, self.mapped = dead_events_pass, None, False
+    DEAD_EVENTS_PASS = True  # where nothing else is said
+
+    def __init__(self, seed=0, laziness=None, dead_events_pass=None):
+        self.dead_events_pass = self.DEAD_EVENTS_PASS if dead_events_pass is None else dead_events_pass
+        self.probed, self.mapped = None, False
         self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
         self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()

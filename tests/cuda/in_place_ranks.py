@@ -237,9 +237,9 @@ def cannot_be_opened(seed):
     run(3, body, seed, seconds=8.0)
 
 
-def gone(seed, who, size=3):
+def gone(seed, who, dead_events_pass, size=3):
     """A rank dies once it has told where its tensors lie. The others fail, soon, and nothing is left."""
-    world = World(seed)
+    world = World(seed, dead_events_pass=dead_events_pass)
     drivers = [FakeDriver(world, r) for r in range(size)]
 
     def body(r):

@@ -11,7 +11,7 @@ import torch
 
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
 from device_tensors import contents, device_tensor
-from thread_ranks import run_ranks
+from thread_ranks import cpu_tensors, run_ranks
 
 MODES = ["shared", "staged"]
 
@@ -136,3 +136,28 @@ def test_a_message_that_was_too_late_keeps_its_tensor_until_the_gpu_has_read_it(
         assert gone() is None
 
     run_ranks(2, body, clean=False)
+
+
+def test_what_has_come_when_the_group_ends_still_goes_to_the_gpu():
+    """In the thread that ends it, which is another one than moves messages otherwise."""
+
+    def body(r):
+        t = device_tensor(r, 10, 1.0)
+        if r.rank == 1:
+            r.pg.send([t], 0, 0).wait()
+            with cpu_tensors():
+                r.pg.send([torch.full((10,), 7.0)], 0, 1).wait()
+            return None
+        r.pg.recv([t], 1, 0).wait()
+        messages = next(iter(r.pg._transport._cuda.values()))._messages
+        messages._by = 1  # as if another thread were at it
+        work = r.pg.recv([t], 1, 1)
+        ((_, inner),) = messages._moving
+        assert inner.wait(20.0)
+        leave = messages.leave
+        messages.leave = lambda: (leave(), setattr(messages, "_by", 0))
+        r.pg.shutdown()
+        assert work.is_completed() and work.exception() is None
+        return t.unique().tolist()
+
+    assert run_ranks(2, body)[0] == [7.0]

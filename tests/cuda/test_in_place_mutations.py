@@ -15,7 +15,6 @@ from mutants import mutants
 pytestmark = pytest.mark.full("minutes: programs of ranks, for each line")
 
 
-
 def bytes_moved():
     test_in_place.test_bytes_moved("broadcast", lambda n: n, lambda n: 2 * n, 3)
 

@@ -83,7 +83,7 @@ def test_all_of_the_table_is_printed_and_what_holds_is_marked():
     for row in TABLE:
         assert any(line[2:].startswith(f"{row.choice}: ") for line in lines)
         assert all(any(need[0] in line for line in lines) for need in (*row.needs, *row.gain))
-    assert [line.split(":")[0] for line in lines if line[0] == ">"] == ["> staged", "> host", "> engine", "> staging"]
+    assert [line.split(":")[0] for line in lines if line[0] == ">"] == ["> staged", "> host", "> staging"]
     assert "      met  memory_shared is no  (no)" in lines and "      not  values_streams >= 16  (8 streams)" in lines
     assert "      not  round_trip_us_events < round_trip_us_host  (open)" in lines
 
