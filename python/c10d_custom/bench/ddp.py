@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import environment, ranks, references, table
 from .busy import burning
-from .case import Unavailable
 from .step_time import measure
 
 if TYPE_CHECKING:
@@ -74,10 +73,7 @@ def _row(model: str, parameters: int, name: str, t: StepTime, base: StepTime) ->
 def run(ddp: Ddp) -> bool:
     """One rank's whole run; collective over the default group. False: nothing can be wrong with it."""
     hosts, rank = ranks.hosts(), dist.get_rank()
-    try:
-        timed = references.make(ddp.against, len(hosts))
-    except Unavailable as error:
-        raise SystemExit(f"bench: {error}") from None
+    timed, missing = references.make(ddp.against, len(hosts))
     groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend) and r.checked}
     first = next(name for name in (*groups, "custom") if name != "custom" or len(groups) == 1)
     say = print if rank == 0 else lambda *text, **how: None
@@ -87,6 +83,8 @@ def run(ddp: Ddp) -> bool:
         f"of {ddp.batch}; a step is as slow as its slowest rank;\nlocal: the same under no_sync; comm: step - local\n"
         f"{_head(first)}"
     )
+    for name, why in missing.items():
+        say(f"{name} is not timed: {why}")
     results = []
     with burning(ddp.busy if rank == 0 else 0):
         for width, layers in ddp.models:
