@@ -34,7 +34,7 @@ bool ring_all_reduce(Collective& c) {
         [&](uint64_t k) { g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); }, NoReduce{},
         [&](uint64_t k) {
           for (uint32_t r = 0; r < 2; ++r) src[r] = r == me ? c.in(0) + begin(k) : g.block(r, g.blocks_done + k);
-          kernel(c.out(0) + begin(k), src.data(), 2, bytes(k) / item, c.factors());
+          g.team.reduce(kernel, c.out(0) + begin(k), src.data(), 2, bytes(k), item, c.factors());
         });
   }
   auto stage = [&](uint64_t k) {
@@ -50,13 +50,13 @@ bool ring_all_reduce(Collective& c) {
     for (uint32_t r = 0; r < n; ++r) src[r] = r == me ? c.in(0) + begin(k) + lo : g.block(r, g.blocks_done + k) + lo;
     char* mine = g.block(me, g.blocks_done + k) + lo;
     char* to = keeps ? c.out(0) + begin(k) + lo : mine;
-    kernel(to, src.data(), n, (hi - lo) / item, c.factors());
+    g.team.reduce(kernel, to, src.data(), n, hi - lo, item, c.factors());
     if (keeps) g.copy_in(mine, to, hi - lo);
   };
   auto collect = [&](uint64_t k) {
     for (uint32_t r = 0; r < n; ++r) {
       const uint64_t lo = part(k, r), hi = part(k, r + 1);
-      if (r != me) memcpy(c.out(0) + begin(k) + lo, g.block(r, g.blocks_done + k) + lo, hi - lo);
+      if (r != me) g.team.copy(memcpy, c.out(0) + begin(k) + lo, g.block(r, g.blocks_done + k) + lo, hi - lo);
     }
   };
   return pipeline(c, blocks, true, keeps, stage, Reduce<decltype(combine)>{combine}, collect);

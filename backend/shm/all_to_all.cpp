@@ -136,7 +136,7 @@ class PairRings final : public Wait {
       const uint64_t there = pair.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
       if (!there || there > capacity) break;
       const uint64_t at = p.taken % capacity, size = std::min({piece, there, all - p.taken, capacity - at});
-      copy(c.out(from) + p.taken, pair_ring(from, c.me) + at, size);
+      g.team.copy(copy, c.out(from) + p.taken, pair_ring(from, c.me) + at, size);
       p.taken += size;
       pair.taken.store(p.taken_before + p.taken, std::memory_order_seq_cst);
     }
@@ -160,7 +160,7 @@ class PairRings final : public Wait {
     char *to = c.out(c.me), *from = c.in(c.me);
     const uint64_t size = c.in_bytes(c.me);
     if (to + size <= from || from + size <= to)
-      copy(to, from, size);
+      g.team.copy(copy, to, from, size);
     else
       memmove(to, from, size);
   }

@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 16; }
+int c10d_abi_version() { return 17; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -323,6 +323,11 @@ void c10d_keep_trace(c10d_handle* h, uint32_t calls) {
   if (g.status) return;
   g->queue().keep_trace(calls);
   g->messenger().keep_trace(calls);
+}
+
+void c10d_set_threads(c10d_handle* h, uint32_t threads) {
+  Use g(h);
+  if (!g.status) g->team.set_size(threads);
 }
 
 uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {

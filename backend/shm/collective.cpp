@@ -97,6 +97,12 @@ uint64_t Collective::input_bytes() const {
   return sum;
 }
 
+uint64_t Collective::output_bytes() const {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < args.nout; ++i) sum += args.out[i].bytes;
+  return sum;
+}
+
 void Collective::announce() {
   RankCtl& mine = g.ctl(me);
   Fingerprint& f = mine.fingerprint[seq & 1];
@@ -211,6 +217,7 @@ Status Collective::go_on() {
 
 Status Collective::run() {
   g.call = number;
+  g.team.begin(std::max(input_bytes(), output_bytes()));
   if (!healthy()) return status_;
   // After a call that waited for nobody, a slower rank may still read the slots we are to write.
   if (!g.last_call_waited)

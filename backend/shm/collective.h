@@ -68,6 +68,7 @@ class Collective {
   void stage_small();
   bool collect_small_all_to_all();
   uint64_t input_bytes() const;
+  uint64_t output_bytes() const;
   // What the kernel takes beside its sources.
   const double* factors();
   ReduceFn kernel() const { return reduce_kernel(args.dtype, args.redop); }

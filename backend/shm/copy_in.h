@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "nontemporal.h"
+#include "team.h"
 
 namespace c10d_custom {
 
@@ -38,6 +39,9 @@ class TwoWays {
 // For one thread at a time.
 class CopyIn {
  public:
+  // `team`: who shares the copies; null: nobody.
+  explicit CopyIn(Team* team = nullptr) : team_(team) {}
+
   void operator()(void* to, const void* from, uint64_t size) {
     if (!kCanPassCaches || size < kWorth) {
       if (size) memcpy(to, from, size);
@@ -45,14 +49,17 @@ class CopyIn {
     }
     const bool past = ways_.past();
     const uint64_t began = ticks();
-    if (past)
-      copy_nontemporal(to, from, size);
+    const auto copy = past ? copy_nontemporal : through;
+    if (team_)
+      team_->copy(copy, to, from, size);
     else
-      memcpy(to, from, size);
+      copy(to, from, size);
     ways_.took(past, double(ticks() - began) / double(size));
   }
 
  private:
+  static void through(void* to, const void* from, uint64_t size) { memcpy(to, from, size); }
+
   static uint64_t ticks() {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
@@ -63,6 +70,7 @@ class CopyIn {
 
   static constexpr uint64_t kWorth = 16 << 10;  // bytes: of less, the clock would be a part of the cost
 
+  Team* const team_;
   TwoWays ways_;
 };
 

@@ -11,6 +11,7 @@
 #include "os.h"
 #include "spinner.h"
 #include "layout.h"
+#include "team.h"
 
 namespace c10d_custom {
 
@@ -114,7 +115,8 @@ class Group {
   Messenger& messenger() { return *messenger_; }
 
   Spinner spinner;
-  CopyIn copy_in;  // of collectives
+  Team team;              // of the thread that runs a collective
+  CopyIn copy_in{&team};  // of collectives
 
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();

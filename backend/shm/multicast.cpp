@@ -33,7 +33,7 @@ bool ring_multicast(Collective& c) {
           const uint64_t size = bytes(r, k);
           char* to = c.out(gather ? r : 0) + k * block;
           if (!size || (r == me && to == c.in(0) + k * block)) continue;
-          copy(to, g.block(r, g.blocks_done + k), size);
+          g.team.copy(copy, to, g.block(r, g.blocks_done + k), size);
         }
       });
 }

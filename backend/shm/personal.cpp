@@ -53,11 +53,11 @@ bool ring_personal(Collective& c) {
       if (reduces)
         src[r] = r == me ? c.in(me) + k * chunk : place(r, me, k);
       else if (r != me)
-        copy(c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
+        g.team.copy(copy, c.out(from_root ? 0 : r) + k * chunk, place(r, me, k), size);
     }
     if (!reduces) return;
     if (const uint64_t size = piece(c.out_bytes(0), k))
-      kernel(c.out(0) + k * chunk, src.data(), n, size / c.args.item_bytes, c.factors());
+      g.team.reduce(kernel, c.out(0) + k * chunk, src.data(), n, size, c.args.item_bytes, c.factors());
   };
   if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain)) return false;
   // What a rank keeps for itself (reduce_scatter reads its own input where it lies).

@@ -59,6 +59,14 @@ class Config:
         "microseconds; where yielding takes so long that other work must have had the core, it sleeps at once for a "
         "while (backend/shm/spinner.h)",
     )
+    threads: int = _number(
+        "C10D_CUSTOM_THREADS",
+        1,
+        1,
+        64,
+        "how many threads of a rank share the copies and reductions of a collective of 1 MiB and more, the calling one "
+        "among them; for ranks with several cores to themselves (`bench --threads` shows what that gains)",
+    )
     launcher: int = _number(
         "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)"
     )

@@ -1,17 +1,40 @@
-"""Runs, arguments and cases of the benchmark, for its tests."""
+"""The benchmark's command, arguments, cases and table, for its tests."""
 
 import argparse
+import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from c10d_custom.bench import command
 from c10d_custom.bench.case import REDUCING, ROOTED, Case
 
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+mpi = pytest.mark.skipif(
+    not (MPIEXEC and importlib.util.find_spec("mpi4py")), reason="needs mpi4py and mpiexec: pip install mpi4py mpich"
+)
 BENCH = [sys.executable, "-m", "c10d_custom", "bench"]
 QUICK = ["--rounds", "1", "--seconds", "0.001"]
+COLUMNS = [
+    "size",
+    "count",
+    "type",
+    "redop",
+    "root",
+    "backend",
+    "min us",
+    "time us",
+    "p99 us",
+    "algbw",
+    "busbw",
+    "#wrong",
+]
 
 
 def run(command_, **env):
@@ -22,6 +45,13 @@ def run(command_, **env):
 
 def bench(*options, **env):
     return run([*BENCH, *options], **env)
+
+
+def rows(text):
+    """[{column: text}] of the tables in what was printed."""
+    number = r" +(?:[\d.]+|-)"
+    found = re.findall(rf"^ *\d+ +\d+ +\w+ +\w+ +-?\d+ +\w+{number * 7}$", text, re.M)
+    return [dict(zip([*COLUMNS, "ratio"], line.split(), strict=True)) for line in found]
 
 
 def parsed(*argv):

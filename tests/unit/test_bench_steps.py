@@ -49,11 +49,13 @@ def test_ddp_steps_of_every_kind_of_model_are_timed_beside_a_group_that_does_not
         (model, name) for model in ("8x2", "resnet", "transformer") for name in ("custom", "gloo", "noop")
     ]
     assert {r["parameters"] for r in written if r["model"] == "8x2"} == {144}
-    rows = [line.split() for line in out.stdout.splitlines() if line.split()[:1] in (["8x2"], ["resnet"], ["transformer"])]
+    lines = [line.split() for line in out.stdout.splitlines()]
+    rows = [line for line in lines if line[:1] in (["8x2"], ["resnet"], ["transformer"])]
     assert len(rows) == len(written)
     for r, row in zip(written, rows):
         base, nothing = (
-            next(w["comm"] for w in written if w["model"] == r["model"] and w["reference"] == n) for n in ("gloo", "noop")
+            next(w["comm"] for w in written if w["model"] == r["model"] and w["reference"] == n)
+            for n in ("gloo", "noop")
         )
         assert row[-1] == (f"{(r['comm'] - nothing) / (base - nothing):.2f}" if base > nothing else "-")
 

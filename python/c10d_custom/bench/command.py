@@ -43,9 +43,16 @@ def size_in_bytes(text: str) -> int:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if "custom" in names or "" in names:
-        raise argparse.ArgumentTypeError("names other backends, mpi, noop or floor; custom is always timed")
+        raise argparse.ArgumentTypeError("names other backends or libraries, noop or floor; custom is always timed")
     if unknown := [name for name in names if not references.known(name)]:
         raise argparse.ArgumentTypeError(f"no such backend: {', '.join(unknown)}")
+    return names
+
+
+def _threads(text: str) -> tuple[str, ...]:
+    names = tuple(f"threads{_positive(number)}" for number in text.split(","))
+    if not all(map(references.known, names)):
+        raise argparse.ArgumentTypeError("at most 64")
     return names
 
 
@@ -141,8 +148,17 @@ def add_to(commands: Any) -> None:
         type=_names,
         default="gloo",
         metavar="NAME[,...]",
-        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a "
-        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once (default: %(default)s)",
+        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
+        "all_reduce in shared memory; oneccl: its C API; noop: a ProcessGroup that does nothing; floor: all ranks copy "
+        "so many bytes at once; what cannot be had here is left out, and said (default: %(default)s)",
+    )
+    where.add_argument(
+        "--threads",
+        type=_threads,
+        default=(),
+        metavar="N[,...]",
+        help="instead of --against: custom with so many threads in each rank (C10D_CUSTOM_THREADS), the ratio to the "
+        "first number of them",
     )
     where.add_argument(
         "--ratio-to", metavar="NAME", help="what the last column compares with (default: the first of --against)"
@@ -233,11 +249,6 @@ def _why_not(args: Any) -> str | None:
         return "needs at least 2 ranks, and a factor of at least 2"
     if not args.begin <= args.end:
         return "-b is larger than -e"
-    if "mpi" in args.against and not ranks.launched():
-        return (
-            "--against mpi times raw MPI, so its ranks must be mpirun's, or torchrun's on several hosts: "
-            "mpirun -n 2 python -m c10d_custom bench --against mpi"
-        )
     if args.ratio_to not in (None, "custom", *args.against):
         return f"--ratio-to {args.ratio_to}: not timed; it is of custom, {', '.join(args.against)}"
     if any(o in REDUCING for o in args.operation) and args.redop not in dtypes.BY_DTYPE[args.dtype].reduces:
@@ -271,6 +282,7 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)
+    args.against = args.threads or args.against
     if args.ddp:
         return ranks.run(
             ddp.run,
@@ -296,7 +308,7 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
         args.root,
         args.asynchronous,
         args.against,
-        args.ratio_to or args.against[0],
+        args.ratio_to,
         args.check,
         args.busy,
         plan,

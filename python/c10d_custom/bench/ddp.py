@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import environment, models, noop, ranks, references, table
 from .busy import burning
-from .case import Unavailable
 from .step_time import measure
 
 if TYPE_CHECKING:
@@ -78,10 +77,7 @@ def _row(model: str, parameters: int, name: str, times: dict[str, StepTime], fir
 def run(ddp: Ddp) -> bool:
     """One rank's whole run; collective over the default group. False: nothing can be wrong with it."""
     hosts, rank = ranks.hosts(), dist.get_rank()
-    try:
-        timed = references.make(ddp.against, len(hosts))
-    except Unavailable as error:
-        raise SystemExit(f"bench: {error}") from None
+    timed, missing = references.make(ddp.against, len(hosts))
     groups = {n: r.group for n, r in timed.items() if isinstance(r, references.Backend)}
     first = next(name for name in (*groups, "custom") if name != "custom" or len(groups) == 1)
     say = print if rank == 0 else lambda *text, **how: None
@@ -92,6 +88,8 @@ def run(ddp: Ddp) -> bool:
         f"less torch: comm / {first}, less what {noop.NAME} costs in both\n"
         f"{_head(first)}"
     )
+    for name, why in missing.items():
+        say(f"{name} is not timed: {why}")
     results = []
     with burning(ddp.busy if rank == 0 else 0):
         for model in ddp.models:

@@ -56,4 +56,7 @@ def run(part: Part) -> tuple[Any, str | None]:
         if out.returncode or not file.exists():
             last = (out.stderr or out.stdout).strip().splitlines()[-1:] or [f"exit status {out.returncode}"]
             return None, last[0]
-        return json.loads(file.read_text()), None
+        result = json.loads(file.read_text())
+        for name, why in result.get("missing", {}).items():
+            return None, f"{name} is not timed: {why}"
+        return result, None

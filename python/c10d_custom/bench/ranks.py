@@ -85,6 +85,13 @@ def _run(function: Callable[..., object], args: tuple[Any, ...], **init: Any) ->
     return bool(failed)
 
 
+def first_said(text: str | None) -> str | None:
+    """What the first rank says that says something, alike on all ranks; None where none does."""
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, text)
+    return next((each for each in said if each is not None), None)
+
+
 _sums = itertools.count()
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .case import REDUCING, Unavailable, name_of, there_and_back
+from .ranks import launched
 
 if TYPE_CHECKING:
     from .case import Case
@@ -33,6 +34,11 @@ class RawMpi:
     checked = True
 
     def __init__(self) -> None:
+        if not launched():
+            raise Unavailable(
+                "the ranks of raw MPI must be mpirun's, or torchrun's on several hosts: "
+                "mpirun -n 2 python -m c10d_custom bench --against mpi"
+            )
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MPI library

@@ -1,18 +1,23 @@
-"""What is timed side by side: c10d backends (a group that does nothing among them), raw MPI, the memory floor."""
+"""What is timed side by side: c10d backends (one that does nothing among them), other libraries, the memory floor."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch.distributed as dist
 
+from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
+from .deepspeed_op import DeepSpeedOp
 from .floor import Floor
+from .ranks import first_said
 from .raw_mpi import RawMpi
+from .raw_oneccl import RawOneCcl
 
 if TYPE_CHECKING:
     from .case import Case
@@ -96,26 +101,68 @@ class Backend:
         return there_and_back(case.rank, send, recv)
 
 
+# Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
+# "threads2": custom with two threads in each rank.
+_THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
+_OTHERS = ("mpi", "deepspeed", "oneccl", "ucc", "floor", noop.NAME)
+
+
 def known(name: str) -> bool:
     """Whether `make` knows it; whether it can be timed here is another matter."""
-    return name in ("mpi", "floor", noop.NAME) or dist.is_backend_available(name)
+    return name in _OTHERS or _THREADS.fullmatch(name) is not None or dist.is_backend_available(name)
 
 
-def make(names: Iterable[str], hosts: int) -> dict[str, Reference]:
-    """{name: reference} of custom, the default group, and ``names``, on ranks over so many hosts. Collective over the
-    default group. Raises Unavailable for one that cannot be had here."""
+def make(names: Iterable[str], hosts: int) -> tuple[dict[str, Reference], dict[str, str]]:
+    """({name: reference} of custom, the default group, and those of ``names`` that can be had here, {name: why not} of
+    the others), on ranks over so many hosts. Collective over the default group."""
     references: dict[str, Reference] = {"custom": Backend(dist.group.WORLD)}
+    missing = {}
     for name in names:
-        if name == "mpi":
-            references[name] = RawMpi()
-        elif name == "floor":
-            references[name] = Floor(dist.barrier)
-        elif name == noop.NAME:
-            noop.register()
-            references[name] = Backend(_group(name, hosts), checked=False, barrier=dist.barrier)
+        reference = why = None
+        try:
+            reference = _made(name, hosts)
+        except Unavailable as error:
+            why = str(error)
+        why = first_said(why)
+        if reference is None or why is not None:
+            missing[name] = why or ""
         else:
-            references[name] = Backend(_group(name, hosts))
-    return references
+            references[name] = reference
+    return references, missing
+
+
+def _made(name: str, hosts: int) -> Reference:
+    if threads := _THREADS.fullmatch(name):
+        return Backend(_group_of_threads(threads[1]))
+    match name:
+        case "mpi":
+            return RawMpi()
+        case "deepspeed":
+            return DeepSpeedOp(hosts)
+        case "oneccl":
+            return RawOneCcl()
+        case "floor":
+            return Floor(dist.barrier)
+        case noop.NAME:
+            noop.register()
+            return Backend(_group(name, hosts), checked=False, barrier=dist.barrier)
+        case "ucc" if not dist.is_backend_available(name):
+            raise Unavailable("this torch was built without UCC, as its wheels are: build torch with USE_UCC=1")
+    return Backend(_group(name, hosts))
+
+
+def _group_of_threads(threads: str) -> Any:
+    variable = "C10D_CUSTOM_THREADS"
+    before = os.environ.get(variable)
+    os.environ[variable] = threads
+    meeting.configuration.cache_clear()
+    try:
+        return _group("custom", 1)
+    finally:
+        del os.environ[variable]
+        if before is not None:
+            os.environ[variable] = before
+        meeting.configuration.cache_clear()
 
 
 def _group(name: str, hosts: int) -> Any:

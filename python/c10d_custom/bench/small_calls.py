@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import environment, noop, ranks, references, table
-from .case import Unavailable, there_and_back
+from .case import there_and_back
 from .references import Backend
 from .timing import Plan, Timed, times
 
@@ -163,17 +163,17 @@ def _row(what: str, times_: Times, first: str) -> str:
 def run(small: SmallCalls) -> bool:
     """One rank's whole run; collective over the default group. False: nothing can be wrong with it."""
     hosts, rank = ranks.hosts(), dist.get_rank()
-    try:
-        timed = references.make(small.against, len(hosts))
-    except Unavailable as error:
-        raise SystemExit(f"bench: {error}") from None
+    timed, missing = references.make(small.against, len(hosts))
     backends = {name: r for name, r in timed.items() if isinstance(r, Backend)}
     names, first = list(backends), next((n for n in backends if n != "custom"), "custom")
     say = print if rank == 0 else lambda *text, **how: None
     say(
         f"torch {torch.__version__}, {table.place(hosts)}\n\n{dist.get_world_size()} ranks; "
-        f"{table.HOW[small.plan.average]}; medians over {small.plan.rounds} blocks, the least block's median to the greatest's\n"
+        f"{table.HOW[small.plan.average]}; medians over {small.plan.rounds} blocks, the least block's median to the "
+        "greatest's\n"
     )
+    for name, why in missing.items():
+        say(f"{name} is not timed: {why}")
     results: list[dict[str, Any]] = []
     steps = f"\nthe steps of an asynchronous call, {IN_FLIGHT} at a time\n"
     for title, measure in (("", _timed_calls), (steps, _timed_steps)):

@@ -32,7 +32,7 @@ class Sweep:
     root: int
     asynchronous: bool
     against: tuple[str, ...]
-    ratio_to: str
+    ratio_to: str | None  # None: the first of ``against`` that can be had here
     check: bool
     busy: int
     plan: Plan
@@ -67,9 +67,7 @@ def _refusal(reference: Reference, case: Case) -> str | None:
             call()
         except (RuntimeError, ValueError, KeyError, NotImplementedError) as error:
             why = str(error).splitlines()[0]
-    said: list[Any] = [None] * case.size
-    dist.all_gather_object(said, why)
-    return next((w for w in said if w is not None), None)
+    return ranks.first_said(why)
 
 
 def _wrong(call: Callable[[], object], buffers: Buffers, reference: Reference) -> int | None:
@@ -110,18 +108,25 @@ def _result(case: Case, reference: str, seconds: Sequence[float], wrong: int | N
     }
 
 
-def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference]) -> list[dict[str, Any]]:
-    """The results of all references on one case."""
+def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference], say: Callable[..., None]) -> list[dict[str, Any]]:
+    """The results on one case of all references that know such a size."""
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
     part = operation.takes_part(case.rank, case.size)
-    timed = {name: Timed(r.bind(case, buffers), r.barrier, r.repeats(case), part) for name, r in usable.items()}
+    timed = {}
+    for name, reference in usable.items():
+        try:
+            call = reference.bind(case, buffers)
+        except Unavailable as error:  # alike on all ranks
+            say(f"{name} is not timed at {case.nbytes} bytes: {error}")
+            continue
+        timed[name] = Timed(call, reference.barrier, reference.repeats(case), part)
     wrong = {name: _wrong(t.call, buffers, usable[name]) if sweep.check else None for name, t in timed.items()}
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
 def _of_operation(
-    sweep: Sweep, operation: str, timed: dict[str, Reference], say: Callable[..., None]
+    sweep: Sweep, operation: str, timed: dict[str, Reference], ratio_to: str, say: Callable[..., None]
 ) -> list[dict[str, Any]]:
     smallest = sweep.case(operation, min(sweep.sizes))
     refusals = {name: _refusal(r, smallest) for name, r in timed.items()}
@@ -135,34 +140,34 @@ def _of_operation(
             say(f"{name} is not timed: {why}")
     if not usable:
         return []
-    say(table.head(sweep.ratio_to))
+    say(table.head(ratio_to))
     results, done = [], set()
     for nbytes in sweep.sizes:
         case = sweep.case(operation, nbytes)
         if case.count in done:  # small sizes become one where they are cut into equal parts
             continue
         done.add(case.count)
-        results += (rows := _of_size(sweep, case, usable))
-        say(table.rows(rows, sweep.ratio_to), flush=True)
+        results += (rows := _of_size(sweep, case, usable, say))
+        say(table.rows(rows, ratio_to), flush=True)
     return results
 
 
 def run(sweep: Sweep) -> bool:
-    """One rank's whole run; collective over the default group. True where a check found wrong elements. SystemExit
-    where one of the references cannot be had here."""
+    """One rank's whole run; collective over the default group. True where a check found wrong elements."""
     hosts, rank = ranks.hosts(), dist.get_rank()
-    try:
-        timed = references.make(sweep.against, len(hosts))
-    except Unavailable as error:
-        raise SystemExit(f"bench: {error}") from None
+    timed, missing = references.make(sweep.against, len(hosts))
+    ratio_to = sweep.ratio_to or next((name for name in sweep.against if name in timed), "custom")
     mpi = raw_mpi.version()
     about = {**environment.about(), "mpi": mpi, "ranks": dist.get_world_size(), "hosts": hosts, "busy": sweep.busy}
+    about["missing"] = missing
     say = print if rank == 0 else lambda *text, **how: None
     say(f"torch {torch.__version__}, {mpi + ', ' if mpi else ''}{table.place(hosts, sweep.busy)}")
+    for name, why in missing.items():
+        say(f"{name} is not timed: {why}")
     results = []
     with burning(sweep.busy if rank == 0 else 0):
         for name in sweep.operations:
-            results += _of_operation(sweep, name, timed, say)
+            results += _of_operation(sweep, name, timed, ratio_to, say)
     about["load_after"] = [h["load"] for h in ranks.hosts()]
     say(f"\nload {'/'.join(format(load, '.1f') for load in about['load_after'])} after")
     if rank == 0:

@@ -7,7 +7,16 @@ from typing import Any
 from ..plotting import INK, OTHER, OURS, pyplot
 from .picture import readable
 
-_COLORS = {"custom": OURS, "gloo": OTHER, "mpi": "#5a9e4b", "noop": "#9aa1ab", "floor": INK}
+_COLORS = {
+    "custom": OURS,
+    "gloo": OTHER,
+    "mpi": "#5a9e4b",
+    "deepspeed": "#b0413e",
+    "oneccl": "#8a5fb0",
+    "ucc": "#3f9aa0",
+    "noop": "#9aa1ab",
+    "floor": INK,
+}
 
 
 def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:

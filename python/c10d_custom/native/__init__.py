@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
@@ -295,6 +295,7 @@ def _load() -> c.CDLL:
         "enlist": (c.c_int, handle, c.c_uint32, c.c_uint32),
         "roll": (c.c_int, handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
         "keep_trace": (None, handle, c.c_uint32),
+        "set_threads": (None, handle, c.c_uint32),
         "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
         "poison": (None, handle, c.c_int32, c.c_int32, c.c_int32, c.c_uint64),
         "health": (c.c_int, handle, c.c_uint64, failure),

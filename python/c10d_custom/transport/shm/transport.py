@@ -59,6 +59,7 @@ class ShmTransport(LocalTransport):
         self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll, board_bytes)
         lib.c10d_keep_trace(self._handle, config.trace)
+        lib.c10d_set_threads(self._handle, config.threads)
         self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
         self.fast_collective = self._fast.run
 
