@@ -2,8 +2,8 @@
 //
 // A job is cut at cache lines into parts of like length, so that each element is computed by the same instructions as
 // if one thread did all. The thread that has the job takes parts like the others do: a helper that sleeps, or has no
-// core, holds nothing up. It ends when all parts are done. That wait has no deadline: a helper in a part copies or adds,
-// and waits for nobody.
+// core, holds nothing up. It ends when all parts are done. That wait has no deadline: a helper in a part copies or
+// adds, and waits for nobody.
 //
 // A helper inherits the affinity mask of the thread that starts it, takes no signals, and is not there in a forked
 // child, which takes all parts itself.

@@ -1,5 +1,5 @@
-// A rank's threads: every byte of a job is done once, whoever sleeps meanwhile; reductions have the bits of one thread's;
-// and collectives of ranks with several threads, which are threads of one process here, give what they must.
+// A rank's threads: every byte of a job is done once, whoever sleeps meanwhile; reductions have the bits of one
+// thread's; and collectives of ranks with several threads, which are threads of one process here, give what they must.
 #include <unistd.h>
 
 #include <cstdio>
@@ -74,7 +74,8 @@ void same_bits(uint32_t threads) {
     DType dtype;
     ReduceOp op;
     uint64_t item;
-  } kinds[] = {{kFloat32, kSum, 4}, {kBfloat16, kSum, 2}, {kFloat16, kAvg, 2}, {kComplex128, kProduct, 16}, {kInt8, kMax, 1}};
+  } kinds[] = {
+      {kFloat32, kSum, 4}, {kBfloat16, kSum, 2}, {kFloat16, kAvg, 2}, {kComplex128, kProduct, 16}, {kInt8, kMax, 1}};
   for (const auto& kind : kinds) {
     const uint64_t count = 70001;
     std::vector<std::vector<char>> in(3, std::vector<char>(count * kind.item));
