@@ -1,5 +1,5 @@
-"""A rank dies whose host's first rank cannot tell: torchrun ends the rest of a host as soon as one of its ranks is lost.
-The ranks of the other host name the one that was lost first."""
+"""A rank dies whose host's first rank cannot tell: torchrun ends the rest of a host as soon as one of its ranks is
+lost. The ranks of the other host name the one that was lost first."""
 
 import time
 
