@@ -21,6 +21,9 @@ from c10d_custom.transport.hosts.failure_detector import FailureDetector
 
 SECONDS = 30.0  # for what takes milliseconds
 NEVER = 1000.0  # s
+# s, between two ends: each core passes on what was sent on it, and may be late with it where it has other work, so that
+# ends of the same millisecond come in either order. torchrun looks for ranks that have ended every 100 ms.
+GAP = 0.05
 
 # Says ["up", rank, pid], then ["fault", rank, status, peer], and on SIGUSR2 ["ended", rank, ranks]; on SIGUSR1 a rank
 # leaves, on SIGTERM it ends without a word.
@@ -98,9 +101,10 @@ class Ranks:
             os.kill(self.pids[rank], number)
 
     def kill(self, *ranks):
-        """One after the other, each when the parent of the one before has seen its end."""
+        """One after the other, each when the parent of the one before has seen its end, and the GAP is over."""
         for rank in ranks:
             self._end(rank, signal.SIGKILL)
+            time.sleep(GAP)
 
     def leave(self, rank):
         self._end(rank, signal.SIGUSR1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,13 +50,13 @@ class NoopProcessGroup(dist.ProcessGroup):
     def _done(self, *args: Any, **options: Any) -> dist.Work:
         return self._nothing
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> dist.Work:
-        self._nothing.tensors = tensors
+    def allreduce(self, *args: Any, **options: Any) -> dist.Work:
+        self._nothing.tensors = args[0]
         return self._nothing
 
-    def allgather(self, outputs: Sequence[Any], inputs: Sequence[Any], *args: Any, **options: Any) -> dist.Work:
+    def allgather(self, *args: Any, **options: Any) -> dist.Work:
         """As if all ranks had this one's: DDP compares them before it begins."""
-        for parts, tensor in zip(outputs, inputs):
+        for parts, tensor in zip(args[0], args[1]):
             for part in parts:
                 part.copy_(tensor)
         return self._nothing
