@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 16; }
+int c10d_abi_version() { return 17; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -366,6 +366,14 @@ void* c10d_board(c10d_handle* h) {
   Use g(h);
   return g.status ? nullptr : g->board();
 }
+
+void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, int* error) {
+  Use g(h);
+  if (g.status) return *error = -g.status, nullptr;
+  return g->arenas.take(bytes, kept, arena, error);
+}
+
+void c10d_give_back(c10d_arena* arena, void* block) { arena->give_back(block); }
 
 int c10d_probe(c10d_handle* h, int64_t tag) {
   Use g(h);

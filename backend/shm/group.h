@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api.h"
+#include "arena.h"
 #include "copy_in.h"
 #include "os.h"
 #include "spinner.h"
@@ -115,6 +116,7 @@ class Group {
 
   Spinner spinner;
   CopyIn copy_in;  // of collectives
+  Arenas arenas;
 
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();

@@ -136,7 +136,8 @@ def add_to(commands: Any) -> None:
         default="gloo",
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a "
-        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once (default: %(default)s)",
+        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once; empty: ours, on tensors of "
+        "c10d_custom.empty (default: %(default)s)",
     )
     where.add_argument(
         "--ratio-to", metavar="NAME", help="what the last column compares with (default: the first of --against)"

@@ -115,8 +115,9 @@ def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference]) -> list[dic
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
     part = operation.takes_part(case.rank, case.size)
-    timed = {name: Timed(r.bind(case, buffers), r.barrier, r.repeats(case), part) for name, r in usable.items()}
-    wrong = {name: _wrong(t.call, buffers, usable[name]) if sweep.check else None for name, t in timed.items()}
+    own = {name: references.placed(r, buffers) for name, r in usable.items()}
+    timed = {name: Timed(r.bind(case, own[name]), r.barrier, r.repeats(case), part) for name, r in usable.items()}
+    wrong = {name: _wrong(t.call, own[name], usable[name]) if sweep.check else None for name, t in timed.items()}
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 
