@@ -16,7 +16,7 @@ namespace c10d_custom {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kKeep = 64 << 20;  // bytes that blocks have left, with their memory, for the next ones
+constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 // Of this process, for its forks. Never destroyed: the last tensors may go when the process ends.
@@ -47,7 +47,13 @@ Arena* Arena::open(int fd, uint64_t at, uint64_t bytes, int* error) {
 }
 
 Arena::Arena(int fd, uint64_t at, uint64_t bytes, char* base)
-    : fd_(fd), at_(at), size_(bytes), base_(base), fork_generation_(g_fork_generation), bare_{{0, bytes}} {
+    : fd_(fd),
+      at_(at),
+      size_(bytes),
+      base_(base),
+      fork_generation_(g_fork_generation),
+      bare_{{0, bytes}},
+      since_(now_ns()) {
   std::lock_guard<std::mutex> hold(all().mutex);
   all().arenas.insert(this);
 }
@@ -87,18 +93,19 @@ void* Arena::take(uint64_t wanted, bool kept, int* error) {
   if (wanted > size_) return *error = ENOMEM, nullptr;
   const uint64_t bytes = std::max(align_up(wanted, kPage), kPage);
   std::lock_guard<std::mutex> hold(mutex_);
+  age();
   uint64_t where;
   auto best = kept_.end();
   for (auto r = kept_.begin(); r != kept_.end(); ++r)
     if (r->second >= bytes && (best == kept_.end() || r->second < best->second)) best = r;
   if (best != kept_.end()) {
     where = cut(kept_, best, bytes);
-    kept_bytes_ -= bytes;
+    idle_bytes_ = std::min(idle_bytes_, kept_bytes_ -= bytes);
   } else {
     if (kept) return *error = ENODATA, nullptr;
     auto room = [&] { return std::find_if(bare_.begin(), bare_.end(), [&](auto& r) { return r.second >= bytes; }); };
     auto first = room();
-    if (first == bare_.end()) let_go(0), first = room();
+    if (first == bare_.end()) let_go(kept_bytes_), first = room();
     if (first == bare_.end()) return *error = ENOMEM, nullptr;
     // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
     while (fallocate(fd_, 0, off_t(at_ + first->first), off_t(bytes)))
@@ -122,25 +129,34 @@ void Arena::give_back(void* p) {
     } else {
       join(kept_, where, of.bytes);
       kept_bytes_ += of.bytes;
-      let_go(kKeep);
     }
+    age();
   }
   drop();
 }
 
-// Gives the system memory of free ranges back, the largest first, until no more than so much is kept.
-void Arena::let_go(uint64_t most) {
-  while (kept_bytes_ > most) {
+// Gives the system memory of free ranges back, of the ends of the largest.
+void Arena::let_go(uint64_t bytes) {
+  while (bytes) {
     const auto largest =
         std::max_element(kept_.begin(), kept_.end(), [](auto& a, auto& b) { return a.second < b.second; });
-    const auto [where, bytes] = *largest;
-    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at_ + where), off_t(bytes)) &&
+    const uint64_t part = std::min(bytes, largest->second), where = largest->first + largest->second - part;
+    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at_ + where), off_t(part)) &&
            errno == EINTR) {
     }
-    kept_.erase(largest);
-    kept_bytes_ -= bytes;
-    join(bare_, where, bytes);
+    if (!(largest->second -= part)) kept_.erase(largest);
+    kept_bytes_ -= part;
+    bytes -= part;
+    join(bare_, where, part);
   }
+}
+
+void Arena::age() {
+  const int64_t now = now_ns();
+  if (now - since_ < kPeriod) return;
+  let_go(idle_bytes_);
+  idle_bytes_ = kept_bytes_;
+  since_ = now;
 }
 
 std::map<uint64_t, Arena::Block>::iterator Arena::block_at(const void* p) {
@@ -154,6 +170,7 @@ std::map<uint64_t, Arena::Block>::iterator Arena::block_at(const void* p) {
 
 uint64_t Arena::place(const void* p, uint64_t bytes) {
   std::lock_guard<std::mutex> hold(mutex_);
+  age();
   const auto found = block_at(p);
   if (found == blocks_.end() || found->second.cut_off) return kNever;
   const uint64_t where = uint64_t(static_cast<const char*>(p) - base_);

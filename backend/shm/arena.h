@@ -5,6 +5,9 @@
 // all ranks' announcements until all ranks have said that they are done. A rank that leaves such a call sooner, with an
 // error, makes its block private (cut_off): what peers still read there is what was there, and what they write is not
 // seen.
+//
+// Memory that blocks leave is kept for the next ones: to get it anew, page by page, takes longer than to copy what goes
+// there. What has not been needed for a period goes back to the system.
 #pragma once
 #include <sys/types.h>
 
@@ -28,7 +31,7 @@ class Arena {
   // As c10d_take and c10d_give_back.
   void* take(uint64_t bytes, bool kept, int* error);
   void give_back(void* block);
-  // Where these bytes lie; kNever where they are not all in one block that peers may use.
+  // Where these bytes lie; kNever where they are not all in one block that peers may use. To be asked often.
   uint64_t place(const void* p, uint64_t bytes);
   void cut_off(const void* p);
   void drop() {
@@ -48,7 +51,8 @@ class Arena {
   static void join(Ranges& to, uint64_t where, uint64_t bytes);
   std::map<uint64_t, Block>::iterator block_at(const void* p);
   bool make_private(uint64_t where, uint64_t bytes);
-  void let_go(uint64_t most);
+  void let_go(uint64_t bytes);
+  void age();
   static void before_fork();
   static void after_fork();
   static void in_child();
@@ -63,6 +67,8 @@ class Arena {
   std::map<uint64_t, Block> blocks_;
   Ranges kept_, bare_;  // free: with memory, and without
   uint64_t kept_bytes_ = 0;
+  uint64_t idle_bytes_ = 0;  // the least there were of those since `since_`: nobody needed them
+  int64_t since_;
 };
 
 // Of the ranks of a group, as one of them sees them.

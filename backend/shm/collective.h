@@ -5,9 +5,9 @@
 //          ranks have announced, each reads what it needs. One synchronisation. (small.cpp)
 //   ring:  the input is cut into blocks that pass through the ranks' rings. (pipeline.h and the
 //          file of each operation)
-// And a third, where all ranks have announced that their inputs lie in their arenas: there they are read. (in_place.cpp)
-// Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find
-// out before any result is written, and memory of the call before last may be used again (layout.h).
+// And a third, where all ranks have announced that their inputs lie in their arenas: there they are read.
+// (in_place.cpp) Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find out
+// before any result is written, and memory of the call before last may be used again (layout.h).
 #pragma once
 #include <cstring>
 

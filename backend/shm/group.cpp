@@ -147,7 +147,15 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
 }
 
 Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())
-    : rank(rank_), n(g.ranks), geometry(g), layout(g), spinner(spin), arenas(fd, rank_, g, layout.arenas), interrupted(poll), fd_(fd), base_(base) {
+    : rank(rank_),
+      n(g.ranks),
+      geometry(g),
+      layout(g),
+      spinner(spin),
+      arenas(fd, rank_, g, layout.arenas),
+      interrupted(poll),
+      fd_(fd),
+      base_(base) {
   RankCtl& me = ctl(rank);
   for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out, &me.took}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());

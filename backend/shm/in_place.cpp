@@ -12,14 +12,21 @@
 
 namespace c10d_custom {
 
+// Bytes of a part, for each rank: shorter ones that only one rank is to read come to it as fast by way of the rings,
+// without a wait at the end. Measured at 2 and 4 ranks.
+constexpr uint64_t kLeast = 16 << 10;
+
 // Where this call's input begins in this rank's arena, as it announces it; 0 if the call is not one for this file.
 uint64_t Collective::own_place() {
   switch (args.op) {
     case kAllReduce:
       if (in(0) != out(0)) return 0;
       break;
-    case kAllGather: break;
+    case kAllGather:
+      if (in_bytes(0) < n * kLeast) return 0;
+      break;
     case kReduceScatter:  // its parts one after the other
+      if (input_bytes() < n * n * kLeast) return 0;
       for (uint32_t r = 1; r < n; ++r)
         if (in(r) != in(r - 1) + in_bytes(r - 1)) return 0;
       break;
@@ -43,15 +50,18 @@ bool Collective::all_placed() {
 
 namespace {
 
-constexpr uint64_t kBlock = 32 << 10;  // of each rank at once: the inputs' are in the near caches while they are written
-constexpr uint64_t kLook = 1 << 20;    // bytes between two looks at the deadline
+constexpr uint64_t kBlock =
+    32 << 10;                        // of each rank at once: the inputs' are in the near caches while they are written
+constexpr uint64_t kLook = 1 << 20;  // bytes between two looks at the deadline
 
 class InPlace {
  public:
   explicit InPlace(Collective& call) : c(call), me(c.me), n(c.n), src(n) {}
 
   bool run() {
-    const bool moved = c.args.op == kAllReduce ? all_reduce() : c.args.op == kAllGather ? all_gather() : reduce_scatter();
+    const bool moved = c.args.op == kAllReduce   ? all_reduce()
+                       : c.args.op == kAllGather ? all_gather()
+                                                 : reduce_scatter();
     return moved && meet();
   }
 

@@ -3,10 +3,10 @@
 //   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] |
 //   pairs[n][n] | arena[n]
 //
-// All but the rings and the last three parts have their memory from the start. A rank's ring gets its own with the first
-// large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between its
-// ranks, its arena with the tensors that are made in it: most groups never need all of them, and memory takes its time
-// to be had. The arenas are mapped apart from the rest, by who needs them (arena.h).
+// All but the rings and the last three parts have their memory from the start. A rank's ring gets its own with the
+// first large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between
+// its ranks, its arena with the tensors that are made in it: most groups never need all of them, and memory takes its
+// time to be had. The arenas are mapped apart from the rest, by who needs them (arena.h).
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -24,12 +24,12 @@ constexpr size_t kLine = 128;                        // two cache lines: adjacen
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
 struct Geometry {
   uint32_t ranks;
-  uint32_t window;       // blocks in a ring
-  uint32_t block_bytes;  // one block of a ring
-  uint32_t small_bytes;  // one small slot: whole messages up to this size need one synchronisation
-  uint32_t cell_bytes;   // payload of one point-to-point cell
-  uint32_t cells;        // cells in one ordered pair's ring
-  uint32_t board_bytes;  // one slot of the board that backend/hosts keeps in the segment; 0: there is none
+  uint32_t window;           // blocks in a ring
+  uint32_t block_bytes;      // one block of a ring
+  uint32_t small_bytes;      // one small slot: whole messages up to this size need one synchronisation
+  uint32_t cell_bytes;       // payload of one point-to-point cell
+  uint32_t cells;            // cells in one ordered pair's ring
+  uint32_t board_bytes;      // one slot of the board that backend/hosts keeps in the segment; 0: there is none
   uint64_t arena_bytes = 0;  // one rank's arena; 0: there are none
 };
 

@@ -315,7 +315,8 @@ void overflowing_table() {
   require(c10d_run(w.victim, &a) == kMismatch, "a table that makes no sense was taken", 0);
 }
 
-// A peer whose tensor is where it can be is read there; one that says it is elsewhere is to put it into its ring.
+// A peer whose tensor is where it can be is read there; one that says it is elsewhere is to put it into its ring. Once
+// the victim has given up, what the peer still writes is nothing to it.
 void odd_places() {
   const uint64_t arena = World(0).geometry.arena_bytes, bytes = 24000;
   for (const uint64_t place : {uint64_t(1), arena + 1 - bytes, arena + 2 - bytes, arena, arena + 1, kNever}) {
@@ -325,13 +326,16 @@ void odd_places() {
     void* const block = c10d_take(w.victim, bytes, 0, &own, &error);
     const Span s{block, bytes};
     const CallArgs a{kAllReduce, kSum, kInt64, -1, bytes / 8, 8, 0, 0, 0, 0, 20 * kMs, 1, 1, &s, &s, nullptr};
-    Fingerprint f{};
-    f.seq = 1, f.op = a.op, f.redop = a.redop, f.dtype = a.dtype, f.root = a.root, f.count = a.count, f.place = place;
-    w.ctl(0).fingerprint[1] = f;
+    w.ctl(0).fingerprint[1] = {1, a.op, a.redop, a.dtype, a.root, a.count, 0, 0, 0, 0, place};
     w.ctl(0).arrive.value.store(1);
     require(c10d_run(w.victim, &a) == kTimeout, "a peer that does nothing", place);
-    const bool there = place - 1 <= arena - bytes;
-    require(w.ctl(1).in.value.load() == (there ? 1 : w.geometry.window), "read where it is not", place);
+    const uint32_t blocks = place - 1 <= arena - bytes ? 1 : w.geometry.window;
+    require(w.ctl(1).in.value.load() == blocks, "read where it is not", place);
+    char *const mine = static_cast<char*>(block), *const seen = w.base + w.layout.arenas + arena;
+    mine[0] = mine[bytes - 1] = 5;
+    require(seen[0] == 0 && seen[bytes - 1] == 0, "the peer reads what was written since", place);
+    memset(seen, 9, bytes);
+    require(mine[0] == 5 && mine[bytes - 1] == 5, "the peer writes to it still", place);
     c10d_give_back(own, block);
   }
 }

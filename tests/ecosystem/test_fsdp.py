@@ -72,7 +72,7 @@ def fsdp2_allocated(rank, size, kind):
 
     def trained(allocated):
         torch.manual_seed(5)
-        model = torch.nn.Sequential(*(torch.nn.Linear(203, 203) for _ in range(3)))
+        model = torch.nn.Sequential(*(torch.nn.Linear(1500, 1500) for _ in range(2)))
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if kind == "bfloat16" else MixedPrecisionPolicy()
         for layer in (*model, model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -81,7 +81,7 @@ def fsdp2_allocated(rank, size, kind):
         for step in range(3):
             optimizer.zero_grad()
             torch.manual_seed(10 * step + rank)
-            model(torch.randn(7, 203)).square().sum().backward()
+            model(torch.randn(7, 1500)).square().sum().backward()
             optimizer.step()
         return full(model.parameters())
 

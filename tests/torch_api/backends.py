@@ -31,8 +31,8 @@ def _allocate(p, backend):
     for device, supported in ((torch.device("cpu"), p.group.cpu_transport.has_arena()), ("cuda:0", False)):
         assert backend.supports_tensor_alloc(device) is supported
         try:
-            made = backend.allocate_tensor(4, dtype=torch.bfloat16, device=device)
-            assert supported and (made.shape, made.dtype, made.device.type) == ((4,), torch.bfloat16, "cpu")
+            made = backend.allocate_tensor(2 << 20, dtype=torch.bfloat16, device=device)
+            assert supported and (made.shape, made.dtype, made.device.type) == ((2 << 20,), torch.bfloat16, "cpu")
         except ValueError as error:
             assert not supported and "has no memory of its own" in str(error)
 

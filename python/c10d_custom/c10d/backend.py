@@ -17,7 +17,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..errors import AbortedError, UsageError
-from .allocation import empty_of
+from .allocation import allocated
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -115,7 +115,7 @@ class _Described:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         if not self.supports_tensor_alloc(device):
             raise UsageError(f"allocate_tensor: group {self.operations._name} has no memory of its own for {device}")
-        return empty_of(self.operations, size, dtype)
+        return allocated(self.operations, size, dtype)
 
     def getBackendName(self) -> str:
         return NAME

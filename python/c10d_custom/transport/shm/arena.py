@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_void_p
@@ -11,6 +12,11 @@ from typing import Any
 from ...errors import AbortedError, TransportError
 from ...native import FORKED, lib
 from . import free_memory as memory
+
+
+@functools.lru_cache(256)  # a type, which takes longer to make than all else here
+def _chars(count: int) -> Any:
+    return c_char * count
 
 
 class _Block:
@@ -38,6 +44,6 @@ def take(handle: int, bytes: int, name: str) -> Any:
         raise AbortedError(f"group {name}: no memory for a tensor: {what}")
     if not at:
         raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {os.strerror(error.value)}")
-    buffer: Any = (c_char * bytes).from_address(at)
+    buffer: Any = _chars(bytes).from_address(at)
     buffer.block = _Block(arena.value or 0, at)
     return buffer
