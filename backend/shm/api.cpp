@@ -372,6 +372,14 @@ void* c10d_board(c10d_handle* h) {
   return g.status ? nullptr : g->board();
 }
 
+void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, int* error) {
+  Use g(h);
+  if (g.status) return *error = -g.status, nullptr;
+  return g->arenas.take(bytes, kept, arena, error);
+}
+
+void c10d_give_back(c10d_arena* arena, void* block) { arena->give_back(block); }
+
 int c10d_probe(c10d_handle* h, int64_t tag) {
   Use g(h);
   return g.status ? -1 : g->messenger().probe(tag);

@@ -125,11 +125,13 @@ struct TraceRecord {
 
 struct Handle;
 class Ticket;
+class Arena;
 
 }  // namespace c10d_custom
 
 using c10d_handle = c10d_custom::Handle;
 using c10d_ticket = c10d_custom::Ticket;
+using c10d_arena = c10d_custom::Arena;
 
 // Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
 // -errno. Bytes in *total.
@@ -230,6 +232,12 @@ C10D_API void c10d_set_elsewhere(c10d_handle*, void (*elsewhere)(void*), void* c
 C10D_API void c10d_complete(c10d_handle*, uint64_t token);
 // The board: `ranks` + 1 slots of the geometry's size, zeros at first. Valid until the group is closed.
 C10D_API void* c10d_board(c10d_handle*);
+// A block of so many bytes of this rank's arena, page-aligned, whatever its contents: collectives whose inputs lie in
+// blocks on all ranks read and write them there. Null, and *error: errno, or -Status. `kept`: only of memory that
+// blocks have left which were given back; ENODATA where there is none. It is the caller's until c10d_give_back, any
+// time, also once the group is closed; in a forked child a copy, made page by page as it is written to.
+C10D_API void* c10d_take(c10d_handle*, uint64_t bytes, int kept, c10d_arena** arena, int* error);
+C10D_API void c10d_give_back(c10d_arena*, void* block);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.
 C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.

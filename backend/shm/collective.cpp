@@ -115,6 +115,7 @@ void Collective::announce() {
   f.device = args.device != kHost;
   f.factor = args.factor;
   f.outer = args.outer;
+  f.place = place_;
   if (uses_table()) {
     uint64_t* t = g.table(me, seq);
     auto part = [](const Span* spans, uint32_t have, uint32_t i) {
@@ -236,19 +237,24 @@ Status Collective::run() {
   }
   if (n == 1) return run_alone(), kOk;
   if (fits_small()) return announce_small(), finish_small(), status_;
-  bool ok = false;
+  if (!(place_ = own_place())) return run_large() ? kOk : status_;
+  announce();
+  if (!agree() || !(all_placed() ? in_place(*this) : run_large())) g.arenas.cut_off(in(0));
+  return status_;
+}
+
+bool Collective::run_large() {
   switch (args.op) {
     case kAllReduce:
-    case kReduce: ok = ring_all_reduce(*this); break;
+    case kReduce: return ring_all_reduce(*this);
     case kBroadcast:
-    case kAllGather: ok = ring_multicast(*this); break;
-    case kAllToAll: ok = pair_rings_all_to_all(*this); break;
+    case kAllGather: return ring_multicast(*this);
+    case kAllToAll: return pair_rings_all_to_all(*this);
     case kReduceScatter:
     case kGather:
-    case kScatter: ok = ring_personal(*this); break;
-    default: return fail(kUsage, -1);
+    case kScatter: return ring_personal(*this);
+    default: return fails(kUsage, -1);
   }
-  return ok ? kOk : status_;
 }
 
 void Collective::run_alone() {

@@ -5,8 +5,9 @@
 //          ranks have announced, each reads what it needs. One synchronisation. (small.cpp)
 //   ring:  the input is cut into blocks that pass through the ranks' rings. (pipeline.h and the
 //          file of each operation)
-// Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find
-// out before any result is written, and memory of the call before last may be used again (layout.h).
+// And a third, where all ranks have announced that their inputs lie in their arenas: there they are read.
+// (in_place.cpp) Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find out
+// before any result is written, and memory of the call before last may be used again (layout.h).
 #pragma once
 #include <cstring>
 
@@ -58,6 +59,11 @@ class Collective {
   void announce();
   // Waits for all announcements and compares them.
   bool agree();
+  // The two at the beginning of what moves data: they may have been done before.
+  void announce_once() {
+    if (!place_) announce();
+  }
+  bool agree_once() { return place_ || agree(); }
 
   char* in(uint32_t i) const { return static_cast<char*>(args.in[i].data); }
   char* out(uint32_t i) const { return static_cast<char*>(args.out[i].data); }
@@ -71,6 +77,8 @@ class Collective {
   uint64_t output_bytes() const;
   // What the kernel takes beside its sources.
   const double* factors();
+  // Where rank r's input lies, as this rank sees it, of a call whose inputs are all in arenas.
+  char* placed(uint32_t r) const { return placed_[r]; }
   ReduceFn kernel() const { return reduce_kernel(args.dtype, args.redop); }
 
  private:
@@ -86,6 +94,9 @@ class Collective {
   bool parts_fit(uint32_t a, uint32_t b) const;
   Status mismatch(uint32_t peer);
   bool fits_small();
+  uint64_t own_place();
+  bool all_placed();
+  bool run_large();
   void run_alone();
   void announce_small();
   void finish_small();
@@ -93,6 +104,8 @@ class Collective {
   const int64_t started_;
   Failure* const failure_;
   Status status_ = kOk;
+  uint64_t place_ = 0;  // this rank's of the fingerprint
+  std::vector<char*> placed_;
   double factors_[64];
   std::unique_ptr<double[]> many_factors_;
 };
@@ -103,6 +116,9 @@ bool ring_all_reduce(Collective&);        // all_reduce.cpp; also reduce
 bool ring_multicast(Collective&);         // multicast.cpp: broadcast, all_gather
 bool ring_personal(Collective&);          // personal.cpp: scatter, gather, reduce_scatter
 bool pair_rings_all_to_all(Collective&);  // all_to_all.cpp
+
+// What is left to do of a call on which all ranks have agreed, and whose inputs are all in their ranks' arenas.
+bool in_place(Collective&);  // in_place.cpp: all_reduce, all_gather, reduce_scatter
 
 // The same, over several hosts.
 bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense

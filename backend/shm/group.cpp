@@ -78,6 +78,7 @@ bool sane(const Geometry& g) {
          g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 && g.cell_bytes <= (1u << 26) &&
          g.cells >= 2 && g.cells <= 65536 && g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
+         g.arena_bytes % 4096 == 0 && g.arena_bytes <= (1ull << 46) / g.ranks &&
          // The lengths below must not overflow: of the other parts none comes near.
          Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;
 }
@@ -138,14 +139,23 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
     return fail(EPROTO);
   struct flock l = byte_lock(rank);
   if (fcntl(fd, F_SETLK, &l)) return fail(errno);
-  void* base = mmap(nullptr, size_t(st.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const size_t mapped = Layout(h.geometry).arenas;
+  void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail(errno);
-  madvise(base, size_t(st.st_size), MADV_DONTDUMP);
+  madvise(base, mapped, MADV_DONTDUMP);
   return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns, interrupted);
 }
 
 Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())
-    : rank(rank_), n(g.ranks), geometry(g), layout(g), spinner(spin), interrupted(poll), fd_(fd), base_(base) {
+    : rank(rank_),
+      n(g.ranks),
+      geometry(g),
+      layout(g),
+      spinner(spin),
+      arenas(fd, rank_, g, layout.arenas),
+      interrupted(poll),
+      fd_(fd),
+      base_(base) {
   RankCtl& me = ctl(rank);
   for (Signal* s : {&me.arrive, &me.in, &me.red, &me.out, &me.took}) s->wake_at.store(kNever);
   me.pid = pid_ = uint32_t(getpid());
@@ -160,7 +170,7 @@ Group::~Group() {
   leave();
   messenger_.reset();
   queue_.reset();
-  munmap(base_, layout.total);
+  munmap(base_, layout.arenas);
   ::close(fd_);  // drops the liveness lock
 }
 

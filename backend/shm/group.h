@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api.h"
+#include "arena.h"
 #include "copy_in.h"
 #include "os.h"
 #include "spinner.h"
@@ -117,6 +118,7 @@ class Group {
   Spinner spinner;
   Team team;              // of the thread that runs a collective
   CopyIn copy_in{&team};  // of collectives
+  Arenas arenas;
 
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();

@@ -18,7 +18,8 @@ Layout::Layout(const Geometry& g) {
   pair_ctl = align_up(board + (n + 1) * g.board_bytes, page);
   pair_rings = align_up(pair_ctl + n * n * sizeof(PairCtl), page);
   pairs = pair_rings + n * pair_rings_bytes;
-  total = pairs + n * n * pair_bytes;
+  arenas = pairs + n * n * pair_bytes;
+  total = arenas + n * g.arena_bytes;
 }
 
 }  // namespace c10d_custom

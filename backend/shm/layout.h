@@ -1,11 +1,12 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
 //   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] |
-//   pairs[n][n]
+//   pairs[n][n] | arena[n]
 //
-// All but the rings and the last two parts have their memory from the start. A rank's ring gets its own with the first
-// large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between its
-// ranks: most groups never need all of them, and memory takes its time to be had.
+// All but the rings and the last three parts have their memory from the start. A rank's ring gets its own with the
+// first large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between
+// its ranks, its arena with the tensors that are made in it: most groups never need all of them, and memory takes its
+// time to be had. The arenas are mapped apart from the rest, by who needs them (arena.h).
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -17,18 +18,19 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'63757339ull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733aull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
 struct Geometry {
   uint32_t ranks;
-  uint32_t window;       // blocks in a ring
-  uint32_t block_bytes;  // one block of a ring
-  uint32_t small_bytes;  // one small slot: whole messages up to this size need one synchronisation
-  uint32_t cell_bytes;   // payload of one point-to-point cell
-  uint32_t cells;        // cells in one ordered pair's ring
-  uint32_t board_bytes;  // one slot of the board that backend/hosts keeps in the segment; 0: there is none
+  uint32_t window;           // blocks in a ring
+  uint32_t block_bytes;      // one block of a ring
+  uint32_t small_bytes;      // one small slot: whole messages up to this size need one synchronisation
+  uint32_t cell_bytes;       // payload of one point-to-point cell
+  uint32_t cells;            // cells in one ordered pair's ring
+  uint32_t board_bytes;      // one slot of the board that backend/hosts keeps in the segment; 0: there is none
+  uint64_t arena_bytes = 0;  // one rank's arena; 0: there are none
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
@@ -59,6 +61,7 @@ struct alignas(64) Fingerprint {
   uint32_t reserved;
   double factor;   // PREMUL_SUM: this rank's; not compared
   uint64_t outer;  // what larger call this one is part of, 0 if none
+  uint64_t place;  // 1 + where its input begins in its arena; 0: elsewhere. Not compared
 };
 static_assert(sizeof(Fingerprint) == 64, "one cache line");
 
@@ -127,7 +130,7 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, board, pair_ctl, pair_rings, pairs, total;
+  size_t ctl, tables, small, rings, board, pair_ctl, pair_rings, pairs, arenas, total;
   size_t table_bytes, small_bytes, ring_bytes, pair_rings_bytes, pair_bytes, cell_stride;
 };
 

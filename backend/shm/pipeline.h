@@ -77,12 +77,12 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   };
 
   if (const int error = fills ? g.reserve_ring() : 0) return c.exhausted(error);
-  c.announce();
+  c.announce_once();
   if (!fills)
     g.advance(mine.in, base + (filled = blocks));
   else
     fill_all();
-  if (!c.agree()) return false;
+  if (!c.agree_once()) return false;
   if (!drains) {
     drained = blocks;
     if (!Red::present) g.advance(mine.out, base + blocks);

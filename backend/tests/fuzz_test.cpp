@@ -52,7 +52,8 @@ uint32_t odd_number(Random& random) {
 // The segment's true length, with no overflow.
 unsigned __int128 true_total(const Geometry& g) {
   const Layout l(g);
-  return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes;
+  return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes +
+         (unsigned __int128)(g.ranks) * g.arena_bytes;
 }
 
 // Geometries of 4096 ranks whose pairs take 2^64 bytes.
@@ -62,17 +63,18 @@ std::vector<Geometry> overflowing() {
   for (uint64_t ring = lines - 4096 / 64 + 1; ring <= lines; ++ring)
     for (uint32_t cells = 16500; cells <= 65536 && found.size() < 8; ++cells)
       if (ring % cells == 0) {
-        const Geometry g{4096, 2, 4096 * 64, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0};
+        const Geometry g{4096, 2, 4096 * 64, 64, uint32_t(ring / cells * 64 - sizeof(CellHeader)), cells, 0, 0};
         if (Layout(g).total < (1ull << 35)) found.push_back(g);
       }
   return found;
 }
 
 void headers(Random& random, uint64_t trial) {
-  Geometry g{2, 3, 4096, 4096, 1024, 4, 0};
+  Geometry g{2, 3, 4096, 4096, 1024, 4, 0, 4096 * (random() % 3)};
   uint32_t* const fields[] = {&g.ranks,      &g.window, &g.block_bytes, &g.small_bytes,
                               &g.cell_bytes, &g.cells,  &g.board_bytes};
   for (unsigned i = random() % 4; i; --i) *fields[random() % 7] = odd_number(random);
+  if (random() % 8 == 0) g.arena_bytes = random() % 2 ? random() : (1ull << random() % 64) - random() % 2;
   if (random() % 3 == 0) {
     // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
     static const std::vector<Geometry> wrapping = overflowing();
@@ -103,7 +105,7 @@ void headers(Random& random, uint64_t trial) {
 
 struct World {
   static constexpr uint32_t n = 2;
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0, 1 << 20};
   const Layout layout{geometry};
   const uint32_t me, other;  // the victim's rank, the peer's
   c10d_handle* victim;
@@ -173,6 +175,7 @@ void join_call(World& w, Random& random) {
   RankCtl &mine = w.ctl(w.other), &victim = w.ctl(w.me);
   const uint64_t seq = victim.arrive.value.load();
   Fingerprint f = victim.fingerprint[seq & 1];
+  if (random() % 8 == 0) f.place = odd_bytes(random);
   if (random() % 256 == 0) reinterpret_cast<unsigned char*>(&f)[random() % sizeof f] ^= uint8_t(random());
   mine.fingerprint[seq & 1] = f;
   const uint64_t* said = w.table(w.me, seq);
@@ -208,7 +211,14 @@ void anything(World& w, Random& random) {
 void victim_calls(World& w, Random& random, uint64_t trial) {
   auto block = [](uint64_t bytes) { return std::unique_ptr<char[]>(new char[bytes]()); };
   std::vector<std::unique_ptr<char[]>> buffers;
+  std::vector<std::pair<c10d_arena*, void*>> blocks;
   auto span = [&](uint64_t bytes) {
+    int error;
+    c10d_arena* arena;
+    if (void* at = random() % 4 ? nullptr : c10d_take(w.victim, bytes, 0, &arena, &error)) {
+      blocks.emplace_back(arena, at);
+      return Span{at, bytes};
+    }
     buffers.push_back(block(bytes));
     return Span{buffers.back().get(), bytes};
   };
@@ -263,6 +273,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
     c10d_release(t);
   }
   c10d_leave(w.victim);  // before the buffers go
+  for (auto [arena, at] : blocks) c10d_give_back(arena, at);
 }
 
 void hostile_peer(Random& random, uint64_t trial) {
@@ -302,6 +313,31 @@ void overflowing_table() {
   memcpy(w.table(0, 1), table, sizeof table);
   w.ctl(0).arrive.value.store(1);
   require(c10d_run(w.victim, &a) == kMismatch, "a table that makes no sense was taken", 0);
+}
+
+// A peer whose tensor is where it can be is read there; one that says it is elsewhere is to put it into its ring. Once
+// the victim has given up, what the peer still writes is nothing to it.
+void odd_places() {
+  const uint64_t arena = World(0).geometry.arena_bytes, bytes = 24000;
+  for (const uint64_t place : {uint64_t(1), arena + 1 - bytes, arena + 2 - bytes, arena, arena + 1, kNever}) {
+    World w(1);
+    int error;
+    c10d_arena* own;
+    void* const block = c10d_take(w.victim, bytes, 0, &own, &error);
+    const Span s{block, bytes};
+    const CallArgs a{kAllReduce, kSum, kInt64, -1, bytes / 8, 8, 0, 0, 0, 0, 20 * kMs, 1, 1, &s, &s, nullptr};
+    w.ctl(0).fingerprint[1] = {1, a.op, a.redop, a.dtype, a.root, a.count, 0, 0, 0, 0, place};
+    w.ctl(0).arrive.value.store(1);
+    require(c10d_run(w.victim, &a) == kTimeout, "a peer that does nothing", place);
+    const uint32_t blocks = place - 1 <= arena - bytes ? 1 : w.geometry.window;
+    require(w.ctl(1).in.value.load() == blocks, "read where it is not", place);
+    char *const mine = static_cast<char*>(block), *const seen = w.base + w.layout.arenas + arena;
+    mine[0] = mine[bytes - 1] = 5;
+    require(seen[0] == 0 && seen[bytes - 1] == 0, "the peer reads what was written since", place);
+    memset(seen, 9, bytes);
+    require(mine[0] == 5 && mine[bytes - 1] == 5, "the peer writes to it still", place);
+    c10d_give_back(own, block);
+  }
 }
 
 // --- arguments
@@ -352,6 +388,7 @@ void arguments(Random& random, uint64_t trial) {
 int main(int argc, char** argv) {
   const uint64_t trials = 10 * (argc > 1 ? strtoull(argv[1], nullptr, 10) : 50);
   overflowing_table();
+  odd_places();
   const uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
   for (uint64_t trial = 0; trial < trials; ++trial) {
     Random random(seed * 1000003 + trial);

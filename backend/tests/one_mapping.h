@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace one_mapping {
 
@@ -14,7 +15,7 @@ struct Mapping {
   unsigned users;
 };
 inline std::mutex mutex;
-inline std::map<ino_t, Mapping> by_segment;
+inline std::map<std::pair<ino_t, off_t>, Mapping> by_part;  // of a segment
 
 }  // namespace one_mapping
 
@@ -25,11 +26,11 @@ int __real_munmap(void*, size_t);
 void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
   using namespace one_mapping;
   struct stat s;
-  if (bytes == 4096 || fd < 0 || fstat(fd, &s)) return __real_mmap(at, bytes, protection, flags, fd, offset);
+  if (at || bytes == 4096 || fd < 0 || fstat(fd, &s)) return __real_mmap(at, bytes, protection, flags, fd, offset);
   std::lock_guard<std::mutex> hold(mutex);
-  auto found = by_segment.find(s.st_ino);
-  if (found == by_segment.end())
-    found = by_segment.insert({s.st_ino, {__real_mmap(at, bytes, protection, flags, fd, offset), 0}}).first;
+  auto found = by_part.find({s.st_ino, offset});
+  if (found == by_part.end())
+    found = by_part.insert({{s.st_ino, offset}, {__real_mmap(at, bytes, protection, flags, fd, offset), 0}}).first;
   ++found->second.users;
   return found->second.base;
 }
@@ -37,10 +38,10 @@ void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off
 int __wrap_munmap(void* base, size_t bytes) {
   using namespace one_mapping;
   std::lock_guard<std::mutex> hold(mutex);
-  for (auto it = by_segment.begin(); it != by_segment.end(); ++it) {
+  for (auto it = by_part.begin(); it != by_part.end(); ++it) {
     if (it->second.base != base) continue;
     if (--it->second.users) return 0;
-    by_segment.erase(it);
+    by_part.erase(it);
     break;
   }
   return __real_munmap(base, bytes);

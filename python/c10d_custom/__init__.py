@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
+    import torch
     from torch.distributed import ProcessGroup
 
 
-__all__ = ["__version__", "autoload", "register", "replace", "restore", "shrink_group"]
+__all__ = ["__version__", "autoload", "empty", "register", "replace", "restore", "shrink_group"]
 
 
 def autoload() -> None:
@@ -64,6 +66,20 @@ def restore() -> None:
     from .c10d.replacing import restore
 
     restore()
+
+
+def empty(
+    shape: int | Sequence[int], *, dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+) -> torch.Tensor:
+    """A CPU tensor of any contents, as torch.empty's, in memory that the ranks of ``group`` share (the default group if
+    None). Where all ranks give such tensors, large all_reduces, all_gathers and reduce_scatters of that group read and
+    write them where they lie; the results are the same. The tensor is this rank's own, and may outlive the group. In a
+    group of one rank, or over several hosts, it is an ordinary tensor. See docs/zero-copy.md.
+
+    Raises UsageError for a group of another backend, TransportError where there is not so much memory."""
+    from .c10d.allocation import empty
+
+    return empty(shape, dtype, group)
 
 
 def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:

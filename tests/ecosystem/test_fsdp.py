@@ -66,6 +66,44 @@ def test_fsdp2(size, reshard):
     run(fsdp2, size, reshard)
 
 
+def fsdp2_allocated(rank, size, kind):
+    """Three steps with tensors of the backend's own in communication, and three without: the same bits."""
+    mesh = init_device_mesh("cpu", (size,))
+
+    def trained(allocated):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(*(torch.nn.Linear(1500, 1500) for _ in range(2)))
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if kind == "bfloat16" else MixedPrecisionPolicy()
+        for layer in (*model, model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+            layer.set_allocate_memory_from_process_group_for_comm(allocated)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            torch.manual_seed(10 * step + rank)
+            model(torch.randn(7, 1500)).square().sum().backward()
+            optimizer.step()
+        return full(model.parameters())
+
+    backend, asked = mesh.get_group()._get_backend(torch.device("cpu")), []
+    plain = type(backend).allocate_tensor
+    type(backend).allocate_tensor = lambda *a, **k: asked.append(a) or plain(*a, **k)
+    try:
+        assert_same(trained(True), trained(False))
+    finally:
+        type(backend).allocate_tensor = plain
+    assert bool(asked) == backend.supports_tensor_alloc(torch.device("cpu"))
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_allocate_memory_from_process_group_for_comm"), reason="this torch never asks for it"
+)
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_fsdp2_with_memory_of_the_group(size, kind):
+    run(fsdp2_allocated, size, kind)
+
+
 def fsdp2_hybrid(rank, size):
     """Sharded in pairs, replicated over the pairs: reduce_scatter in one group, all_reduce in the other."""
     model = integer_weights(Net())

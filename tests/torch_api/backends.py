@@ -26,6 +26,17 @@ def _options(p, backend):
     assert made._timeout == p.group.timeout and list(made.global_ranks_in_group) == list(range(p.size))
 
 
+def _allocate(p, backend):
+    """As fully_shard does; over hosts, and for GPUs, there is nothing to allocate."""
+    for device, supported in ((torch.device("cpu"), p.group.cpu_transport.has_arena()), ("cuda:0", False)):
+        assert backend.supports_tensor_alloc(device) is supported
+        try:
+            made = backend.allocate_tensor(2 << 20, dtype=torch.bfloat16, device=device)
+            assert supported and (made.shape, made.dtype, made.device.type) == ((2 << 20,), torch.bfloat16, "cpu")
+        except ValueError as error:
+            assert not supported and "has no memory of its own" in str(error)
+
+
 BACKEND = {
     **{name: trial for name, trial in {**OPERATIONS, **SETTINGS}.items() if name not in _gone},
     "allreduce_sparse": _allreduce_sparse,
@@ -45,11 +56,8 @@ BACKEND = {
     "supports_shrinking": answers("supports_shrinking", lambda p: False),
     "supports_time_estimate": answers("supports_time_estimate", lambda p: False),
     "_supports_time_estimate": answers("_supports_time_estimate", lambda p: False),
-    "supports_tensor_alloc": lambda p, b: b.supports_tensor_alloc(torch.device("cpu")) and 1 / 0,
-    "allocate_tensor": Refused(
-        "does not support allocateTensor",
-        lambda p, b: b.allocate_tensor(4, dtype=torch.float32, device=torch.device("cpu")),
-    ),
+    "supports_tensor_alloc": _allocate,
+    "allocate_tensor": _allocate,
     "mem_allocator": Refused("does not support getMemAllocator", lambda p, b: b.mem_allocator),
     "memory_stats": Refused("does not support getMemoryStats", lambda p, b: b.memory_stats()),
     "suspend": Refused("does not support suspend", lambda p, b: b.suspend()),

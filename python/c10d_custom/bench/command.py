@@ -150,7 +150,8 @@ def add_to(commands: Any) -> None:
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
         "all_reduce in shared memory; oneccl: its C API; noop: a ProcessGroup that does nothing; floor: all ranks copy "
-        "so many bytes at once; what cannot be had here is left out, and said (default: %(default)s)",
+        "so many bytes at once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and "
+        "said (default: %(default)s)",
     )
     where.add_argument(
         "--threads",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch.distributed as dist
 
+from .. import empty
 from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
@@ -104,7 +106,23 @@ class Backend:
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
 # "threads2": custom with two threads in each rank.
 _THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
-_OTHERS = ("mpi", "deepspeed", "oneccl", "ucc", "floor", noop.NAME)
+_OTHERS = ("mpi", "deepspeed", "oneccl", "ucc", "floor", "empty", noop.NAME)
+
+
+class ZeroCopy(Backend):
+    """custom, on tensors of c10d_custom.empty."""
+
+    NAME = "empty"
+
+
+def placed(reference: Reference, buffers: Buffers) -> Buffers:
+    """The same buffers where ``reference`` takes them."""
+    if not isinstance(reference, ZeroCopy):
+        return buffers
+    source, target = (None if t is None else empty(t.shape, dtype=t.dtype) for t in (buffers.source, buffers.target))
+    moved = replace(buffers, source=source, target=source if buffers.target is buffers.source else target)
+    moved.clear()
+    return moved
 
 
 def known(name: str) -> bool:
@@ -143,6 +161,8 @@ def _made(name: str, hosts: int) -> Reference:
             return RawOneCcl()
         case "floor":
             return Floor(dist.barrier)
+        case ZeroCopy.NAME:
+            return ZeroCopy(dist.group.WORLD)
         case noop.NAME:
             noop.register()
             return Backend(_group(name, hosts), checked=False, barrier=dist.barrier)

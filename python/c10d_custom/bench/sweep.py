@@ -113,15 +113,16 @@ def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference], say: Callab
     operation = OPERATIONS[case.operation]
     buffers = operation.make(case)
     part = operation.takes_part(case.rank, case.size)
+    own = {name: references.placed(r, buffers) for name, r in usable.items()}
     timed = {}
     for name, reference in usable.items():
         try:
-            call = reference.bind(case, buffers)
+            call = reference.bind(case, own[name])
         except Unavailable as error:  # alike on all ranks
             say(f"{name} is not timed at {case.nbytes} bytes: {error}")
             continue
         timed[name] = Timed(call, reference.barrier, reference.repeats(case), part)
-    wrong = {name: _wrong(t.call, buffers, usable[name]) if sweep.check else None for name, t in timed.items()}
+    wrong = {name: _wrong(t.call, own[name], usable[name]) if sweep.check else None for name, t in timed.items()}
     return [_result(case, n, seconds, wrong[n], case.size) for n, seconds in times(timed, sweep.plan).items()]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..errors import AbortedError, UsageError
+from .allocation import allocated
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -108,8 +109,13 @@ class _Described:
     supports_reconfigure = False
     supports_window = False
 
-    def supports_tensor_alloc(self, device: object) -> bool:
-        return False
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return torch.device(device).type == "cpu" and bool(self.operations.cpu_transport.has_arena())
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        if not self.supports_tensor_alloc(device):
+            raise UsageError(f"allocate_tensor: group {self.operations._name} has no memory of its own for {device}")
+        return allocated(self.operations, size, dtype)
 
     def getBackendName(self) -> str:
         return NAME

@@ -20,7 +20,9 @@ LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
 
 class Geometry(c.Structure):
     _fields_ = [
-        (n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells", "board_bytes")
+        *((n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")),
+        ("board_bytes", c.c_uint32),
+        ("arena_bytes", c.c_uint64),
     ]
 
 
@@ -197,7 +199,7 @@ class PublishedFingerprint(c.Structure):
         ("reserved", c.c_uint32),
         ("factor", c.c_double),
         ("outer", c.c_uint64),
-        ("pad", c.c_uint64),
+        ("place", c.c_uint64),
     ]
 
 
@@ -314,6 +316,8 @@ def _load() -> c.CDLL:
         ),
         "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
         "board": (c.c_void_p, handle),
+        "take": (c.c_void_p, handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
+        "give_back": (None, c.c_void_p, c.c_void_p),
         "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
         "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),

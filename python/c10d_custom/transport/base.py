@@ -145,6 +145,17 @@ class Transport(ABC):
         transports that have that path."""
         raise NotImplementedError
 
+    # --- memory of which its collectives need no copy
+
+    def has_arena(self) -> bool:
+        """Whether `take` gives any."""
+        return False
+
+    def take(self, bytes: int) -> Any:
+        """A writable buffer of so many bytes, at least one, which is given back once nobody refers to it. Valid also
+        after `close`. Raises TransportError where there is not so much, AbortedError once the transport is closed."""
+        raise NotImplementedError
+
     # --- what has ended
 
     @abstractmethod

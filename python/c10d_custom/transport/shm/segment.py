@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -39,6 +40,8 @@ _HELLO = struct.Struct(f"<{_TOKEN}sI")
 _HANDED, _REFUSED = b"s", b"n"
 _STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
+_ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
+_LARGE_PAGE = 2 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -47,7 +50,16 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
     # Operations cut a block among the ranks, at cache lines.
     block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
-    return Geometry(ranks, config.window, block, config.small_bytes, config.cell_bytes, cells, board_bytes)
+    small, cell = config.small_bytes, config.cell_bytes
+    return Geometry(ranks, config.window, block, small, cell, cells, board_bytes, _arena(ranks))
+
+
+def _arena(ranks: int) -> int:
+    """Bytes of one rank's arena: of the segment's length, not of memory."""
+    if ranks == 1 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(memory, _ARENAS // ranks) // _LARGE_PAGE * _LARGE_PAGE
 
 
 def at_once(made: Geometry) -> int:

@@ -15,7 +15,8 @@ from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
 from ..base import LocalTransport
-from .segment import open_segment
+from .arena import take
+from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, Named, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class ShmTransport(LocalTransport):
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
         self._handle = open_segment(exchange, config, self._poll, board_bytes)
+        self._arena_bytes = geometry(config, self.size, board_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)
         lib.c10d_set_threads(self._handle, config.threads)
         self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
@@ -171,6 +173,14 @@ class ShmTransport(LocalTransport):
         if not at[0]:
             raise self.last_error(call)
         return ShmTicket(self, at, call)
+
+    # --- memory
+
+    def has_arena(self) -> bool:
+        return self._arena_bytes > 0
+
+    def take(self, bytes: int) -> Any:
+        return take(self._handle, bytes, self.name or "(unnamed)")
 
     # --- messages
 

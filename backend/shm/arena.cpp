@@ -1,0 +1,264 @@
+#include "arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "group.h"
+
+namespace c10d_custom {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+// Of this process, for its forks. Never destroyed: the last tensors may go when the process ends.
+struct All {
+  std::mutex mutex;
+  std::set<Arena*> arenas;
+};
+All& all() {
+  static All* const known = new All;
+  return *known;
+}
+
+}  // namespace
+
+Arena* Arena::open(int fd, uint64_t at, uint64_t bytes, int* error) {
+  static const int watched = watch_forks();
+  if (watched) return *error = watched, nullptr;
+  void* const base = mmap(nullptr, bytes, kReadWrite, MAP_SHARED, fd, off_t(at));
+  if (base == MAP_FAILED) return *error = errno, nullptr;
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) {
+    *error = errno;
+    munmap(base, bytes);
+    return nullptr;
+  }
+  madvise(base, bytes, MADV_DONTDUMP);
+  return new Arena(own, at, bytes, static_cast<char*>(base));
+}
+
+Arena::Arena(int fd, uint64_t at, uint64_t bytes, char* base)
+    : fd_(fd),
+      at_(at),
+      size_(bytes),
+      base_(base),
+      fork_generation_(g_fork_generation),
+      bare_{{0, bytes}},
+      since_(now_ns()) {
+  std::lock_guard<std::mutex> hold(all().mutex);
+  all().arenas.insert(this);
+}
+
+Arena::~Arena() {
+  {
+    std::lock_guard<std::mutex> hold(all().mutex);
+    all().arenas.erase(this);
+  }
+  munmap(base_, size_);
+  ::close(fd_);
+}
+
+// Takes the first bytes of a free range.
+uint64_t Arena::cut(Ranges& from, Ranges::iterator range, uint64_t bytes) {
+  const uint64_t where = range->first, left = range->second - bytes;
+  from.erase(range);
+  if (left) from[where + bytes] = left;
+  return where;
+}
+
+void Arena::join(Ranges& to, uint64_t where, uint64_t bytes) {
+  auto next = to.lower_bound(where);
+  if (next != to.end() && next->first == where + bytes) {
+    bytes += next->second;
+    next = to.erase(next);
+  }
+  if (next != to.begin())
+    if (auto before = std::prev(next); before->first + before->second == where) {
+      before->second += bytes;
+      return;
+    }
+  to[where] = bytes;
+}
+
+void* Arena::take(uint64_t wanted, bool kept, int* error) {
+  if (wanted > size_) return *error = ENOMEM, nullptr;
+  const uint64_t bytes = std::max(align_up(wanted, kPage), kPage);
+  std::lock_guard<std::mutex> hold(mutex_);
+  age();
+  uint64_t where;
+  auto best = kept_.end();
+  for (auto r = kept_.begin(); r != kept_.end(); ++r)
+    if (r->second >= bytes && (best == kept_.end() || r->second < best->second)) best = r;
+  if (best != kept_.end()) {
+    where = cut(kept_, best, bytes);
+    idle_bytes_ = std::min(idle_bytes_, kept_bytes_ -= bytes);
+  } else {
+    if (kept) return *error = ENODATA, nullptr;
+    auto room = [&] { return std::find_if(bare_.begin(), bare_.end(), [&](auto& r) { return r.second >= bytes; }); };
+    auto first = room();
+    if (first == bare_.end()) let_go(kept_bytes_), first = room();
+    if (first == bare_.end()) return *error = ENOMEM, nullptr;
+    // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
+    while (fallocate(fd_, 0, off_t(at_ + first->first), off_t(bytes)))
+      if (errno != EINTR) return *error = errno, nullptr;
+    where = cut(bare_, first, bytes);
+  }
+  blocks_[where] = {bytes, false};
+  owners_.fetch_add(1, std::memory_order_relaxed);
+  return base_ + where;
+}
+
+void Arena::give_back(void* p) {
+  if (fork_generation_ != g_fork_generation) return;  // the parent's
+  {
+    std::lock_guard<std::mutex> hold(mutex_);
+    const auto block = blocks_.find(uint64_t(static_cast<char*>(p) - base_));
+    const auto [where, of] = *block;
+    blocks_.erase(block);
+    if (of.cut_off) {
+      madvise(p, of.bytes, MADV_DONTNEED);  // and peers may still use it: not to be used again
+    } else {
+      join(kept_, where, of.bytes);
+      kept_bytes_ += of.bytes;
+    }
+    age();
+  }
+  drop();
+}
+
+// Gives the system memory of free ranges back, of the ends of the largest.
+void Arena::let_go(uint64_t bytes) {
+  while (bytes) {
+    const auto largest =
+        std::max_element(kept_.begin(), kept_.end(), [](auto& a, auto& b) { return a.second < b.second; });
+    const uint64_t part = std::min(bytes, largest->second), where = largest->first + largest->second - part;
+    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at_ + where), off_t(part)) &&
+           errno == EINTR) {
+    }
+    if (!(largest->second -= part)) kept_.erase(largest);
+    kept_bytes_ -= part;
+    bytes -= part;
+    join(bare_, where, part);
+  }
+}
+
+void Arena::age() {
+  const int64_t now = now_ns();
+  if (now - since_ < kPeriod) return;
+  let_go(idle_bytes_);
+  idle_bytes_ = kept_bytes_;
+  since_ = now;
+}
+
+std::map<uint64_t, Arena::Block>::iterator Arena::block_at(const void* p) {
+  const uint64_t where = uint64_t(static_cast<const char*>(p) - base_);
+  if (where >= size_) return blocks_.end();
+  const auto next = blocks_.upper_bound(where);
+  if (next == blocks_.begin()) return blocks_.end();
+  const auto found = std::prev(next);
+  return where < found->first + found->second.bytes ? found : blocks_.end();
+}
+
+uint64_t Arena::place(const void* p, uint64_t bytes) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  age();
+  const auto found = block_at(p);
+  if (found == blocks_.end() || found->second.cut_off) return kNever;
+  const uint64_t where = uint64_t(static_cast<const char*>(p) - base_);
+  return bytes <= found->first + found->second.bytes - where ? where : kNever;
+}
+
+// From now on a block's bytes are those that are there now, and this process's alone once it has written to them.
+bool Arena::make_private(uint64_t where, uint64_t bytes) {
+  return mmap(base_ + where, bytes, kReadWrite, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
+}
+
+void Arena::cut_off(const void* p) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  const auto found = block_at(p);
+  if (found == blocks_.end() || found->second.cut_off) return;
+  found->second.cut_off = true;
+  make_private(found->first, found->second.bytes);
+}
+
+// --- forks: a child's tensors must not be the parent's, whose peers write to them
+
+int Arena::watch_forks() { return pthread_atfork(before_fork, after_fork, in_child); }
+
+void Arena::before_fork() {
+  all().mutex.lock();
+  for (Arena* a : all().arenas) a->mutex_.lock();
+}
+
+void Arena::after_fork() {
+  for (Arena* a : all().arenas) a->mutex_.unlock();
+  all().mutex.unlock();
+}
+
+void Arena::in_child() {
+  for (Arena* a : all().arenas)
+    for (const auto& [where, block] : a->blocks_)
+      if (!block.cut_off) a->make_private(where, block.bytes);
+  after_fork();
+}
+
+// --- of all ranks
+
+Arenas::Arenas(int fd, uint32_t rank, const Geometry& g, uint64_t at)
+    : fd_(fd), rank_(rank), n_(g.ranks), at_(at), size_(g.arena_bytes) {}
+
+Arenas::~Arenas() {
+  for (char* w : windows_)
+    if (w) munmap(w, size_);
+  if (Arena* a = own()) a->drop();
+}
+
+void* Arenas::take(uint64_t bytes, bool kept, Arena** arena, int* error) {
+  if (!size_) return *error = ENOTSUP, nullptr;
+  if (!own()) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    if (!own()) {
+      Arena* const made = Arena::open(fd_, at_ + rank_ * size_, size_, error);
+      if (!made) return nullptr;
+      own_.store(made, std::memory_order_release);
+    }
+  }
+  *arena = own();
+  return (*arena)->take(bytes, kept, error);
+}
+
+uint64_t Arenas::place(const void* p, uint64_t bytes) {
+  Arena* const a = own();
+  const uint64_t where = a ? a->place(p, bytes) : kNever;
+  return where != kNever && map_windows() ? where + 1 : 0;
+}
+
+bool Arenas::map_windows() {
+  if (!windows_.empty()) return true;
+  std::vector<char*> windows(n_);
+  for (uint32_t r = 0; r < n_; ++r) {
+    if (r == rank_) continue;
+    void* const w = mmap(nullptr, size_, kReadWrite, MAP_SHARED, fd_, off_t(at_ + r * size_));
+    if (w == MAP_FAILED) {
+      for (char* mapped : windows)
+        if (mapped) munmap(mapped, size_);
+      return false;
+    }
+    madvise(w, size_, MADV_DONTDUMP);
+    madvise(w, size_, MADV_DONTFORK);
+    windows[r] = static_cast<char*>(w);
+  }
+  windows_ = std::move(windows);
+  return true;
+}
+
+}  // namespace c10d_custom
