@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import TransportError
-from ..launch import launcher
+from ..launch import launcher, mpich_files
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
 from .packed import packed, unpacked
@@ -38,9 +38,10 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     server = PmiServer(
         exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _StoredKeyValues(exchange)
     )
-    job = mpi.start(server, exchange.left(), interface)
-    exchange.gather_and_decide("mpi started", None, lambda _: None)
-    mpi.remove_files()
+    with mpich_files.removed_at_the_end():
+        job = mpi.start(server, exchange.left(), interface)
+        exchange.gather_and_decide("mpi started", None, lambda _: None)
+        mpich_files.remove_files()
     return job
 
 

@@ -23,6 +23,7 @@ from .. import native
 from ..errors import TransportError
 from . import launcher, leaving
 from .mapped import mapped_files
+from .mpich_files import remove_files
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -236,14 +237,6 @@ def _in_thread(MPI: Any) -> threading.Thread:
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)
         _init.start()
     return _init
-
-
-def remove_files() -> None:
-    """Once all ranks have started, or will not: all that want them have mapped the files in /dev/shm that MPICH would
-    remove in Finalize only, so that none is left where ranks are killed."""
-    for file in mapped_files(r"/dev/shm/mpich_shm_\w+"):
-        with contextlib.suppress(FileNotFoundError):  # another rank of this host was faster
-            os.unlink(file)
 
 
 def _find_providers() -> None:

@@ -33,7 +33,8 @@ from ..errors import TransportError, UsageError
 from . import launcher
 from .addresses import addresses
 from .host import boot_id, network
-from .mpi_job import INSTALL, job, remove_files
+from .mpi_job import INSTALL, job
+from .mpich_files import remove_files
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore

@@ -1,0 +1,53 @@
+"""What becomes of MPICH's file in /dev/shm where a rank is ended while MPI starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Maps the file as MPICH does, begins, and waits for the end. "plain": as a program that starts nothing of ours.
+PROGRAM = """
+import contextlib, mmap, os, signal, sys, time
+from c10d_custom.launch import mpich_files
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+os.truncate(file, 4096)
+there = mmap.mmap(file, 4096)
+os.close(file)
+if sys.argv[2] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+with contextlib.nullcontext() if sys.argv[2] == "plain" else mpich_files.removed_at_the_end():
+    if sys.argv[2] == "over":
+        mpich_files.remove_files()
+    else:
+        print("begun", flush=True)
+        time.sleep(60)
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, code, left",
+    [
+        ("starting", -signal.SIGTERM, False),
+        ("over", -signal.SIGTERM, False),
+        ("plain", -signal.SIGTERM, True),
+        ("handled", 7, True),  # the program's own handler is its own
+    ],
+)
+def test_who_is_ended_by_sigterm_removes_it(kind, code, left):
+    file = Path(f"/dev/shm/mpich_shm_{os.getpid():x}f_0")
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, file, kind], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        assert process.wait(20) == code
+        assert file.exists() == left
+    finally:
+        process.kill()
+        process.stdout.close()
+        file.unlink(missing_ok=True)
