@@ -143,6 +143,7 @@ def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
         ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
         ("exit", "busy", 3, ""),
         ("own_hook", "busy", 1, "the program's own hook"),
+        ("own_hook_before", "busy", 1, "the program's own hook"),
         ("exit_builtin", "busy", 3, ""),
         ("exit_text", "busy", 1, "the reason"),
     ],

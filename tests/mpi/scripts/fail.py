@@ -9,6 +9,14 @@ import torch.distributed as dist
 
 how, where = sys.argv[1:]
 before = sys.exit
+
+
+def hook(*_):
+    print("the program's own hook", file=sys.stderr)
+
+
+if how == "own_hook_before":
+    sys.excepthook = hook
 dist.init_process_group(os.environ.get("C10D_TEST_BACKEND", "custom"))
 assert sys.exit is before
 if dist.get_rank() == 1:
@@ -21,7 +29,9 @@ if dist.get_rank() == 1:
     if how == "exit_raised":
         raise SystemExit(3)
     if how == "own_hook":
-        sys.excepthook = lambda *_: print("the program's own hook", file=sys.stderr)
+        sys.excepthook = hook
+        raise ZeroDivisionError
+    if how == "own_hook_before":
         raise ZeroDivisionError
     if how == "exit_builtin":
         exit(3)
