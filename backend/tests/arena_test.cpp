@@ -93,7 +93,7 @@ void blocks(uint64_t steps) {
   int error = 0;
   require(!a->take(1, false, &error) && error == ENOMEM, "more than there is", 0);
   a->give_back(whole);
-  char on_stack;
+  char on_stack = 0;
   require(a->place(&on_stack, 1) == kNever, "memory from elsewhere", 0);
   a->drop();
 }

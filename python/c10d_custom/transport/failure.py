@@ -1,11 +1,13 @@
 """How the sentence of an error is put together: what went wrong, operation, sequence number, group, rank, peer, time,
-advice; the words for a rank that has died or is late are in shm/error_text.py and hosts/error_text.py."""
+advice; the words for a rank that has died or is late are in shm/error_text.py and hosts/error_text.py.
+
+Imported only with the first error, which may be made while the process exits. So neither it nor what it imports defines
+a dataclass or a NamedTuple: they compile code, and Python then forgets that Ctrl-C ended the program (exit code 1)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, native
@@ -30,26 +32,6 @@ LATER = 0.1
 
 def rank_name(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
-
-
-@dataclass
-class Trouble(Exception):
-    """A failure in numbers: the fields of the native Failure, ranks being those of the group. ``missing``: those that
-    whoever timed out had waited for, where it knows them."""
-
-    status: int
-    peer: int = -1
-    by: int = -1
-    cause: int = 0
-    call: int = 0
-    seq: int = 0
-    elapsed_ns: int = 0
-    expected: int = 0
-    actual: int = 0
-    expected_dtype: int = 0
-    actual_dtype: int = 0
-    missing: Sequence[int] = ()
-    over: bool = False  # of a message that was over when it was refused: another call raises its error
 
 
 class ErrorText:

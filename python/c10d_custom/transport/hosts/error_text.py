@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ...call import Call
     from ...creation.topology import Location
-    from ..failure import Trouble
+    from ..trouble import Trouble
     from .failure_detector import FailureDetector, Fault
 
 

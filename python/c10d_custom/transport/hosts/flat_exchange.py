@@ -17,7 +17,7 @@ from ... import native
 from ...call import Op
 from ...dtypes import PREMUL_SUM
 from ...native import lib
-from ..failure import Trouble
+from ..trouble import Trouble
 from .layout import Reduction
 from .link import HEAD, Buffer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
-from ..failure import Trouble
+from ..trouble import Trouble
 from .failure_detector import Fault
 
 if TYPE_CHECKING:

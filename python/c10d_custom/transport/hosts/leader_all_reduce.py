@@ -19,7 +19,8 @@ from ...call import Op
 from ...errors import TransportError
 from ...native import Head, LeaderCall, lib
 from ...native.fast_collective import fast_collective
-from ..failure import LATER, Trouble
+from ..failure import LATER
+from ..trouble import Trouble
 from .flat_exchange import HEAD_BYTES, announced
 from .link import HEAD, Buffer
 from .mpi_calls import STATUS_BYTES

@@ -15,7 +15,7 @@ from ... import native
 from ...errors import TransportError
 from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
-from ..failure import Trouble
+from ..trouble import Trouble
 from . import given_up
 
 if TYPE_CHECKING:

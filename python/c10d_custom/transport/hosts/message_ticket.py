@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ... import native
-from ..failure import Trouble
 from ..tickets import PyTicket
+from ..trouble import Trouble
 from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
-from ..failure import Trouble
 from ..message_thread import MessageThread
+from ..trouble import Trouble
 from .asides import Asides
 from .early_messages import EarlyMessages
 from .link import Buffer

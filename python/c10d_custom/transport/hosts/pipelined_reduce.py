@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ... import native
 from ...errors import TransportError
 from ..cuts import chunks, evenly
-from ..failure import LATER, Trouble
+from ..failure import LATER
+from ..trouble import Trouble
 from .layout import Reduction, Step
 from .link import DATA, SUMS, Buffer
 from .local_call import LocalCall

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ... import dtypes, native
 from ...call import Message, Region
-from ..failure import Trouble
+from ..trouble import Trouble
 from .link import REFUSAL, Buffer
 
 if TYPE_CHECKING:

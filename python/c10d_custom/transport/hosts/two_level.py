@@ -19,7 +19,8 @@ from ... import native
 from ...call import ANY_COUNT, Op
 from ...native import lib
 from ..cuts import chunks, evenly
-from ..failure import LATER, Trouble
+from ..failure import LATER
+from ..trouble import Trouble
 from .flat_exchange import HEAD_BYTES, fingerprint
 from .layout import Reduction
 from .link import DATA, ROUND, Buffer

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ... import dtypes, native
 from ...call import ANY_COUNT, Op
 from ...native import lib
-from ..call_log import published
 from ..failure import ErrorText
-from ..fingerprint import mismatch_table
 
 if TYPE_CHECKING:
     from ...call import Call, Message
@@ -88,6 +86,9 @@ class ShmErrorText(ErrorText):
         return f"{who} last entered {peer.calling}"
 
     def table(self) -> str:
+        from ..call_log import published  # not at an exit: see failure.py
+        from ..fingerprint import mismatch_table
+
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
         parts = {r: self._parts(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
         return mismatch_table(prints, self.t.members, parts)
