@@ -23,9 +23,10 @@ from ...creation.processes import Processes
 from ...errors import CustomBackendError, TransportError
 from ..base import Transport
 from ..call_log import CallLog
+from ..failure import rank_name
 from ..tickets import Queue
 from ..trace_file import Peer
-from ..trouble import Trouble, rank_name
+from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .board import Board, slot_bytes
 from .error_text import HostsErrorText, heard_of
