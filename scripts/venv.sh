@@ -58,7 +58,8 @@ venv_prepare() {
     fi
 
     echo "Installing what is missing of: $torch $* (the first time this downloads torch)"
-    "$venv_bin/python" -m pip install --quiet --disable-pip-version-check "$torch" "$@"
+    # Python compiles what it imports; pip would compile all 8,000 files, which takes as long as the download.
+    "$venv_bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "$@"
 
     digest=$(cd "$root" && package_digest)
     if [[ ! -e $stamp || $(<"$stamp") != "$digest" ]]; then

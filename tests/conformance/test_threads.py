@@ -66,7 +66,7 @@ def _differing(count):
         with threads(number):
             groups[number] = dist.new_group()
     wrong = []
-    for dtype in DTYPES:
+    for dtype in DTYPES if dist.get_world_size() < 8 else DTYPES[:2]:  # 8 ranks of 4 threads take their time
         alone = None
         for number, group in groups.items():
             results = _results(group, dtype, count)

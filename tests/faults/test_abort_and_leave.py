@@ -61,7 +61,11 @@ def raised_by(call, g):
         call(g)
         return None, time.monotonic()
     except Exception as error:
-        return error, time.monotonic()
+        ended = time.monotonic()
+        # To log it, torch asks for the name of the group; once that is destroyed, this raises in turn.
+        if isinstance(error, ValueError) and "not initialized" in str(error) and error.__context__:
+            return error.__context__, ended
+        return error, ended
 
 
 def aborted(chosen):

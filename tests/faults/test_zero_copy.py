@@ -121,6 +121,9 @@ def test_an_interrupted_call_lets_go(ranks):
     assert not any(found := ranks.run(interrupted_case)), found
 
 
+OTHER = 16 * MB  # what the calls themselves use comes and goes, too
+
+
 def memory_case():
     """Memory that a tensor has left goes back once no other has needed it for a second."""
     rank, wrong = dist.get_rank(), []
@@ -132,7 +135,7 @@ def memory_case():
         part = t[5:]
         del t
         dist.barrier()
-        if arenas() < before + 2 * 256 * MB:
+        if arenas() < before + 2 * 256 * MB - OTHER:
             wrong.append("it has no memory, or gave it back too soon")
         dist.barrier()
         del part
@@ -142,7 +145,7 @@ def memory_case():
             time.sleep(0.6)
             dist.all_reduce(torch.ones(MB), group=group)
         dist.barrier()
-        if (left := arenas() - before) > 0:  # less: what the call before had used went back, too
+        if (left := arenas() - before) > OTHER:
             wrong.append(f"{left >> 20} MB are left")
         dist.barrier()
         before = arenas()

@@ -54,8 +54,10 @@ def one_process(ranks_per_host):
         "3+1",
         "openmpi:3+1",
         "torchrun:2+2",
-        "torchrun:3+1",
-        pytest.param("2+2", marks=pytest.mark.full("by torchrun in this layout, and by mpirun in the other")),
+        *(
+            pytest.param(layout, marks=pytest.mark.full("each launcher starts it in one layout of the two"))
+            for layout in ("2+2", "torchrun:3+1")
+        ),
         *(
             pytest.param(
                 layout,

@@ -65,14 +65,14 @@ FAULTS = [
 EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
 # One pytest for each layout, since starting one takes seconds. Once MPI is up, the same code runs whoever started it:
-# by default everything runs by torchrun; by mpirun only what must give the same bits, two programs of each number of
-# ranks, and what does not depend on how ranks are started, and takes long.
+# by default everything runs by torchrun; by mpirun only what must give the same bits, three programs, and what does not
+# depend on how ranks are started, and takes long.
 RUNS = {
     "2+2": [
         *SWEEPS,
         "conformance/test_random_programs.py",
         *TRAINING,
-        *(f"{PROGRAMS}::test_{name}" for name in ("sgd_partitioned", "ddp_basic")),
+        f"{PROGRAMS}::test_ddp_basic",
         *FOUR_RANKS,
         *FAULTS,
     ],
@@ -84,7 +84,7 @@ RUNS = {
         "faults/test_leftovers.py::test_mpi_gets_its_communicators_back",
         "torch_suite",
     ],
-    "torchrun:3+1": [*TRANSPORTS, PROGRAMS, "torch_suite"],
+    "torchrun:3+1": [*SWEEPS, *FOUR_RANKS, "torch_suite"],  # two ranks are 1+1 in both layouts
     "openmpi:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
         TRAINING[0],

@@ -38,19 +38,19 @@ def test_small_calls_and_the_steps_of_an_asynchronous_one_are_timed_for_each_bac
         assert ratio == f"{theirs / ours:.1f}" and over == f"{ours - nothing:.2f}"
 
 
-def test_ddp_steps_of_every_kind_of_model_are_timed_beside_a_group_that_does_nothing(tmp_path):
+def test_ddp_steps_are_timed_beside_a_group_that_does_nothing(tmp_path):
     out = bench(
-        "--ddp", "8x2,resnet,transformer", "--batch", "2", "--against", "gloo,noop", "--json",
+        "--ddp", "8x2,resnet", "--batch", "2", "--against", "gloo,noop", "--json",
         str(tmp_path / "ddp.json"), *QUICK,
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
     written = json.loads((tmp_path / "ddp.json").read_text())["ddp"]
     assert [(r["model"], r["reference"]) for r in written] == [
-        (model, name) for model in ("8x2", "resnet", "transformer") for name in ("custom", "gloo", "noop")
+        (model, name) for model in ("8x2", "resnet") for name in ("custom", "gloo", "noop")
     ]
     assert {r["parameters"] for r in written if r["model"] == "8x2"} == {144}
     lines = [line.split() for line in out.stdout.splitlines()]
-    rows = [line for line in lines if line[:1] in (["8x2"], ["resnet"], ["transformer"])]
+    rows = [line for line in lines if line[:1] in (["8x2"], ["resnet"])]
     assert len(rows) == len(written)
     for r, row in zip(written, rows):
         base, nothing = (
