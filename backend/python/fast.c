@@ -3,6 +3,9 @@
 // stable ABI: one build serves every Python.
 #include "fast_collective.h"
 #include "raw_tensor.h"
+#include "ticket.h"
+
+static const uint64_t kReceived = 1ull << 32;  // as in backend/shm/api.h, which is C++
 
 // Of a number, of bytes, or None.
 static void* address(PyObject* o) {
@@ -15,54 +18,54 @@ static int expect(Py_ssize_t n, Py_ssize_t wanted) {
   return 0;
 }
 
-// message(function, handle, kind, peer, tag, data, count, ns, wait_ns, list): of c10d_message. True if it is over; else
-// the ticket is appended to the list, unless the group is closed.
+// message(function, handle, ranks, tensors, is_recv, peer, tag, ns, wait_ns, list): of c10d_message. 0: it is over. 1:
+// the ticket's address is appended to the list, unless the group is closed. 2: nothing was begun, for `tensors` is no
+// list of one that raw_tensor.h knows, or has no elements, or there is no such peer.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 10)) return NULL;
   int (*function)(void*, uint64_t, int32_t, int64_t, void*, uint64_t, int64_t, int64_t, void**);
   *(void**)&function = PyLong_AsVoidPtr(args[0]);
   void* handle = address(args[1]);
-  const uint64_t kind = PyLong_AsUnsignedLongLong(args[2]);
-  const int32_t peer = (int32_t)PyLong_AsLong(args[3]);
-  const int64_t tag = PyLong_AsLongLong(args[4]);
-  void* data = address(args[5]);
-  const uint64_t count = PyLong_AsUnsignedLongLong(args[6]);
-  const int64_t ns = PyLong_AsLongLong(args[7]);
-  const int64_t wait_ns = PyLong_AsLongLong(args[8]);
+  const long ranks = PyLong_AsLong(args[2]), received = PyLong_AsLong(args[4]);
   if (PyErr_Occurred()) return NULL;
+  RawTensor t;
+  const int known = PyList_Check(args[3]) && PyList_Size(args[3]) == 1 && PyLong_Check(args[5]) && PyLong_Check(args[6])
+                        ? raw_tensor_find(PyList_GetItem(args[3], 0), &t)
+                        : 0;
+  if (known < 0) return NULL;
+  const long peer = known ? PyLong_AsLong(args[5]) : -1;
+  const int64_t tag = known ? PyLong_AsLongLong(args[6]) : 0;
+  const int64_t ns = PyLong_AsLongLong(args[7]), wait_ns = PyLong_AsLongLong(args[8]);
+  if (PyErr_Occurred()) return NULL;
+  if (!known || !t.count || peer < 0 || peer >= ranks) return PyLong_FromLong(2);
+  const uint64_t kind = t.code | (uint64_t)bytes_of_an_item(t.code) << 16 | (received ? kReceived : 0);
   void* ticket;
   int status;
-  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, peer, tag, data, count, ns, wait_ns, &ticket);
-  Py_END_ALLOW_THREADS if (!status) Py_RETURN_TRUE;
-  if (ticket) {
+  Py_BEGIN_ALLOW_THREADS status = function(handle, kind, (int32_t)peer, tag, t.data, t.count, ns, wait_ns, &ticket);
+  Py_END_ALLOW_THREADS if (ticket) {
     PyObject* const number = PyLong_FromVoidPtr(ticket);
     const int failed = !number || PyList_Append(args[9], number);
     Py_XDECREF(number);
     if (failed) return NULL;
   }
-  Py_RETURN_FALSE;
+  return PyLong_FromLong(status != 0);
 }
 
-// settle(function, handle, ticket, ns, may_run): of c10d_settle.
-static PyObject* settle(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+// ask(function, address): what an int (*)(void*) answers at once, with the GIL held.
+static PyObject* ask(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (!expect(n, 5)) return NULL;
-  int (*function)(void*, void*, int64_t, int);
+  if (!expect(n, 2)) return NULL;
+  int (*function)(void*);
   *(void**)&function = PyLong_AsVoidPtr(args[0]);
-  void* handle = address(args[1]);
-  void* ticket = address(args[2]);
-  const int64_t ns = PyLong_AsLongLong(args[3]);
-  const int may_run = (int)PyLong_AsLong(args[4]);
-  if (PyErr_Occurred()) return NULL;
-  int status;
-  Py_BEGIN_ALLOW_THREADS status = function(handle, ticket, ns, may_run);
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  void* of = address(args[1]);
+  return PyErr_Occurred() ? NULL : PyLong_FromLong(function(of));
 }
 
 static PyMethodDef methods[] = {
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
-    {"settle", (PyCFunction)(void (*)(void))settle, METH_FASTCALL, NULL},
+    {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, NULL},
+    {"set_up_tickets", (PyCFunction)(void (*)(void))set_up_tickets, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
     {"set_up_kinds", (PyCFunction)(void (*)(void))set_up_kinds, METH_FASTCALL, NULL},
     {"raw_tensor", raw_tensor, METH_O, NULL},
@@ -72,7 +75,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, me
 
 PyMODINIT_FUNC PyInit__fast(void) {
   PyObject* const made = PyModule_Create(&module);
-  if (!made || !add_fast_collective(made)) return made;
+  if (!made || (!add_fast_collective(made) && !add_ticket(made))) return made;
   Py_DECREF(made);
   return NULL;
 }

@@ -12,6 +12,8 @@ static const uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
 static uint8_t item_bytes[kCodes], reduces[kCodes], shapes[kMostOps];
 static unsigned long ops;
 
+uint8_t bytes_of_an_item(uint8_t code) { return item_bytes[code]; }
+
 typedef int (*Function)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t);
 typedef int (*Submit)(void*, uint64_t, int32_t, void*, void*, uint64_t, int64_t, void**);
 

@@ -55,8 +55,16 @@ typedef struct {
   unsigned flags;
   PyType_Slot* slots;
 } PyType_Spec;
-enum { Py_tp_alloc = 47, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_new = 65, Py_tp_free = 74 };
-enum { Py_TPFLAGS_DEFAULT = 0 };
+enum { Py_tp_alloc = 47, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_new = 65, Py_tp_members = 72, Py_tp_free = 74 };
+enum { Py_TPFLAGS_DEFAULT = 0, Py_TPFLAGS_BASETYPE = 1 << 10 };
+typedef struct {
+  const char* name;
+  int type;
+  Py_ssize_t offset;
+  int flags;
+  const char* doc;
+} PyMemberDef;
+enum { Py_T_INT = 1, Py_T_PYSSIZET = 19, Py_READONLY = 1 };
 
 PyObject* PyModule_Create2(PyModuleDef*, int);
 int PyModule_AddObjectRef(PyObject*, const char*, PyObject*);
@@ -78,11 +86,14 @@ extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 #define Py_RETURN_FALSE return Py_IncRef(Py_False), Py_False
 // Bits of a type's flags say what it is derived from.
 #define PyList_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 25 & 1)
+#define PyLong_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 24 & 1)
 #define PyBytes_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 27 & 1)
 
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 Py_hash_t PyObject_Hash(PyObject*);
+PyObject* PyObject_GetItem(PyObject*, PyObject*);
+int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
 PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);
 int PyArg_ParseTuple(PyObject*, const char*, ...);
 char* PyBytes_AsString(PyObject*);

@@ -223,10 +223,11 @@ int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void*
                  int64_t timeout_ns, int64_t wait_ns, c10d_ticket** ticket) {
   const uint64_t bytes = count * (kind >> 16 & 0xff);
   const MessageArgs a{(kind & kReceived) != 0, uint32_t(kind & 0xff), peer, 0, tag, {data, bytes}, timeout_ns};
-  *ticket = c10d_post(h, &a);
-  if (!*ticket) return kPending;
-  if (wait_ns) c10d_settle(h, *ticket, wait_ns, 0);
-  if ((*ticket)->state() != kOk) return kPending;
+  *ticket = nullptr;
+  Use g(h);
+  if (g.status) return refuse(g.status, &t_failure), kPending;
+  *ticket = g->messenger().post(a);
+  if ((wait_ns ? g->messenger().wait(*ticket, wait_ns) : (*ticket)->state()) != kOk) return kPending;
   (*ticket)->drop();
   *ticket = nullptr;
   return kOk;

@@ -188,7 +188,7 @@ C10D_API int c10d_wait(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_r
 // The same, where it is enough to know that it failed; c10d_wait then tells why.
 C10D_API int c10d_settle(c10d_handle*, c10d_ticket*, int64_t timeout_ns, int may_run);
 // Asks for `token` (not 0) to come out of next_completed when the ticket is done: kPending. Any other
-// status: it is done already, and the token will not come.
+// status: it is done, perhaps by this thread just now, and the token will not come.
 C10D_API int c10d_watch(c10d_handle*, c10d_ticket*, uint64_t token);
 // Takes a message back: once this returns, it is over, and nothing touches its bytes. The peer is told. kAborted: some
 // of them had moved, and the group is aborted for it.

@@ -8,6 +8,8 @@ namespace {
 
 // How long the worker leaves a small collective to who issued it.
 constexpr int64_t kGrace = 300 * 1000;
+// How long who wants to be told of one waits for its peers: less than it takes to wake a thread that does.
+constexpr int64_t kHardly = 5 * 1000;
 constexpr int64_t kLinger = 50 * 1000 * 1000;  // ns without a submit before it sleeps until it is woken
 
 }  // namespace
@@ -18,18 +20,22 @@ Status Ticket::wait(int64_t timeout_ns) {
     if (state() != kPending) return state();
     cpu_relax();
   }
+  // Who ends it looks for sleepers after it has set the status, and the kernel looks at the status before it lets one
+  // sleep.
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (state() == kPending) {
     const int64_t left = until - now_ns();
-    if (left <= 0) return kPending;
+    if (left <= 0) break;
     futex_wait(&status_, kPending, left);
   }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
   return state();
 }
 
 void Ticket::finish(Status st, const Failure& f, CompletionQueue& completed) {
   failure = f;
   status_.store(uint32_t(st), std::memory_order_seq_cst);
-  futex_wake_all(&status_);
+  if (sleepers_.load(std::memory_order_seq_cst)) futex_wake_all(&status_);
   if (const uint64_t token = token_.exchange(0, std::memory_order_seq_cst)) completed.push(token);
 }
 
@@ -176,7 +182,21 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
   return t;
 }
 
+void CollectiveQueue::run_ready(Ticket* t) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  const int64_t until = now_ns() + kHardly;
+  while (t->state() == kPending && !busy_ && !jobs_.empty() && jobs_.front().announced) {
+    if (next_is_ready())
+      run_next(hold);
+    else if (now_ns() >= until)
+      return;
+    else
+      for (int i = 0; i < 16; ++i) cpu_relax();
+  }
+}
+
 Status CollectiveQueue::watch(Ticket* t, uint64_t token) {
+  run_ready(t);
   const Status st = t->watch(token);
   if (st != kPending) return st;
   std::unique_lock<std::mutex> hold(mutex_);

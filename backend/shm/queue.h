@@ -54,6 +54,7 @@ class Ticket {
 
  private:
   std::atomic<uint32_t> status_{kPending};
+  std::atomic<uint32_t> sleepers_{0};  // on status_
   std::atomic<uint32_t> owners_{2};
   std::atomic<uint64_t> token_{0};  // taken out by whoever hands it on: finish() or watch()
 };
@@ -68,7 +69,8 @@ class CollectiveQueue {
   // kPending after timeout_ns. may_run: the calling thread may run what is queued meanwhile, and then
   // returns when that is over, however long it takes.
   Status wait(Ticket*, int64_t timeout_ns, bool may_run);
-  // As Ticket::watch: then nobody may be about to wait for it.
+  // As Ticket::watch: then nobody may be about to wait for it, so a small one whose peers are there, or nearly, is
+  // carried out first.
   Status watch(Ticket*, uint64_t token);
   uint64_t next_seq();
   void keep_trace(uint32_t calls);
@@ -95,6 +97,8 @@ class CollectiveQueue {
   bool next_is_ready() const;
   Ticket* enqueue(const CallArgs&, std::unique_lock<std::mutex>&);
   void run_next(std::unique_lock<std::mutex>&);
+  // Runs what is queued, up to a ticket, as long as hardly anybody has to be waited for.
+  void run_ready(Ticket*);
   void work();
 
   Group& g_;

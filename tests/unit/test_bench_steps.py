@@ -49,14 +49,12 @@ def test_ddp_steps_are_timed_beside_a_group_that_does_nothing(tmp_path):
         (model, name) for model in ("8x2", "resnet") for name in ("custom", "gloo", "noop")
     ]
     assert {r["parameters"] for r in written if r["model"] == "8x2"} == {144}
-    lines = [line.split() for line in out.stdout.splitlines()]
-    rows = [line for line in lines if line[:1] in (["8x2"], ["resnet"])]
+    names = {r["model"] for r in written}
+    rows = [words for line in out.stdout.splitlines() if (words := line.split()) and words[0] in names]
     assert len(rows) == len(written)
     for r, row in zip(written, rows):
-        base, nothing = (
-            next(w["comm"] for w in written if w["model"] == r["model"] and w["reference"] == n)
-            for n in ("gloo", "noop")
-        )
+        comm = {w["reference"]: w["comm"] for w in written if w["model"] == r["model"]}
+        base, nothing = comm["gloo"], comm["noop"]
         assert row[-1] == (f"{(r['comm'] - nothing) / (base - nothing):.2f}" if base > nothing else "-")
 
 

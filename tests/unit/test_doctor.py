@@ -79,7 +79,7 @@ def test_what_it_says_of_this_machine(tmp_path):
     assert said["host"]["facts"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert said["host"]["facts"]["network_namespace"] == os.stat("/proc/self/ns/net").st_ino
     assert set(said["sharing"]["facts"]["asked"].values()) == {"works"}
-    assert said["core"]["facts"]["calls"] == ("ctypes" if native.settle is native.lib.c10d_settle else "extension")
+    assert said["core"]["facts"]["calls"] == ("ctypes" if native.inside is native.lib.c10d_inside else "extension")
     assert (said["MPI"]["facts"]["mpi4py"] is None) == (find_spec("mpi4py") is None)
     assert said["self-test"]["state"] == "fine" and said["self-test"]["facts"]["failure"] is None
     assert status < State.FAILS

@@ -185,8 +185,9 @@ sys.modules["c10d_custom.native._fast"] = None
 import torch, torch.distributed as dist
 dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 from c10d_custom import native
-assert native.settle is native.lib.c10d_settle
-from c10d_custom.native import fast_collective, raw_tensor
+assert native.inside is native.lib.c10d_inside
+from c10d_custom.native import fast_collective, raw_tensor, ticket
+assert ticket.CoreTicket is ticket.InPython
 assert fast_collective.fast_collective is fast_collective.InPython
 assert raw_tensor.raw_tensor is raw_tensor.in_python
 t = torch.arange(4.0)
@@ -214,9 +215,10 @@ def test_the_fast_calls_are_there():
     from functools import partial
 
     from c10d_custom import native
-    from c10d_custom.native import fast_collective, raw_tensor
+    from c10d_custom.native import fast_collective, raw_tensor, ticket
 
-    assert all(isinstance(f, partial) for f in (native.settle, native.message))
+    assert isinstance(native.inside, partial)
+    assert ticket.CoreTicket is not ticket.InPython
     assert raw_tensor.raw_tensor is not raw_tensor.in_python
     assert fast_collective.fast_collective is not fast_collective.InPython
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from ..errors import AbortedError, TransportError
 from ..threads import start
 
 if TYPE_CHECKING:
+    import torch
+
     from ..transport.base import Ticket, Transport
     from .work import Work
 
@@ -31,6 +33,13 @@ _SWEEP = 4
 _JOIN = 5.0
 
 
+def _are_tiny(tensors: Sequence[torch.Tensor]) -> bool:
+    for t in tensors:
+        if t.is_sparse or t.nbytes > _TINY:
+            return False
+    return True
+
+
 class Completer:
     """Ends Works that nobody waits for: those with a future, or with something to do at the end.
 
@@ -45,7 +54,7 @@ class Completer:
         self._lock = threading.RLock()
         self._tokens = itertools.count(1)
         self._watched: dict[int, tuple[Work, int]] = {}  # token -> (work, index of the ticket it stands for)
-        self._in_flight: dict[Work, None] = {}  # an ordered set: keeps Works, with their tensors, alive until they end
+        self._in_flight: OrderedDict[Work, None] = OrderedDict()  # keeps Works, with their tensors, until they end
         self._remembered: deque[Work] = deque(maxlen=_REMEMBERED)
         self._held: set[Work] = set()  # Works that torch's registry of graph inputs has
         self._idle = 0
@@ -53,34 +62,39 @@ class Completer:
 
     def keep(self, work: Work) -> None:
         """Keeps ``work`` alive until it ends."""
-        with self._lock:
-            # Works that nobody waits for are let go here, a few at each call.
-            oldest: Sequence[Work] = list(itertools.islice(self._in_flight, _SWEEP)) if self._in_flight else ()
-            for w in oldest:
-                self._in_flight.pop(w, None)
-                self._in_flight[w] = None
-            self._in_flight[work] = None
-        for w in oldest:
-            if w.is_completed():
-                self.forget(w)
+        if self._in_flight:
+            self._sweep()
+        self._in_flight[work] = None
+
+    def _sweep(self) -> None:
+        """Lets Works go that nobody waits for, a few at each call: the oldest, up to one that is not done."""
+        for _ in range(_SWEEP):
+            try:
+                oldest = next(iter(self._in_flight))
+                self._in_flight.move_to_end(oldest)  # the next time, another one is looked at first
+            except (StopIteration, RuntimeError, KeyError):  # there is none, or another thread adds or takes some
+                return
+            if not oldest.is_completed():
+                return
+            self.forget(oldest)
 
     def adopt(self, work: Work, eager: bool) -> None:
         """The same of a Work that C++ may have; ``eager``: sees to its end, too."""
         self.keep(work)
-        if all(not t.is_sparse and t.nbytes <= _TINY for t in work._tensors):
+        if _are_tiny(work._tensors):
             self._remembered.append(work)
         if eager:
             self.watch(work)
 
     def refuse_inside(self, tickets: Sequence[Ticket]) -> None:
         """UsageError if one of them is a collective that waits for this thread's own outer frame."""
-        for ticket in tickets:
-            if ticket.collective and not ticket.done() and self._transport.interrupted_here():
-                raise self._transport.inside("Work.wait of a collective")
+        if self._transport.interrupted_here():
+            for ticket in tickets:
+                if ticket.collective and not ticket.done():
+                    raise self._transport.inside("Work.wait of a collective")
 
     def forget(self, work: Work) -> None:
-        with self._lock:
-            self._in_flight.pop(work, None)
+        self._in_flight.pop(work, None)  # a step that nothing interrupts; `_sweep` knows that it comes at any moment
 
     def hold(self, work: Work) -> None:
         """Keeps ``work`` alive until `release`."""
@@ -96,9 +110,9 @@ class Completer:
             token = next(self._tokens)
             with self._lock:
                 self._watched[token] = (work, index)
-            if not self._threads:
-                self._start()
             if ticket.watch(token):
+                if not self._threads:
+                    self._start()
                 return
             with self._lock:
                 self._watched.pop(token, None)

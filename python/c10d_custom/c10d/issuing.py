@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..dtypes import PACKED
 from ..errors import UsageError
 from ..lowering import sparse
 from ..lowering.collectives import Lowering, only, own_tensors, put_back
-from ..native import RECEIVED, SLOW_PATH
-from ..native.raw_tensor import raw_tensor
+from ..native import SLOW_PATH
 from .blocking import posted_to_be_awaited
 from .completer import Completer
 from .dynamo import opaque_to_dynamo
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ..call import Call, Message
-    from ..transport.base import FastMessage, Ticket, Transport
+    from ..transport.base import Ticket, Transport
     from ..transport.by_device import ByDevice
     from .fast_path import FastPath
 
@@ -308,8 +305,9 @@ class Issuing:
         if self._callers is not None:
             self._callers.note(0)
         try:
-            if self._transport.fast_message is not None and len(tensors) == 1 and self._may_be_fast():
-                ticket = self._fast_message(name, tensors[0], peer, tag, is_recv, _PATIENCE if awaited else 0)
+            if (fast := self._transport.fast_message) is not None and self._may_be_fast():
+                call = self._lower.message, name, *tensors, peer, tag, self._seconds, is_recv
+                ticket = fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, call)
                 if ticket is None:
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if ticket:
@@ -330,18 +328,6 @@ class Issuing:
             if ticket:  # a signal handler has raised: the caller never sees the Work
                 ticket.withdraw()
             raise
-
-    def _fast_message(
-        self, name: str, t: torch.Tensor, peer: int, tag: int, is_recv: bool, wait: int
-    ) -> Ticket | Literal[False] | None:
-        """As base.FastMessage, to be asked only while the transport has one."""
-        if not (type(peer) is type(tag) is int and 0 <= peer < self._group_size and (found := raw_tensor(t))):
-            return False
-        address, count, code = found
-        fast = cast("FastMessage", self._transport.fast_message)
-        kind = PACKED[code] | RECEIVED if is_recv else PACKED[code]
-        call = partial(self._lower.message, name, t, peer, tag, self._seconds, is_recv)
-        return count > 0 and fast(kind, peer, tag, address, count, self._nanoseconds, wait, call)
 
     def _adopt(
         self,

@@ -139,6 +139,11 @@ class Work(_TorchWork):
     stay alive until the end.
     """
 
+    # Until it is said otherwise, of each: setting them takes time.
+    _settling = _over = False
+    _error: BaseException | None = None
+    _graph_inputs: Sequence[torch.Tensor] = ()
+
     def __init__(
         self,
         completer: WorkKeeper,
@@ -154,17 +159,19 @@ class Work(_TorchWork):
         self._finish = finish
         self._keep = keep
         self._lock = threading.RLock()  # taken twice where a signal handler ends the group amid `settle`
-        self._settling = self._over = False
-        self._error: BaseException | None = None
         self._futures: list[Future[Any]] = []
-        self._graph_inputs: Sequence[torch.Tensor] = ()
 
     # --- torch.distributed.Work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._over:
-            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-            self._await(seconds if seconds and seconds > 0 else None)
+            for ticket in self._tickets:
+                if not ticket.done():
+                    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+                    self._await(seconds if seconds and seconds > 0 else None)
+                    break
+            else:
+                self.settle()
         if self._graph_inputs:
             self._forget_graph_inputs()
         if self._error is not None:
@@ -222,7 +229,7 @@ class Work(_TorchWork):
             self._resolve_futures()
         else:
             self._completer.watch(self)
-        return _can_fail(future)
+        return future if self._error is None and future.done() else _can_fail(future)
 
     def _new_future(self) -> Future[Any]:
         return torch.futures.Future()
@@ -236,8 +243,6 @@ class Work(_TorchWork):
     def _await(self, seconds: float | None) -> None:
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
         behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
-        if Work.is_completed(self):
-            return
         self._completer.refuse_inside(self._tickets)
         try:
             late = self._await_tickets(None if seconds is None else time.monotonic() + seconds)
@@ -254,11 +259,12 @@ class Work(_TorchWork):
     def _await_tickets(self, deadline: float | None) -> Ticket | None:
         """The first that was not done by then, or None."""
         for ticket in self._tickets:
-            while True:
-                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                if ticket.wait(max(left, 0.0), may_run=deadline is None):
-                    break
-                if deadline is not None and time.monotonic() >= deadline:
+            if deadline is None:
+                while not ticket.wait(_SLICE, True):
+                    pass
+                continue
+            while not ticket.wait(max(min(_SLICE, deadline - time.monotonic()), 0.0)):
+                if time.monotonic() >= deadline:
                     return ticket
         return None
 
@@ -275,8 +281,11 @@ class Work(_TorchWork):
                 return
             self._settling = True
             try:
-                self._error = next((e for t in self._tickets if (e := t.error())), None)
-                if self._error is None and self._finish is not None:
+                for ticket in self._tickets:
+                    if (error := ticket.error()) is not None:
+                        self._error = error
+                        break
+                if self._finish is not None and self._error is None:
                     self._finish()
             except BaseException as error:  # what a signal handler raises, too: `wait` raises it
                 self._error = error
@@ -285,7 +294,8 @@ class Work(_TorchWork):
         try:
             self._let_go()
         finally:
-            self._resolve_futures()
+            if self._futures:
+                self._resolve_futures()
 
     def _resolve_futures(self) -> None:
         futures, self._futures = self._futures, []  # no signal handler, and no other thread, runs amid this line

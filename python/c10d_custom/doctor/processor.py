@@ -19,7 +19,7 @@ def core() -> Finding:
         text = f"the native core does not load ({error}): reinstall c10d-custom"
         return Finding("core", text, State.FAILS, facts)
     facts["reductions"] = variant = native.lib.c10d_reduce_variant().decode()
-    extension = native.settle is not native.lib.c10d_settle
+    extension = native.inside is not native.lib.c10d_inside
     facts["calls"] = "extension" if extension else "ctypes"
     text = f"reductions built for {_meaning(variant)}; {cores} core{'s' * (cores != 1)} for this process"
     if platform.machine() != "x86_64":

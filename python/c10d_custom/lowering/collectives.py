@@ -55,6 +55,8 @@ def own_tensors(tensors: Any) -> list[torch.Tensor]:
     """A list of its own of what c10d passes: nothing, a tensor, a list of some, or a list of such a list."""
     if type(tensors) is not list:
         return [] if tensors is None else [tensors]
+    if tensors and type(tensors[0]) is torch.Tensor:
+        return tensors[:]
     return list(own_list(tensors))
 
 

@@ -342,30 +342,19 @@ def _load() -> c.CDLL:
     return library
 
 
-def _fast_functions(lib: c.CDLL) -> tuple[Callable[..., int], Callable[..., bool]]:
-    """(c10d_settle, c10d_message): ``message(..., ticket)`` says whether the message is over; else the ticket's address
-    is in the list ``ticket``. What a function returns may be lost to a signal handler that raises; what is in the
-    caller's list is not."""
+def address_of(function: Any) -> int:
+    """For functions in C that call it."""
+    return c.cast(function, c.c_void_p).value or 0
+
+
+def _quick_inside(lib: c.CDLL) -> Callable[[Any], int]:
+    """c10d_inside, which is asked so often that what ctypes takes counts."""
     try:
-        from ._fast import message, settle  # not in a Python without a global interpreter lock, or not CPython
+        from ._fast import ask  # not in a Python without a global interpreter lock, or not CPython
     except ImportError:
-
-        def with_ticket(*given: Any) -> bool:
-            *arguments, out = given
-            ticket = c.c_void_p()
-            try:
-                return bool(lib.c10d_message(*arguments, c.byref(ticket)) == OK)
-            finally:
-                if ticket.value:
-                    out.append(ticket.value)
-
-        return lib.c10d_settle, with_ticket
-
-    def at(function: Any) -> int:
-        return c.cast(function, c.c_void_p).value or 0
-
-    return partial(settle, at(lib.c10d_settle)), partial(message, at(lib.c10d_message))
+        return lib.c10d_inside
+    return partial(ask, address_of(lib.c10d_inside))
 
 
 lib = _load()
-settle, message = _fast_functions(lib)
+inside = _quick_inside(lib)

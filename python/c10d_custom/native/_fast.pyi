@@ -1,5 +1,6 @@
 """backend/python: calls into the core in C, for every CPython that has a global interpreter lock. The functions of the
-core take the address of the one they call first, and its arguments as api.h has them. They run without the GIL."""
+core take the address of the one they call first, and its arguments as api.h has them. They run without the GIL, but
+`ask`, of functions that answer at once."""
 
 from typing import Any
 
@@ -13,20 +14,30 @@ class FastCollective:
     ) -> int: ...
     def close(self) -> None: ...
 
-def settle(function: int, handle: int, ticket: int, nanoseconds: int, may_run: bool, /) -> int: ...
+class CoreTicket:
+    """See ticket.py."""
+
+    address: int
+    status: int
+    def hold(self, handle: int, at: Any, /) -> None: ...
+    def done(self) -> bool: ...
+    def settle(self, nanoseconds: int, may_run: bool, /) -> bool: ...
+
+def set_up_tickets(test: int, settle: int, release: int, /) -> None: ...
+def ask(function: int, address: int | None, /) -> int: ...
 def message(
     function: int,
     handle: int,
-    kind: int,
-    peer: int,
-    tag: int,
-    address: int,
-    count: int,
+    ranks: int,
+    tensors: Any,
+    is_recv: bool,
+    peer: Any,
+    tag: Any,
     nanoseconds: int,
     wait: int,
     ticket: list[int],
     /,
-) -> bool: ...
+) -> int: ...
 def set_up(exchange: object, types: tuple[type, ...], is_neg: object, is_conj: object, known: bytes, /) -> None: ...
 def raw_tensor(tensor: Any, /) -> tuple[int, int, int] | None: ...
 def set_up_kinds(dtypes: bytes, operations: bytes, /) -> None: ...

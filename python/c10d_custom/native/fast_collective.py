@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..call import AT_ROOT, ELSEWHERE, SHAPES, Op, Shape
 from ..dtypes import PACKED, REDUCES
-from . import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH
+from . import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH, address_of
 from .raw_tensor import in_python, raw_tensor
 
 _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of a part, dtype's code, whether a list
@@ -136,11 +136,8 @@ def _in_c() -> Callable[..., FastCollective]:
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     set_up_kinds(kinds, bytes(shapes))
 
-    def at(function: Any) -> int:
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
-
     def make(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective:
-        return InC(at(function), handle, rank, size, at(submit))
+        return InC(address_of(function), handle, rank, size, address_of(submit))
 
     return make
 

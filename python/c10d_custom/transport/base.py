@@ -15,13 +15,15 @@ process cannot make. All but the last end the group, for all its ranks; the firs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..call import Call
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from ..call import Agreement, Message
     from ..native import Failure, PeerState
     from .trace_file import Peer, Record
@@ -82,20 +84,19 @@ class FastSubmit(Protocol):
 class FastMessage(Protocol):
     def __call__(
         self,
-        kind: int,
+        tensors: Sequence[torch.Tensor],
+        is_recv: bool,
         peer: int,
         tag: int,
-        address: int,
-        count: int,
         nanoseconds: int,
         wait: int,
-        call: Callable[[], Message],
+        call: tuple[Any, ...],
         /,
     ) -> Ticket | Literal[False] | None:
-        """Posts a message of a plain CPU tensor, as c10d_message of api.h, and waits up to ``wait`` ns for its end.
-        ``kind``: its dtype, with RECEIVED of native for a receive; ``peer``: a group rank; ``count``: elements at
-        ``address``; ``nanoseconds``: the time-out; ``call``: makes the Message, for what errors say. None if it is
-        over, else its Ticket; False, with nothing done, once the group is closed."""
+        """Posts a message and waits up to ``wait`` ns for its end. ``tensors``: one, plain, on the CPU, with elements;
+        ``peer``: a group rank; ``nanoseconds``: the time-out; ``call``: a function, and its arguments, that makes the
+        Message, for what errors say. None if it is over, else its Ticket; False, with nothing done, for other arguments
+        and once the group is closed."""
 
 
 class Transport(ABC):

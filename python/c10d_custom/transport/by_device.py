@@ -183,7 +183,8 @@ class ByDevice(Transport):
         return self.cpu.next_sequence()
 
     def interrupted_here(self) -> bool:
-        return getattr(self._here, "depth", 0) > 0 or self.cpu.interrupted_here()
+        # Calls are carried out here only where there is a queue of them.
+        return (self._queue is not None and getattr(self._here, "depth", 0) > 0) or self.cpu.interrupted_here()
 
     def under_way(self) -> str:
         return self.cpu.under_way()

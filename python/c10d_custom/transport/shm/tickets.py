@@ -8,49 +8,42 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ... import native
 from ...call import Call, Op
 from ...native import Failure, lib
+from ...native.ticket import CoreTicket
 from ..base import Ticket
 
 if TYPE_CHECKING:
     from ...call import Message
 
 
-_FOREVER = 2**63 - 1
+_LONG, _FOREVER = 1e9, 2**63 - 1  # s, ns
 _ENDS = 0.1  # s: how long to wait at a time for what an abort ends
 
 
 def nanoseconds(seconds: float) -> int:
-    return min(int(seconds * 1e9), _FOREVER)
+    return int(seconds * 1e9) if seconds < _LONG else _FOREVER
 
 
-class ShmTicket(Ticket):
+class ShmTicket(CoreTicket, Ticket):
     """Takes over the native ticket whose address is ``at[0]``. ``transport``: the ShmTransport that it is of."""
+
+    _failure: Failure | None = None
 
     def __init__(self, transport: Any, at: Any, call: Any) -> None:
         self._transport, self._call = transport, call
-        self._status = native.PENDING
-        self._failure: Failure | None = None
-        self._ticket = at[0]
-        at[0] = None  # no signal handler runs between these two lines
-
-    def done(self) -> bool:
-        if self._status == native.PENDING:
-            self._status = lib.c10d_test(self._ticket)
-        return self._status != native.PENDING
+        self.hold(transport._handle, at)
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
-        self._status = native.settle(self._transport._handle, self._ticket, nanoseconds(seconds), may_run)
-        if may_run and self._transport.has_raised():
+        done = self.settle(nanoseconds(seconds), may_run)
+        if may_run and self._transport.raised is not None and self._transport.has_raised():
             raise self._transport._interruption()
-        return self._status != native.PENDING
+        return done
 
     def error(self) -> BaseException | None:
-        if self._status == native.PENDING:
-            self.wait(0)
-        if self._status in (native.OK, native.PENDING):
+        if not self.done() or self.status == native.OK:
             return None
         if self._failure is None:
             self._failure = Failure()
-            lib.c10d_wait(self._transport._handle, self._ticket, 0, False, byref(self._failure))
+            lib.c10d_wait(self._transport._handle, self.address, 0, False, byref(self._failure))
         return self._transport.error(self._failure, self._said())
 
     def withdraw(self) -> None:
@@ -60,7 +53,7 @@ class ShmTicket(Ticket):
             while not self.wait(_ENDS, may_run=True):
                 pass
         else:
-            lib.c10d_withdraw(transport._handle, self._ticket)
+            lib.c10d_withdraw(transport._handle, self.address)
 
     @property
     def collective(self) -> bool:
@@ -69,7 +62,7 @@ class ShmTicket(Ticket):
     def standing(self) -> tuple[str, str]:
         from .error_text import ShmErrorText  # when it is wanted
 
-        number = lib.c10d_ticket_number(self._ticket)
+        number = lib.c10d_ticket_number(self.address)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
         return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
 
@@ -77,23 +70,20 @@ class ShmTicket(Ticket):
         return self._call
 
     def watch(self, token: int) -> bool:
-        return lib.c10d_watch(self._transport._handle, self._ticket, token) == native.PENDING
+        return lib.c10d_watch(self._transport._handle, self.address, token) == native.PENDING
 
     @property
     def source(self) -> int:
-        return lib.c10d_ticket_source(self._ticket)
-
-    _ticket: Any = None
-
-    def __del__(self) -> None:
-        if self._ticket:
-            lib.c10d_release(self._ticket)
+        return lib.c10d_ticket_source(self.address)
 
 
 class CollectiveTicket(ShmTicket):
-    """Of a collective that went the fast path."""
+    """Of a collective that went the fast path: what errors say of it is made when there is one."""
 
     collective = True
+
+    def _said(self) -> Any:
+        return Named(*self._call)
 
 
 class Named:
@@ -119,4 +109,5 @@ class MessageTicket(ShmTicket):
     """Of a message that went the fast path: what errors say of it is made when there is one."""
 
     def _said(self) -> Message:
-        return self._call()
+        make, *arguments = self._call
+        return make(*arguments)

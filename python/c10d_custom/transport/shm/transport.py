@@ -14,12 +14,15 @@ from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
+from ...native.fast_message import OVER, fast_message
 from ..base import LocalTransport
 from .arena import take
 from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, Named, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
+    import torch
+
     from ...call import Buffer, Message
     from ...config import Config
     from ...creation.gathering import Gathering
@@ -54,7 +57,7 @@ class ShmTransport(LocalTransport):
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.who = who or functools.partial(_rank_name, members)
-        self._raised: BaseException | None = None  # by a signal handler, in the main thread
+        self.raised: BaseException | None = None  # by a signal handler, in the main thread, and to leave a call of it
         signals = self._signals()
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
@@ -64,6 +67,7 @@ class ShmTransport(LocalTransport):
         lib.c10d_set_threads(self._handle, config.threads)
         self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
         self.fast_collective = self._fast.run
+        self._message = fast_message(self._handle, self.size)
 
     # --- collectives
 
@@ -133,7 +137,7 @@ class ShmTransport(LocalTransport):
         self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int
     ) -> ShmTicket | None:
         at: list[int] = []
-        call = Named(op, not isinstance(source if target is None else target, list))
+        call = op, type(source if target is None else target) is not list
         try:
             status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)  # type: ignore[union-attr]
             return None if status else CollectiveTicket(self, at, call)
@@ -186,18 +190,17 @@ class ShmTransport(LocalTransport):
 
     def fast_message(
         self,
-        kind: int,
+        tensors: Sequence[torch.Tensor],
+        is_recv: bool,
         peer: int,
         tag: int,
-        address: int,
-        count: int,
         nanoseconds: int,
         wait: int,
-        call: Callable[[], Message],
+        call: tuple[Any, ...],
     ) -> Ticket | Literal[False] | None:
         posted: list[int] = []
         try:
-            if native.message(self._handle, kind, peer, tag, address, count, nanoseconds, wait, posted):
+            if self._message(tensors, is_recv, peer, tag, nanoseconds, wait, posted) == OVER:
                 return None
             return bool(posted) and MessageTicket(self, posted, call)
         except BaseException:
@@ -313,19 +316,19 @@ class ShmTransport(LocalTransport):
             except GeneratorExit:
                 return
             except BaseException as error:
-                self._raised, answer = error, 1
+                self.raised, answer = error, 1
 
     def _interruption(self) -> BaseException:
-        raised, self._raised = self._raised, None
+        raised, self.raised = self.raised, None
         return raised or KeyboardInterrupt()
 
     def has_raised(self) -> bool:
         """Whether a signal handler has raised in this thread while it carried out a call, perhaps another than the one
         it was to wait for: what it raised is to leave the wait."""
-        return self._raised is not None and threading.current_thread() is threading.main_thread()
+        return self.raised is not None and threading.current_thread() is threading.main_thread()
 
     def interrupted_here(self) -> bool:
-        return bool(lib.c10d_inside(self._handle))
+        return bool(native.inside(self._handle))
 
     # --- errors
 
