@@ -50,18 +50,17 @@ class NoopProcessGroup(dist.ProcessGroup):
     def _done(self, *args: Any, **options: Any) -> dist.Work:
         return self._nothing
 
-    def _keep(self, tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> dist.Work:
-        self._nothing.tensors = tensors
+    def allreduce(self, *args: Any, **options: Any) -> dist.Work:
+        self._nothing.tensors = args[0]
         return self._nothing
 
-    def _copy(self, outputs: Sequence[Any], inputs: Sequence[Any], *args: Any, **options: Any) -> dist.Work:
+    def allgather(self, *args: Any, **options: Any) -> dist.Work:
         """As if all ranks had this one's: DDP compares them before it begins."""
-        for parts, tensor in zip(outputs, inputs):
+        for parts, tensor in zip(args[0], args[1]):
             for part in parts:
                 part.copy_(tensor)
         return self._nothing
 
-    allreduce, allgather = _keep, _copy  # type: ignore[assignment]  # torch's take more forms
     # torch's names, those before 2.13 among them.
     broadcast = reduce = reduce_scatter = alltoall = gather = scatter = barrier = _done
     all_gather_single = reduce_scatter_single = all_to_all_single = _done

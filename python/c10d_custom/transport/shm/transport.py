@@ -18,7 +18,7 @@ from ...native.fast_message import OVER, fast_message
 from ..base import LocalTransport
 from .arena import take
 from .segment import geometry, open_segment
-from .tickets import CollectiveTicket, MessageTicket, Named, ShmTicket, nanoseconds
+from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
     import torch
