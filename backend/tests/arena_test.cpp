@@ -119,7 +119,7 @@ void memory() {
     a->give_back(half);
   }
   require(file.memory() >= 100 * kMiB && file.memory() <= 110 * kMiB, "what nobody needed was kept", file.memory());
-  for (int i = 0; i < 3; ++i) usleep(600 * 1000), a->place(small, 1);
+  for (int i = 0; i < 6; ++i) usleep(600 * 1000), a->place(small, 1);
   require(file.memory() <= 3 * kMiB, "memory was not given back", file.memory());
   large = take(a, 200 * kMiB);
   require(large[0] == 0 && large[200 * kMiB - 1] == 0, "a hole that holds something", 0);

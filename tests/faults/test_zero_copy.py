@@ -141,7 +141,7 @@ def memory_case():
         del part
         gc.collect()
         dist.barrier()
-        for _ in range(4):
+        for _ in range(6):
             time.sleep(0.6)
             dist.all_reduce(torch.ones(MB), group=group)
         dist.barrier()

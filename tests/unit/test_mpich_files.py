@@ -10,15 +10,33 @@ import pytest
 
 # Maps the file as MPICH does, begins, and waits for the end. "plain": as a program that starts nothing of ours.
 PROGRAM = """
-import contextlib, mmap, os, signal, sys, time
+import contextlib, mmap, os, signal, sys, threading, time
 from c10d_custom.launch import mpich_files
-file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-os.truncate(file, 4096)
-there = mmap.mmap(file, 4096)
-os.close(file)
+
+made, ended = threading.Event(), threading.Event()
+
+def make():
+    global there
+    if sys.argv[2] == "later":
+        ended.wait()
+        time.sleep(0.3)
+    file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.truncate(file, 4096)
+    there = mmap.mmap(file, 4096)
+    os.close(file)
+    print("made", flush=True)
+    made.set()
+
+def settle():
+    ended.set()
+    made.wait(10)
+
+threading.Thread(target=make, daemon=True).start()
+if sys.argv[2] != "later":
+    made.wait()
 if sys.argv[2] == "handled":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-with contextlib.nullcontext() if sys.argv[2] == "plain" else mpich_files.removed_at_the_end():
+with contextlib.nullcontext() if sys.argv[2] == "plain" else mpich_files.removed_at_the_end(settle):
     if sys.argv[2] == "over":
         mpich_files.remove_files()
     else:
@@ -34,6 +52,7 @@ time.sleep(60)
     "kind, code, left",
     [
         ("starting", -signal.SIGTERM, False),
+        ("later", -signal.SIGTERM, False),  # libmpi makes it after the signal has come
         ("over", -signal.SIGTERM, False),
         ("plain", -signal.SIGTERM, True),
         ("handled", 7, True),  # the program's own handler is its own
@@ -43,9 +62,11 @@ def test_who_is_ended_by_sigterm_removes_it(kind, code, left):
     file = Path(f"/dev/shm/mpich_shm_{os.getpid():x}f_0")
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, file, kind], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout.readline() == "begun\n"
+        said = [process.stdout.readline() for _ in range(1 if kind == "later" else 2)]
+        assert said[-1] == "begun\n"
         process.terminate()
         assert process.wait(20) == code
+        assert process.stdout.read() == ("made\n" if kind == "later" else "")
         assert file.exists() == left
     finally:
         process.kill()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .topology import Location
 
 _LAUNCHER, _RUNNING, _READY, _UNABLE = "launcher", "running", "ready", "unable"
+_SETTLE = 1.0  # s: how long a rank that SIGTERM ends waits for its libmpi to wait for an answer
 _MPIRUN = "by mpirun (mpiexec, srun --mpi=...), as in `mpirun -n 8 -hosts a,b python train.py`"
 
 
@@ -38,7 +39,8 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     server = PmiServer(
         exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _StoredKeyValues(exchange)
     )
-    with mpich_files.removed_at_the_end():
+    job: Job | None = None
+    with mpich_files.removed_at_the_end(lambda: job or server.asked(_SETTLE)):
         job = mpi.start(server, exchange.left(), interface)
         exchange.gather_and_decide("mpi started", None, lambda _: None)
         mpich_files.remove_files()

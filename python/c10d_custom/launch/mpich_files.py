@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .mapped import mapped_files
@@ -23,22 +23,24 @@ def remove_files() -> None:
             os.unlink(file)
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
-    remove_files()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
 @contextlib.contextmanager
-def removed_at_the_end() -> Iterator[None]:
+def removed_at_the_end(settle: Callable[[], object]) -> Iterator[None]:
     """While MPI starts. torchrun ends a job's ranks by SIGTERM as soon as one is lost: who has not said what is to
-    happen then ends as before, but removes the files first. (Of a host all of whose ranks are killed by SIGKILL in
-    these milliseconds, the file stays.)"""
+    happen then ends as before, but removes the files first. ``settle``: returns once MPI, which starts in another
+    thread, makes none any more for a while. (Of a host all of whose ranks are killed by SIGKILL in these milliseconds,
+    the file stays.)"""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        settle()
+        remove_files()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        if ours and signal.getsignal(signal.SIGTERM) is _end:
+        if ours and signal.getsignal(signal.SIGTERM) is end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -71,8 +71,12 @@ class PmiServer:
     def serve(self, started: Callable[[], bool]) -> None:
         """Answers until ``started``. Raises what ``key_values`` do; libmpi then waits for its answer for ever."""
         while not started():
-            if select.select([self._ours], [], [], _SLICE)[0]:
+            if self.asked(_SLICE):
                 self._answer()
+
+    def asked(self, seconds: float) -> bool:
+        """Whether libmpi waits for an answer, or does within that time."""
+        return bool(select.select([self._ours], [], [], seconds)[0])
 
     def go_on(self) -> None:
         """In a thread, once MPI has started: libmpi may end without the other ranks, and whoever asks for more

@@ -1,8 +1,8 @@
 """What MPI may still read or write of groups that have failed: kept until it is through with it.
 
 Receives are cancelled. Sends end when their receivers take them in, so each rank takes in, and drops, what still comes
-for its groups that have failed. All of this is looked after when groups are made and closed, and now and then in waits.
-What remains: sends to ranks that are gone, where MPI does not end them.
+for its groups that have failed. All of this is looked after when groups are made, now and then in waits and, but with
+Open MPI, when groups are closed. What remains: sends to ranks that are gone, where MPI does not end them.
 
 Requests that are here are touched by nobody else, but by `MpiLink.withdraw`, which takes the lock."""
 

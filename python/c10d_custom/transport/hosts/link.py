@@ -189,12 +189,14 @@ class MpiLink:
         """Frees the communicator, if nothing is under way on it. Open MPI numbers what a rank sends to another on one
         communicator, and gives a later one the name of one that is gone: a message that nobody received would be
         counted there, and what comes after it waited for without end."""
-        unreceived = self.carries_messages and is_open_mpi(self.MPI)
+        open_mpi = is_open_mpi(self.MPI)
+        unreceived = self.carries_messages and open_mpi
         if healthy and not self._gave_up and not unreceived:
             self.comm.Free()
         else:
             given_up.drain(self.comm)
-        given_up.collect(self.MPI)
+        if not open_mpi:  # which, asked anything, ends this process if a peer has ended: it is asked in later calls
+            given_up.collect(self.MPI)
 
 
 class Buffer:
