@@ -319,7 +319,7 @@ def test_ctrl_c_under_a_launcher(launcher, tmp_path):
     else:
         command = [sys.executable, script, str(free_port())]
     seconds, wrote, left = interrupted_job(command)
-    assert not left and seconds < 15, (seconds, left, wrote)
+    assert not left and seconds < 30, (seconds, left, wrote)  # two interpreters that end, on a busy machine
     assert "Exception ignored" not in wrote and "Fatal Python error" not in wrote and "SIGKILL" not in wrote, wrote
     # Each traceback with lines of ours is of the program's own call.
     for block in wrote.split("Traceback (most recent call last)")[1:]:
