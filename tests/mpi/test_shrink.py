@@ -54,7 +54,7 @@ class Job(Ranks):
             assert (status, said, err) == (0, [{"ended": True}], ""), (rank, status, said, err)
 
 
-def require_right(said, left, within=15.0):
+def require_right(said, left, within=40.0):
     """What `used` of survivor.py gives on the ranks that are left, renumbered in their old order."""
     size = len(left)
     for new, old in enumerate(sorted(left)):
