@@ -58,7 +58,7 @@ venv_prepare() {
     fi
 
     echo "Installing what is missing of: $torch $* (the first time this downloads torch)"
-    # Python compiles what it imports; pip would compile all 8,000 files, which takes as long as the download.
+    # Python compiles what it imports; pip would compile all 8,000 files.
     "$venv_bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$torch" "$@"
 
     digest=$(cd "$root" && package_digest)
