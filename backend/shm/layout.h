@@ -115,7 +115,9 @@ struct alignas(64) CellHeader {
   int64_t tag;
   uint64_t message;  // the sender's number for the message this is about
   uint64_t bytes;    // of the whole message (kEager, kRequest), of this cell's payload (kData)
+  char small[24]{};  // a payload that fits, so that it comes with this cache line; any other follows
 };
+static_assert(sizeof(CellHeader) == 64);
 
 struct PairCtl {
   alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender

@@ -177,6 +177,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   const bool moved = g_.spinner.spin(
       now_ns(), until,
       [&] {
+        if (!anything_to_do()) return false;
         std::lock_guard<std::mutex> look(mutex_);
         return progress();
       },
@@ -198,10 +199,22 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
 }
 
 bool Messenger::progress() {
-  bool moved = false;
+  bool moved = false, waits = false;
   for (uint32_t r = 0; r < g_.n; ++r) moved |= drain(r);
-  for (uint32_t r = 0; r < g_.n; ++r) moved |= flush(r);
+  for (uint32_t r = 0; r < g_.n; ++r) {
+    moved |= flush(r);
+    waits |= !links_[r].outbox.empty() || !links_[r].streams.empty();
+  }
+  outgoing_.store(waits, std::memory_order_relaxed);
   return moved;
+}
+
+bool Messenger::anything_to_do() const {
+  for (uint32_t r = 0; r < g_.n; ++r) {
+    const PairCtl& p = g_.pair(r, g_.rank);
+    if (p.tail.load(std::memory_order_relaxed) != p.head.load(std::memory_order_relaxed)) return true;
+  }
+  return outgoing_.load(std::memory_order_relaxed);
 }
 
 void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detail) {

@@ -74,12 +74,17 @@ class Messenger {
   };
   struct Link {             // with one other rank (or this one itself)
     bool reserved = false;  // the cells have their memory
+    uint64_t head = 0;      // cells the peer has read, when last looked at: each look fetches its cache line
     std::deque<Outgoing> outbox;
     std::deque<Request*> streams;          // granted, sent one after the other
     std::map<uint64_t, Request*> offered;  // requested, not granted yet
     std::list<Envelope> unexpected;
     std::map<uint64_t, Request*> incoming;  // granted by us
   };
+
+  // Whether progress() may find anything. Without mutex_: a look that takes the lock slows down the other thread of
+  // this core, in which the peer may be making what is waited for.
+  bool anything_to_do() const;
 
   // All below: with mutex_ held.
   bool progress();
@@ -116,6 +121,7 @@ class Messenger {
   int64_t last_post_ = 0, last_check_ = 0;
   unsigned waiters_ = 0;
   bool driving_ = false, helper_idle_ = false, closing_ = false;
+  std::atomic<bool> outgoing_{false};  // progress() has left something that waits for room in a ring
 };
 
 }  // namespace c10d_custom

@@ -18,7 +18,8 @@ bool Messenger::drain(uint32_t src) {
     const CellHeader* shared = g_.cell(src, g_.rank, head);
     CellHeader h = *shared;  // judged and used as one copy, whatever the peer writes meanwhile
     const bool carries = h.kind == kEager || h.kind == kData;
-    if (!carries || h.bytes <= g_.geometry.cell_bytes) handle(src, h, reinterpret_cast<const char*>(shared + 1));
+    const char* payload = h.bytes <= sizeof h.small ? h.small : reinterpret_cast<const char*>(shared + 1);
+    if (!carries || h.bytes <= g_.geometry.cell_bytes) handle(src, h, payload);
     p.head.store(head + 1, std::memory_order_seq_cst);
   }
   Group::wake(g_.ctl(src).doorbell);
@@ -28,10 +29,12 @@ bool Messenger::drain(uint32_t src) {
 bool Messenger::push(uint32_t dst, const CellHeader& h, const char* payload, uint64_t bytes) {
   PairCtl& p = g_.pair(g_.rank, dst);
   const uint64_t tail = p.tail.load(std::memory_order_relaxed);
-  if (tail - p.head.load(std::memory_order_seq_cst) >= g_.geometry.cells) return false;
+  uint64_t& head = links_[dst].head;
+  if (tail - head >= g_.geometry.cells && tail - (head = p.head.load(std::memory_order_seq_cst)) >= g_.geometry.cells)
+    return false;
   CellHeader* cell = g_.cell(g_.rank, dst, tail);
   *cell = h;
-  copy_in_(cell + 1, payload, bytes);
+  copy_in_(bytes <= sizeof cell->small ? cell->small : static_cast<void*>(cell + 1), payload, bytes);
   p.tail.store(tail + 1, std::memory_order_seq_cst);
   return true;
 }

@@ -153,8 +153,11 @@ def test_without_mpi4py_the_explicit_form_says_what_to_install():
     ],
 )
 def test_a_job_that_cannot_begin(code, words):
-    out = python(f"{code}\nfrom c10d_custom.launch import mpi_job\nmpi_job.job()")
+    left = r"import os; print([f for f in mapped_files(r'/dev/shm/mpich_shm_\w+') if os.path.exists(f)])"
+    imports = "from c10d_custom.launch import mpi_job\nfrom c10d_custom.launch.mapped import mapped_files"
+    out = python(f"{code}\n{imports}\ntry:\n    mpi_job.job()\nfinally:\n    {left}")
     assert out.returncode and "TransportError" in out.stderr and words in out.stderr, out.stderr
+    assert out.stdout == "[]\n"
 
 
 @needs_mpi

@@ -300,17 +300,20 @@ class Issuing:
     def _message(
         self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
     ) -> Work | DoneMessage:
-        ticket = None
+        ticket: Ticket | None = None
+        posted: list[Any] = []
+        call: tuple[Any, ...] = ()
         awaited = posted_to_be_awaited()
         if self._callers is not None:
             self._callers.note(0)
         try:
-            if (fast := self._transport.fast_message) is not None and self._may_be_fast():
-                call = self._lower.message, name, *tensors, peer, tag, self._seconds, is_recv
-                ticket = fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, call)
-                if ticket is None:
+            transport = self._transport
+            if not self._detour and (fast := transport.fast_message) is not None and not profiler_enabled():
+                if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
-                if ticket:
+                if posted:
+                    call = self._lower.message, name, *tensors, peer, tag, self._seconds, is_recv
+                    ticket = transport.cpu.posted_message(posted, call)
                     work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
             if not ticket:
@@ -325,7 +328,10 @@ class Issuing:
                 work.end()
             return work
         except BaseException:
-            if ticket:  # a signal handler has raised: the caller never sees the Work
+            # A signal handler has raised: the caller never sees the Work, nor perhaps we the ticket.
+            if posted and posted[0]:
+                ticket = self._transport.cpu.posted_message(posted, call)
+            if ticket:
                 ticket.withdraw()
             raise
 

@@ -350,10 +350,10 @@ class Operations(Issuing):
     # --- point to point
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("send", tensors, dst, tag, self._seconds, is_recv=False)
+        return self._message("send", tensors, dst, tag, self._seconds, False)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, src, tag, self._seconds, is_recv=True)
+        return self._message("recv", tensors, src, tag, self._seconds, True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, -1, tag, self._seconds, is_recv=True)
+        return self._message("recv", tensors, -1, tag, self._seconds, True)

@@ -95,7 +95,11 @@ def job(seconds: float | None = None) -> Job:
     global _job
     with _lock:
         if _job is None:
-            _job = _begin(seconds)
+            try:
+                _job = _begin(seconds)
+            except TransportError:
+                remove_files()  # all have started, or will not
+                raise
     return _usable(_job)
 
 
@@ -217,7 +221,6 @@ def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
 def _initialise(MPI: Any, seconds: float | None) -> None:
     _in_thread(MPI).join(seconds)
     if not MPI.Is_initialized():
-        remove_files()
         raise _not_started(seconds)
 
 

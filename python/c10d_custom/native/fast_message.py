@@ -13,7 +13,7 @@ from . import RECEIVED, address_of, lib
 from .fast_collective import InPython, fast_collective
 from .raw_tensor import raw_tensor
 
-OVER, POSTED, NOT_BEGUN = range(3)
+OVER, POSTED, NOT_BEGUN = range(3)  # the first as base.FastMessage says
 
 
 def _in_python(
@@ -25,12 +25,11 @@ def _in_python(
     tag: Any,
     nanoseconds: int,
     wait: int,
-    ticket: list[int],
+    posted: list[Any],
 ) -> int:
     """Posts a message of the only one of ``tensors`` and waits up to ``wait`` ns for its end. OVER; or POSTED, and the
-    ticket's address is in the list ``ticket``, unless the group is closed; or NOT_BEGUN, as it is no plain CPU tensor
-    with elements, or no such peer. What a function returns may be lost to a signal handler that raises; what is in the
-    caller's list is not."""
+    ticket's address is in the list ``posted``, unless the group is closed; or NOT_BEGUN, as it is no plain CPU tensor
+    with elements, or no such peer."""
     found = raw_tensor(tensors[0]) if len(tensors) == 1 else None
     if not found or not found[1] or not (isinstance(peer, int) and isinstance(tag, int) and 0 <= peer < ranks):
         return NOT_BEGUN
@@ -42,7 +41,7 @@ def _in_python(
         return POSTED if status else OVER
     finally:
         if at.value:
-            ticket.append(at.value)
+            posted.append(at.value)
 
 
 def fast_message(handle: Any, ranks: int) -> Callable[..., int]:

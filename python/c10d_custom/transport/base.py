@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..call import Call
 from ..errors import UsageError
@@ -90,13 +90,13 @@ class FastMessage(Protocol):
         tag: int,
         nanoseconds: int,
         wait: int,
-        call: tuple[Any, ...],
+        posted: list[Any],
         /,
-    ) -> Ticket | Literal[False] | None:
+    ) -> int:
         """Posts a message and waits up to ``wait`` ns for its end. ``tensors``: one, plain, on the CPU, with elements;
-        ``peer``: a group rank; ``nanoseconds``: the time-out; ``call``: a function, and its arguments, that makes the
-        Message, for what errors say. None if it is over, else its Ticket; False, with nothing done, for other arguments
-        and once the group is closed."""
+        ``peer``: a group rank; ``nanoseconds``: the time-out. 0 if it is over. Else what `posted_message` makes its
+        Ticket of is in ``posted``; nothing is, and nothing was done, for other arguments and once the group is closed.
+        (What a function returns may be lost to a signal handler that raises; what is in the caller's list is not.)"""
 
 
 class Transport(ABC):
@@ -144,6 +144,11 @@ class Transport(ABC):
     def last_error(self, call: Call) -> BaseException:
         """The exception for the failure of the calling thread's last `fast_collective`, which was ``call``. Of
         transports that have that path."""
+        raise NotImplementedError
+
+    def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
+        """The Ticket of what `fast_message` has put in ``posted``, which is None afterwards. ``call``: a function, and
+        its arguments, that makes the Message, for what errors say. Of transports that have that path."""
         raise NotImplementedError
 
     # --- memory of which its collectives need no copy

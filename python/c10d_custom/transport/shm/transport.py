@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ... import native
 from ...call import ANY_COUNT, Agreement, Call, Memory, Op
@@ -14,21 +14,18 @@ from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
-from ...native.fast_message import OVER, fast_message
+from ...native.fast_message import fast_message
 from ..base import LocalTransport
 from .arena import take
 from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
-    import torch
-
     from ...call import Buffer, Message
     from ...config import Config
     from ...creation.gathering import Gathering
     from ...creation.letters import Neighbours
     from ...native.fast_collective import FastCollective
-    from ..base import Ticket
     from ..trace_file import Peer, Record
 
 
@@ -67,7 +64,7 @@ class ShmTransport(LocalTransport):
         lib.c10d_set_threads(self._handle, config.threads)
         self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
         self.fast_collective = self._fast.run
-        self._message = fast_message(self._handle, self.size)
+        self.fast_message = fast_message(self._handle, self.size)
 
     # --- collectives
 
@@ -188,24 +185,8 @@ class ShmTransport(LocalTransport):
 
     # --- messages
 
-    def fast_message(
-        self,
-        tensors: Sequence[torch.Tensor],
-        is_recv: bool,
-        peer: int,
-        tag: int,
-        nanoseconds: int,
-        wait: int,
-        call: tuple[Any, ...],
-    ) -> Ticket | Literal[False] | None:
-        posted: list[int] = []
-        try:
-            if self._message(tensors, is_recv, peer, tag, nanoseconds, wait, posted) == OVER:
-                return None
-            return bool(posted) and MessageTicket(self, posted, call)
-        except BaseException:
-            self._end_unseen(posted, call, MessageTicket)
-            raise
+    def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> MessageTicket:
+        return MessageTicket(self, posted, call)
 
     def post(self, message: Message) -> ShmTicket:
         t = message.tensor
