@@ -50,13 +50,11 @@ def one_process(ranks_per_host):
 @pytest.mark.parametrize(
     "layout",
     [
-        "4",
         "3+1",
         "openmpi:3+1",
-        "torchrun:2+2",
         *(
-            pytest.param(layout, marks=pytest.mark.full("each launcher starts it in one layout of the two"))
-            for layout in ("2+2", "torchrun:3+1")
+            pytest.param(layout, marks=pytest.mark.full("test_launch's training, test_demo's and this one's over 3+1"))
+            for layout in ("4", "2+2", "torchrun:2+2", "torchrun:3+1")
         ),
         *(
             pytest.param(
