@@ -35,7 +35,7 @@ def hosts():
         ("is stopped", 4),
         ("has ended as well by the time they look", 1 << 18),
         *(
-            pytest.param(*other, marks=pytest.mark.full("each loss, and each way of an all_reduce, is in one of the above"))
+            pytest.param(*other, marks=pytest.mark.full("each loss, and each all_reduce, is above"))
             for other in (("is stopped", 1 << 18), ("has ended as well by the time they look", 4))
         ),
     ],
