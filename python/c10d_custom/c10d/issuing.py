@@ -308,7 +308,7 @@ class Issuing:
             self._callers.note(0)
         try:
             transport = self._transport
-            if not self._detour and (fast := transport.fast_message) is not None and not profiler_enabled():
+            if (fast := transport.fast_message) is not None and self._may_be_fast():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if posted:

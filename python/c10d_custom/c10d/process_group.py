@@ -97,6 +97,8 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
     def getSize(self) -> int:
         return self._group_size
 
+    rank, size = getRank, getSize  # torch's own would call these, by way of C++
+
     def get_group_store(self) -> Store:
         return self._store
 
