@@ -55,6 +55,7 @@ def test_one_rank(one_mpi):
     check_met(one_mpi.finish(1, SCRIPTS / "meet.py"), 1)
 
 
+@pytest.mark.full("test_programs trains, too")
 def test_ddp(one_mpi):
     said = one_mpi.finish(2, SCRIPTS / "ddp.py")
     assert sorted(said) == [0, 1] and said[0]["digest"] == said[1]["digest"]
@@ -67,6 +68,7 @@ def test_the_explicit_form_needs_no_environment(one_mpi):
     assert all(v["before"]["RANK"] is None for v in said.values())
 
 
+@pytest.mark.full("gloo, too, is in test_a_rank_that_fails_before_it_starts_mpi")
 def test_any_backend_may_use_the_rendezvous(one_mpi):
     check_met(one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
 
@@ -90,6 +92,7 @@ def test_explicit_values_win(one_mpi, backend):
         assert value["mpi"] == [None, None] and value["addr"] == "127.0.0.1"
 
 
+@pytest.mark.full("as test_explicit_values_win, which gives all values")
 def test_an_address_of_the_user_s_goes_without_mpi(one_mpi):
     """RANK from us, MASTER_ADDR from the user: torch's own env://."""
     said = one_mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
@@ -138,14 +141,19 @@ def test_a_rank_that_fails_ends_the_job(mpi, how, where, code, words):
 @pytest.mark.parametrize(
     "how,where,code,words",
     [
-        ("raise", "busy", 1, "ZeroDivisionError: the reason"),
-        ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
-        ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
         ("exit", "busy", 3, ""),
-        ("own_hook", "busy", 1, "the program's own hook"),
         ("own_hook_before", "busy", 1, "the program's own hook"),
-        ("exit_builtin", "busy", 3, ""),
-        ("exit_text", "busy", 1, "the reason"),
+        *(
+            pytest.param(*how, marks=pytest.mark.full("two of these ends, and the three above, are in the default run"))
+            for how in (
+                ("raise", "busy", 1, "ZeroDivisionError: the reason"),
+                ("raise", "finalize", 1, "ZeroDivisionError: the reason"),
+                ("exit", "collective", None, ""),  # the other rank's PeerLostError may be the first to end the job
+                ("own_hook", "busy", 1, "the program's own hook"),
+                ("exit_builtin", "busy", 3, ""),
+                ("exit_text", "busy", 1, "the reason"),
+            )
+        ),
     ],
 )
 def test_it_ends_wherever_and_however_a_rank_fails(one_mpi, how, where, code, words):
@@ -163,12 +171,13 @@ def test_a_rank_that_fails_before_it_starts_mpi(mpi):
     assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
 
 
+@pytest.mark.full("SystemExit is seen where it leaves the program, and nowhere else")
 def test_a_caught_exit_ends_nothing(one_mpi):
     one_mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
 
 
-def test_a_subprocess_is_not_taken_for_a_rank(mpi):
-    said = mpi.finish(2, SCRIPTS / "child.py")
+def test_a_subprocess_is_not_taken_for_a_rank(one_mpi):
+    said = one_mpi.finish(2, SCRIPTS / "child.py")
     assert sorted(said) == [0, 1]
     for value in said.values():
         found, rank, has_pmi = value["child"]

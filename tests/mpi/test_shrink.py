@@ -81,8 +81,8 @@ def hosts():
     [
         pytest.param([2, 2], [[3]], id="a rank"),
         pytest.param([2, 2], [[0, 1]], id="a host, with rank 0 and its store"),
-        pytest.param([3, 1], [[0], [3]], id="then one on its host"),
         pytest.param([1, 1, 1], [[1], [0]], id="one after another, until one is left"),
+        pytest.param([3, 1], [[0], [3]], id="then one on its host", marks=pytest.mark.full("as those above")),
         pytest.param([2, 2], [[0, 2], [1]], id="of each host the first", marks=pytest.mark.full("as those above")),
         pytest.param([2, 1, 1], [[2], [0], [3]], id="several", marks=pytest.mark.full("as those above")),
         pytest.param([3, 1], [[3]], id="a host of one", marks=pytest.mark.full("as those above")),

@@ -245,8 +245,13 @@ def test_ranks_end_without_the_others(hosts):
     "how, code, words",
     [
         ("exit_raised", 3, ""),
-        ("own_hook", 1, "the program's own hook"),
-        pytest.param("raise", 1, "ZeroDivisionError: the reason", marks=pytest.mark.full("own_hook raises, too")),
+        *(
+            pytest.param(*how, marks=pytest.mark.full("as by mpirun: test_launch"))
+            for how in (
+                ("own_hook", 1, "the program's own hook"),
+                ("raise", 1, "ZeroDivisionError: the reason"),
+            )
+        ),
     ],
 )
 def test_torchrun_is_given_a_rank_s_own_exit_code(how, code, words):

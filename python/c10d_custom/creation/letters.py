@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import PeerLostError, TransportError
+from ..errors import TransportError
 from .gathering import Gathering
 from .processes import Processes
 
@@ -212,20 +212,6 @@ class Letters(Gathering):
             raise TransportError(f"{error}{self._silent(topic)}") from error
 
     # --- the gathering
-
-    def gather_and_decide(
-        self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
-    ) -> Any:
-        """Of two ranks each decides by itself: a letter each way at once, not a verdict after the other's."""
-        if self.size != 2:
-            return super().gather_and_decide(topic, value, decide, meet)
-        other, value = 1 - self.rank, _cut(value)  # both are to decide on the same
-        self._send(other, topic, value)
-        try:
-            heard = self._await(lambda: self._first(topic, range(other, other + 1)), f"rank {other}", self.deadline)
-        except (TransportError, PeerLostError) as error:
-            raise type(error)(f"{error}{self._silent(topic)}") from error
-        return decide([value, heard.value] if self.rank == 0 else [heard.value, value])
 
     def give_up(self, error: BaseException) -> None:
         self._neighbours.ended(self._group)
