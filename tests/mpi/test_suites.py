@@ -18,9 +18,9 @@ from harness import Layout
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# These are about what lies above the transports, which cannot tell one layout from another; random programs take long,
-# and run in one layout.
-ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse")
+# These are about what lies above the transports, which cannot tell one layout from another, or inside a host; random
+# programs take long, and run in one layout.
+ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse", "threads", "zero_copy")
 TRANSPORTS = [
     f"conformance/{path.name}"
     for path in sorted((TESTS / "conformance").glob("test_*.py"))
@@ -68,7 +68,7 @@ EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 # by default everything runs by torchrun; by mpirun only what must give the same bits, and what does not depend on how
 # ranks are started, and takes long.
 RUNS = {
-    "2+2": [*SWEEPS, "conformance/test_random_programs.py", *TRAINING[:2], *FAULTS],
+    "2+2": [*SWEEPS, "conformance/test_random_programs.py", TRAINING[0], *FAULTS],
     "3+1": SWEEPS,
     "torchrun:2+2": [
         *TRANSPORTS,

@@ -247,10 +247,7 @@ def test_ranks_end_without_the_others(hosts):
         ("exit_raised", 3, ""),
         *(
             pytest.param(*how, marks=pytest.mark.full("as by mpirun: test_launch"))
-            for how in (
-                ("own_hook", 1, "the program's own hook"),
-                ("raise", 1, "ZeroDivisionError: the reason"),
-            )
+            for how in (("own_hook", 1, "the program's own hook"), ("raise", 1, "ZeroDivisionError: the reason"))
         ),
     ],
 )

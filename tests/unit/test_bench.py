@@ -182,6 +182,7 @@ def test_under_torchrun_each_process_is_a_rank_and_what_a_reference_refuses_is_s
     ] * 2
 
 
+@pytest.mark.full("test_bench_steps times them beside one more")
 def test_ddp_steps_are_timed_for_each_backend(tmp_path):
     out = bench("--ddp", "8x2", "--json", str(tmp_path / "ddp.json"), *QUICK)
     assert out.returncode == 0, out.stderr
