@@ -108,6 +108,29 @@ def test_1000_isends_outstanding(ranks):
     check(ranks, _same_tag_in_order, 1000)
 
 
+HEAD, CELL = 24, 32 << 10  # bytes: the payload that comes with a cell's head (backend/shm/layout.h), and a cell's
+
+
+def _payloads_about_a_head():
+    """Short ones, and long ones whose last piece is short."""
+    g = make_group()
+    right, left = (g.me + 1) % g.size, (g.me - 1) % g.size
+    wrong = []
+    for count in [base + more for base in (0, CELL, 3 * CELL) for more in (1, HEAD - 1, HEAD, HEAD + 1, 64, 65)]:
+        said = [(torch.arange(count) * (rank + 3) % 251).to(torch.uint8) for rank in range(g.size)]
+        got = torch.zeros(count, dtype=torch.uint8)
+        sent = dist.isend(said[g.me], right)
+        dist.recv(got, left)
+        sent.wait()
+        if not got.equal(said[left]):
+            wrong.append(f"{count} bytes")
+    return wrong
+
+
+def test_payloads_about_a_head(ranks):
+    check(ranks, _payloads_about_a_head)
+
+
 def _any_source(count, tag):
     """Everyone sends to rank 0, which takes them as they come."""
     g = make_group()

@@ -117,7 +117,6 @@ def test_without_two_of_three_hosts_the_job_goes_on_and_takes_one_back_in(three_
         go_on_without(job, ["hostb", "hostc"], times)
 
 
-@pytest.mark.full("of the losses of a host, the one with least left; the two before lose others")
 def test_without_the_host_of_rank_0(hosts, tmp_path, times):
     """The rendezvous is on none of the two."""
     with resizable(hosts, tmp_path) as job:
@@ -164,7 +163,7 @@ def test_a_cut_network_ends_in_the_time_out_and_the_job_goes_on(hosts, tmp_path,
         require_good_end(job, "hosta", "hostb")
 
 
-@pytest.mark.full("kills.py, which tries it many times, and test_torchrun's rank that dies while MPI starts")
+@pytest.mark.full("a case of its own, but slow: kills.py kills ranks that start, many times, by hand")
 def test_a_rank_that_fails_before_its_first_group_delays_no_restart(hosts, tmp_path, times):
     """The store is kept, and the other ranks have been there and it has not."""
     with ElasticJob(hosts, tmp_path / "job", ["--nnodes", 2, "--max-restarts", 1, "--monitor-interval", 0.1]) as job:

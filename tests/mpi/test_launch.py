@@ -55,7 +55,6 @@ def test_one_rank(one_mpi):
     check_met(one_mpi.finish(1, SCRIPTS / "meet.py"), 1)
 
 
-@pytest.mark.full("test_programs trains, too")
 def test_ddp(one_mpi):
     said = one_mpi.finish(2, SCRIPTS / "ddp.py")
     assert sorted(said) == [0, 1] and said[0]["digest"] == said[1]["digest"]
@@ -68,7 +67,6 @@ def test_the_explicit_form_needs_no_environment(one_mpi):
     assert all(v["before"]["RANK"] is None for v in said.values())
 
 
-@pytest.mark.full("gloo, too, is in test_a_rank_that_fails_before_it_starts_mpi")
 def test_any_backend_may_use_the_rendezvous(one_mpi):
     check_met(one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
 
@@ -92,7 +90,6 @@ def test_explicit_values_win(one_mpi, backend):
         assert value["mpi"] == [None, None] and value["addr"] == "127.0.0.1"
 
 
-@pytest.mark.full("as test_explicit_values_win, which gives all values")
 def test_an_address_of_the_user_s_goes_without_mpi(one_mpi):
     """RANK from us, MASTER_ADDR from the user: torch's own env://."""
     said = one_mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
@@ -171,7 +168,6 @@ def test_a_rank_that_fails_before_it_starts_mpi(mpi):
     assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
 
 
-@pytest.mark.full("SystemExit is seen where it leaves the program, and nowhere else")
 def test_a_caught_exit_ends_nothing(one_mpi):
     one_mpi.finish(2, SCRIPTS / "fail.py", "caught", "finalize")
 

@@ -53,7 +53,7 @@ def one_process(ranks_per_host):
         "3+1",
         "openmpi:3+1",
         *(
-            pytest.param(layout, marks=pytest.mark.full("test_launch's training, test_demo's and this one's over 3+1"))
+            pytest.param(layout, marks=pytest.mark.full("over 3+1 it is the same; test_demo trains by torchrun"))
             for layout in ("4", "2+2", "torchrun:2+2", "torchrun:3+1")
         ),
         *(

@@ -246,7 +246,7 @@ def test_ranks_end_without_the_others(hosts):
     [
         ("exit_raised", 3, ""),
         *(
-            pytest.param(*how, marks=pytest.mark.full("as by mpirun: test_launch"))
+            pytest.param(*how, marks=pytest.mark.full("each ends its rank alone, as exit_raised does"))
             for how in (("own_hook", 1, "the program's own hook"), ("raise", 1, "ZeroDivisionError: the reason"))
         ),
     ],

@@ -50,7 +50,7 @@ def test_torchrun_standalone():
     check_torchrun(torchrun(["--standalone", "--nproc-per-node=2"], "launch_torchrun"), 2)
 
 
-@pytest.mark.full("the articles' programs over hosts, and elastic jobs, meet so")
+@pytest.mark.full("the jobs of --job torchrun:2+2 meet so, too")
 def test_torchrun_static_rendezvous():
     arguments = ["--nnodes=1", "--nproc-per-node=3", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     check_torchrun(torchrun(arguments, "launch_torchrun"), 3)

@@ -20,11 +20,10 @@ RUNS = [  # (ranks, program, what it prints), as they follow on the page
     for ranks, program, shown in re.findall(r"\A\$ torchrun --nproc-per-node (\d) (\w+\.py)\n(.*)", text, re.S)
 ]
 FAILING = ("leave.py", "differ.py")
-LATER = {  # what a program does that follows on the page
+WITH_FULL = {  # programs, and what of the default run does the same
     "hello.py": "message.py begins so",
-    "exchange.py": "the articles' p2p_nonblocking does it",
-    "sgd.py": "ddp.py trains the same",
-    "halves.py": "the articles' ddp_model_parallel_on_cpu does it",
+    "exchange.py": "test_programs' p2p_nonblocking",
+    "sgd.py": "test_programs' sgd_partitioned",
 }
 IN_IT = 'dist.init_process_group("custom")'
 
@@ -52,7 +51,7 @@ def test_every_block_is_tested():
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(p, marks=pytest.mark.full(LATER[p]) if p in LATER else ())
+        pytest.param(p, marks=pytest.mark.full(WITH_FULL[p]) if p in WITH_FULL else ())
         for p in PROGRAMS
         if p not in (*FAILING, "task.py")
     ],

@@ -307,13 +307,12 @@ class Issuing:
         if self._callers is not None:
             self._callers.note(0)
         try:
-            transport = self._transport
-            if (fast := transport.fast_message) is not None and self._may_be_fast():
+            if (fast := self._transport.fast_message) is not None and self._may_be_fast():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if posted:
                     call = self._lower.message, name, *tensors, peer, tag, self._seconds, is_recv
-                    ticket = transport.cpu.posted_message(posted, call)
+                    ticket = self._transport.posted_message(posted, call)
                     work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
             if not ticket:
@@ -330,7 +329,7 @@ class Issuing:
         except BaseException:
             # A signal handler has raised: the caller never sees the Work, nor perhaps we the ticket.
             if posted and posted[0]:
-                ticket = self._transport.cpu.posted_message(posted, call)
+                ticket = self._transport.posted_message(posted, call)
             if ticket:
                 ticket.withdraw()
             raise

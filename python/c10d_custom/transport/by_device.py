@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
@@ -169,6 +169,9 @@ class ByDevice(Transport):
 
     def agree(self, call: Call, seconds: float) -> Agreement:
         return self.cpu.agree(call, seconds)
+
+    def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
+        return self.cpu.posted_message(posted, call)
 
     def last_error(self, call: Call) -> BaseException:
         return self.cpu.last_error(call)
