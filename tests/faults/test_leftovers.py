@@ -2,8 +2,10 @@
 that a later group would take for its own."""
 
 import contextlib
+import ctypes
 import gc
 import os
+import sys
 import threading
 from datetime import timedelta
 
@@ -69,12 +71,30 @@ def resident():
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def in_use():
+    """(bytes that malloc has given out, blocks that Python's own allocator has): resident memory says little of a few
+    bytes a group, since what malloc keeps for later comes and goes by megabytes."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    gc.collect()
+    info = mallinfo2()
+    return info.uordblks + info.hblkhd, sys.getallocatedblocks()
+
+
 def thousands_case(cycles):
     cycles_case(300)
-    before = resident()
+    before = in_use()
     wrong = cycles_case(cycles)
-    grown = (resident() - before) / cycles
-    return wrong or (f"{grown:.0f} bytes a group" if grown > 8192 else None)
+    size, blocks = ((after - once) / cycles for after, once in zip(in_use(), before, strict=True))
+    # torch keeps a name and an empty list of each group that there was: 250 bytes, 4 blocks
+    return wrong or (f"{size:.0f} bytes and {blocks:.1f} blocks a group" if size > 800 or blocks > 8 else None)
 
 
 @pytest.mark.world_sizes(4)
@@ -204,6 +224,8 @@ def questions_case():
 
 @pytest.mark.world_sizes(2, 4)
 def test_ranks_of_a_host_make_a_group_without_the_store(ranks):
+    if ranks.layout is not None and len(ranks.layout.ranks_per_host) > 1:
+        pytest.skip("inside a host; between hosts the store is asked: mpi/test_start_up.py")
     assert all(0 in counts for counts in ranks.run(questions_case))
 
 
