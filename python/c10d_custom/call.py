@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -71,39 +70,40 @@ class Memory(IntEnum):
     device = 2  # a device's: `agree` only
 
 
-class Buffer(Protocol):
-    """What transports use of a tensor: a torch.Tensor, contiguous, or a Region. ``nbytes``: its bytes, all of them from
-    the address `data_ptr()` on."""
+if TYPE_CHECKING:
 
-    @property
-    def nbytes(self) -> int: ...
+    class Buffer(Protocol):
+        """What transports use of a tensor: a torch.Tensor, contiguous, or a Region. ``nbytes``: its bytes, all of them
+        from the address `data_ptr()` on."""
 
-    def data_ptr(self) -> int: ...
+        @property
+        def nbytes(self) -> int: ...
 
-    def numel(self) -> int: ...
+        def data_ptr(self) -> int: ...
 
+        def numel(self) -> int: ...
 
-class StreamOp(Protocol):
-    """What c10d/ asks of a call on a device (transport/cuda/stream_op.py). ``captured``: a CUDA graph holds it, and
-    runs it. Any thread may ask."""
+    class StreamOp(Protocol):
+        """What c10d/ asks of a call on a device (transport/cuda/stream_op.py). ``captured``: a CUDA graph holds it, and
+        runs it. Any thread may ask."""
 
-    captured: bool
+        captured: bool
 
-    def completed(self) -> bool:
-        """Whether the device is done with it. Raises the error it ended with."""
+        def completed(self) -> bool:
+            """Whether the device is done with it. Raises the error it ended with."""
 
-    def join(self) -> None:
-        """The calling thread's current stream waits for it; the host does not. Raises the error it ended with, and
-        AbortedError if it never reached the device."""
+        def join(self) -> None:
+            """The calling thread's current stream waits for it; the host does not. Raises the error it ended with, and
+            AbortedError if it never reached the device."""
 
-    def joined_at_home(self) -> bool:
-        """Whether the calling thread's current stream is that of the issue."""
+        def joined_at_home(self) -> bool:
+            """Whether the calling thread's current stream is that of the issue."""
 
-    def future(self) -> torch.futures.Future[Any]:
-        """A new future of tensors on the device."""
+        def future(self) -> torch.futures.Future[Any]:
+            """A new future of tensors on the device."""
 
-    def resolve(self, future: torch.futures.Future[Any], value: object, stream_ops: Sequence[Any]) -> None:
-        """Gives the future its value, for streams that come after all of ``stream_ops``."""
+        def resolve(self, future: torch.futures.Future[Any], value: object, stream_ops: Sequence[Any]) -> None:
+            """Gives the future its value, for streams that come after all of ``stream_ops``."""
 
 
 class Region:
@@ -131,7 +131,6 @@ class Agreement(NamedTuple):
     sizes: list[tuple[list[int], list[int]]] | None = None
 
 
-@dataclass(slots=True, eq=False, repr=False)  # neither is wanted, and each takes its time at the first import
 class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``timeout``: seconds; ``count``: elements of
@@ -140,37 +139,80 @@ class Call:
     ``device``: the torch.device of the tensors, None for the CPU; ``stream_op``: what a transport knows of a call on a
     device."""
 
-    op: Op
-    name: str
-    dtype: dtypes.DType
-    timeout: float
-    inputs: Sequence[Buffer] = field(default_factory=list)
-    outputs: Sequence[Buffer] = field(default_factory=list)
-    root: int = -1
-    count: int = 0
-    redop: int = 0
-    factor: float = 0.0
-    device: torch.device | None = None
-    memory: Memory = Memory.host
-    stream_op: StreamOp | None = None
-    copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    __slots__ = (
+        "op",
+        "name",
+        "dtype",
+        "timeout",
+        "inputs",
+        "outputs",
+        "root",
+        "count",
+        "redop",
+        "factor",
+        "device",
+        "memory",
+        "stream_op",
+        "copy_back",
+    )
+
+    def __init__(
+        self,
+        op: Op,
+        name: str,
+        dtype: dtypes.DType,
+        timeout: float,
+        inputs: Sequence[Buffer] | None = None,
+        outputs: Sequence[Buffer] | None = None,
+        root: int = -1,
+        count: int = 0,
+        redop: int = 0,
+        factor: float = 0.0,
+        device: torch.device | None = None,
+        memory: Memory = Memory.host,
+    ) -> None:
+        self.op, self.name, self.dtype, self.timeout = op, name, dtype, timeout
+        self.inputs: Sequence[Buffer] = [] if inputs is None else inputs
+        self.outputs: Sequence[Buffer] = [] if outputs is None else outputs
+        self.root, self.count, self.redop, self.factor = root, count, redop, factor
+        self.device, self.memory = device, memory
+        self.stream_op: StreamOp | None = None
+        self.copy_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Message:
     """One send or receive on one rank. ``peer``: a group rank, -1 for a receive from any source; ``timeout``: seconds.
     The rest: as a Call's."""
 
-    name: str
-    tensor: Buffer
-    dtype: dtypes.DType
-    peer: int
-    tag: int
-    timeout: float
-    is_recv: bool
-    device: torch.device | None = None
-    stream_op: StreamOp | None = None
-    copy_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    __slots__ = ("name", "tensor", "dtype", "peer", "tag", "timeout", "is_recv", "device", "stream_op", "copy_back")
+
+    def __init__(
+        self,
+        name: str,
+        tensor: Buffer,
+        dtype: dtypes.DType,
+        peer: int,
+        tag: int,
+        timeout: float,
+        is_recv: bool,
+        device: torch.device | None = None,
+    ) -> None:
+        self.name, self.tensor, self.dtype, self.peer, self.tag = name, tensor, dtype, peer, tag
+        self.timeout, self.is_recv, self.device = timeout, is_recv, device
+        self.stream_op: StreamOp | None = None
+        self.copy_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+_Asked = TypeVar("_Asked", Call, Message)
+
+
+def changed(asked: _Asked, **changes: Any) -> _Asked:
+    """A copy in which these attributes have other values."""
+    copy = object.__new__(type(asked))
+    for name in asked.__slots__:
+        setattr(copy, name, changes.pop(name) if name in changes else getattr(asked, name))
+    assert not changes, f"no attributes: {changes}"
+    return copy
 
 
 def copy_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -25,7 +25,7 @@ def _text(name: str, doc: str) -> str:
     return field(default="", metadata={"env": name, "low": None, "high": None, "doc": doc})
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # each more takes its time at a rank's start
 class Config:
     """What the environment variables say; fields in the order of docs/configuration.md. Defaults, and the least and the
     largest that `from_env` takes, stand beside each. Sizes are bytes; ``spin_us`` is microseconds."""
@@ -224,5 +224,6 @@ def replaced_wanted() -> list[str]:
     return [name for name in REPLACEABLE if os.environ.get("C10D_CUSTOM_REPLACES") == name]
 
 
-# (variable, default or "none", what it says) of each, for docs/configuration.md.
-TABLE = [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]
+def table() -> list[tuple[str, Any, str]]:
+    """(variable, default or "none", what it says) of each, for docs/configuration.md."""
+    return [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]

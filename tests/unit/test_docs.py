@@ -113,7 +113,7 @@ def test_every_page_is_linked_to():
 
 
 def test_variables_that_are_named_exist():
-    known = {name for name, *_ in config.TABLE}
+    known = {name for name, *_ in config.table()}
     named = {name for page in PAGES for name in re.findall(r"\bC10D_CUSTOM_[A-Z_]*[A-Z]\b", page.read_text())}
     assert not {name for name in named if not any(variable.startswith(name) for variable in known)}
 

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import select
 import socket
 import struct
@@ -50,7 +49,7 @@ class Mailbox:
     """This process's, for one group's ranks. Any thread may read: what is not for its group waits for another."""
 
     def __init__(self) -> None:
-        self.name = f"c10d_custom-{secrets.token_hex(16)}"
+        self.name = f"c10d_custom-{os.urandom(16).hex()}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._lock = threading.RLock()  # a signal handler may make a group, too
         self._letters: list[tuple[bytes, Letter]] = []  # of which group each is

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 
 def started(pid: int) -> int | None:
@@ -63,14 +63,16 @@ class Processes:
         self._ranks = {}
 
 
-class Parent(Protocol):
-    """What Members asks of a group's transport: see LocalTransport of transport/base.py."""
+if TYPE_CHECKING:
 
-    who: Callable[[int], str]
+    class Parent(Protocol):
+        """What Members asks of a group's transport: see LocalTransport of transport/base.py."""
 
-    def states(self, sequence: int) -> list[Any] | None: ...
+        who: Callable[[int], str]
 
-    def roll(self, round: int) -> tuple[dict[int, int], list[int]]: ...
+        def states(self, sequence: int) -> list[Any] | None: ...
+
+        def roll(self, round: int) -> tuple[dict[int, int], list[int]]: ...
 
 
 class Members(Processes):

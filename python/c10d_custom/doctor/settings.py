@@ -7,7 +7,7 @@ import re
 import textwrap
 from typing import Any
 
-from ..config import TABLE, Config, replaced_wanted
+from ..config import Config, replaced_wanted, table
 from .finding import Finding, State
 
 _PREFIX = "C10D_CUSTOM_"
@@ -16,7 +16,7 @@ _PREFIX = "C10D_CUSTOM_"
 def settings() -> Finding:
     """Those that are set; all that have no value they can have, and those that nobody reads."""
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIX)}
-    unknown = sorted(given.keys() - {name for name, *_ in TABLE})
+    unknown = sorted(given.keys() - {name for name, *_ in table()})
     invalid = refused(given)
     facts: dict[str, Any] = {"set": given, "unknown": unknown, "invalid": invalid}
     if not given:

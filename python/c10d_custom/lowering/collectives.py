@@ -4,13 +4,16 @@ named in a Call. Every function returns a Call; UsageError where the arguments m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import dtypes
-from ..call import ANY_COUNT, Buffer, Call, Message, Op, copy_back
+from ..call import ANY_COUNT, Call, Message, Op, copy_back
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..call import Buffer
 
 
 def device_of(t: torch.Tensor) -> torch.device | None:

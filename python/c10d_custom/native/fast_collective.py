@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..call import AT_ROOT, ELSEWHERE, SHAPES, Op, Shape
 from ..dtypes import PACKED, REDUCES
@@ -19,28 +19,30 @@ from .raw_tensor import in_python, raw_tensor
 _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of a part, dtype's code, whether a list
 
 
-class FastCollective(Protocol):
-    """Of one rank of one group. ``function``: c10d_fast_collective, or another of native.lib that takes and returns the
-    same; ``handle``: its first argument; ``submit``: c10d_fast_submit, or None."""
+if TYPE_CHECKING:
 
-    def __init__(self, function: Any, handle: int, rank: int, size: int, submit: Any = None, /) -> None: ...
+    class FastCollective(Protocol):
+        """Of one rank of one group. ``function``: c10d_fast_collective, or another of native.lib that takes and returns
+        the same; ``handle``: its first argument; ``submit``: c10d_fast_submit, or None."""
 
-    def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-        """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes, as
-        c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks, a list
-        of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank; where only the
-        root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a group rank, -1 where
-        there is none; ``redop``: a ReduceOp, looked at where the operation reduces; ``nanoseconds``: the time-out.
-        Returns a status of native: OK; SLOW_PATH where nothing was begun, as the tensors are of another kind or make no
-        sense; or what the function has returned."""
+        def __init__(self, function: Any, handle: int, rank: int, size: int, submit: Any = None, /) -> None: ...
 
-    def submit(
-        self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
-    ) -> int:
-        """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
+        def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+            """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
+            as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
+            a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
+            where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
+            group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
+            ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
+            tensors are of another kind or make no sense; or what the function has returned."""
 
-    def close(self) -> None:
-        """Both take the slow path from now on. While nobody is in it."""
+        def submit(
+            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
+        ) -> int:
+            """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
+
+        def close(self) -> None:
+            """Both take the slow path from now on. While nobody is in it."""
 
 
 class InPython:

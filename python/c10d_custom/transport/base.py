@@ -70,33 +70,36 @@ class Ticket(ABC):
         """The group rank a received message came from, once done; -1 otherwise."""
 
 
-class FastCollective(Protocol):
-    def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-        """As `run` of native.fast_collective.FastCollective. A status that is neither OK nor SLOW_PATH is a failure,
-        and `last_error` of the same thread says how."""
+if TYPE_CHECKING:
 
+    class FastCollective(Protocol):
+        def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+            """As `run` of native.fast_collective.FastCollective. A status that is neither OK nor SLOW_PATH is a
+            failure, and `last_error` of the same thread says how."""
 
-class FastSubmit(Protocol):
-    def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> Ticket | None:
-        """The same without waiting: the collective's Ticket, or None with nothing done."""
+    class FastSubmit(Protocol):
+        def __call__(
+            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /
+        ) -> Ticket | None:
+            """The same without waiting: the collective's Ticket, or None with nothing done."""
 
-
-class FastMessage(Protocol):
-    def __call__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        is_recv: bool,
-        peer: int,
-        tag: int,
-        nanoseconds: int,
-        wait: int,
-        posted: list[Any],
-        /,
-    ) -> int:
-        """Posts a message and waits up to ``wait`` ns for its end. ``tensors``: one, plain, on the CPU, with elements;
-        ``peer``: a group rank; ``nanoseconds``: the time-out. 0 if it is over. Else what `posted_message` makes its
-        Ticket of is in ``posted``; nothing is, and nothing was done, for other arguments and once the group is closed.
-        (What a function returns may be lost to a signal handler that raises; what is in the caller's list is not.)"""
+    class FastMessage(Protocol):
+        def __call__(
+            self,
+            tensors: Sequence[torch.Tensor],
+            is_recv: bool,
+            peer: int,
+            tag: int,
+            nanoseconds: int,
+            wait: int,
+            posted: list[Any],
+            /,
+        ) -> int:
+            """Posts a message and waits up to ``wait`` ns for its end. ``tensors``: one, plain, on the CPU, with
+            elements; ``peer``: a group rank; ``nanoseconds``: the time-out. 0 if it is over. Else what `posted_message`
+            makes its Ticket of is in ``posted``; nothing is, and nothing was done, for other arguments and once the
+            group is closed. (What a function returns may be lost to a signal handler that raises; what is in the
+            caller's list is not.)"""
 
 
 class Transport(ABC):

@@ -26,7 +26,7 @@ VARIANTS = {
 
 def main():
     session = Session(__doc__)
-    known = {name for name, *_ in config.TABLE}
+    known = {name for name, *_ in config.table()}
     variants = {name: json.dumps(settings) for name, settings in VARIANTS.items() if set(settings) <= known}
     for name in VARIANTS.keys() - variants.keys():
         print(f"{name}: this package does not know {', '.join(sorted(set(VARIANTS[name]) - known))}")

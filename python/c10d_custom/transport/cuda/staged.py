@@ -11,10 +11,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...call import ANY_COUNT, Memory, Op, Region
+from ...call import ANY_COUNT, Memory, Op, Region, changed
 from ...errors import CollectiveTimeoutError
 from .stream_op import poll
 
@@ -120,7 +119,7 @@ class StagedCollectives:
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
         self.cpu.run(
-            replace(
+            changed(
                 call,
                 inputs=inputs,
                 outputs=outputs,

@@ -6,11 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ...call import Region
+from ...call import Region, changed
 from ...errors import AbortedError
 from ..message_thread import MessageThread
 from ..tickets import PyTicket
@@ -116,7 +115,7 @@ class StagedMessages:
         m = ticket.message
         left = max(0.0, ticket.deadline - time.monotonic())
         region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
-        host = replace(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[])
+        host = changed(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[])
         ticket.inner = inner = self.cpu.post(host)
         self._moving.append((ticket, inner))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...call import changed
 from ..base import Ticket
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ class LocalMessages:
 
     def post(self, message: Message) -> Ticket:
         """Issues a message to or from a rank of this host; returns its Ticket."""
-        local = replace(message, peer=self._here.index(message.peer))
+        local = changed(message, peer=self._here.index(message.peer))
         return _LocalTicket(self._local.post(local), self._here)
 
     def post_from(self, message: Message, source: int) -> Ticket:
         """A receive from any source, once it is known that ``source`` has sent what it waits for."""
-        return self.post(replace(message, peer=source))
+        return self.post(changed(message, peer=source))
 
     def probe(self, tag: int) -> int:
         """The group rank whose message of that tag waits for a receive from any source; -1: none."""

@@ -10,14 +10,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore
 
 from ... import dtypes, native
-from ...call import Agreement, Call, Memory, Op
+from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import CustomBackendError, TransportError
@@ -215,7 +214,7 @@ class HierarchicalTransport(Transport):
 
     def agree(self, call: Call, seconds: float) -> Agreement:
         """As ShmTransport's, but for the factors and sizes."""
-        self.run(replace(call, memory=Memory.device, timeout=seconds))
+        self.run(changed(call, memory=Memory.device, timeout=seconds))
         return Agreement(self._queue.number)
 
     def broken(self) -> bool:

@@ -12,8 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import resource
-import secrets
 import selectors
 import socket
 import struct
@@ -56,6 +54,8 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
 
 def _arena(ranks: int) -> int:
     """Bytes of one rank's arena: of the segment's length, not of memory."""
+    import resource  # rank 0 alone wants it
+
     if ranks == 1 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -128,8 +128,8 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
     if failure is None:
         try:
             server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            token = secrets.token_bytes(_TOKEN)
-            name = f"c10d_custom-{secrets.token_hex(16)}"
+            token = os.urandom(_TOKEN)
+            name = f"c10d_custom-{os.urandom(16).hex()}"
             server.bind("\0" + name)
             server.listen(_QUEUE)
             offer = {"socket": name, "token": token.hex()}
@@ -259,8 +259,10 @@ def _user(connection: socket.socket) -> int:
 
 def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: set[int]) -> int | None:
     """The rank that has got ``fd`` now, or None."""
+    import hmac  # when it is wanted
+
     said, rank = _HELLO.unpack(hello)
-    if not secrets.compare_digest(said, token) or rank not in waiting:
+    if not hmac.compare_digest(said, token) or rank not in waiting:
         peer.send(_REFUSED)
         return None
     socket.send_fds(peer, [_HANDED], [fd])
