@@ -12,6 +12,8 @@ SHAPES = {
     "all_reduce of more": {"reduces": True},
     "reduce of more": {"reduces": True, "drains": (0,)},
 }
+SIZES = [(2, 2, 6), (2, 3, 7), (3, 2, 3), (2, 4, 9)]  # ranks, slots of the window, blocks
+CASES = [(*sizes, name) for sizes in SIZES for name in SHAPES]
 LARGE = pytest.mark.full("a larger window of the same two ranks, or many times the states")
 
 
@@ -22,13 +24,12 @@ def shape(name, ranks):
     return given
 
 
+def is_large(n, window, blocks, name):
+    return window == 4 or (n, name) == (3, "all_reduce of more")
+
+
 @pytest.mark.parametrize(
-    "n, window, blocks, name",
-    [
-        pytest.param(n, window, blocks, name, marks=LARGE if window == 4 or (n, name) == (3, "all_reduce of more") else ())
-        for n, window, blocks in [(2, 2, 6), (2, 3, 7), (3, 2, 3), (2, 4, 9)]
-        for name in SHAPES
-    ],
+    "n, window, blocks, name", [pytest.param(*case, marks=LARGE if is_large(*case) else ()) for case in CASES]
 )
 def test_no_slot_is_reused_early_and_nobody_waits_forever(n, window, blocks, name):
     assert check(Window(n, window, blocks, **shape(name, n))) > 20
