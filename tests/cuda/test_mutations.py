@@ -269,6 +269,7 @@ def test_what_is_left_as_it_is_passes():
         hasty_on_gpus_of_their_own(seed, 3, 1, P2P, 10.0)
 
 
+@pytest.mark.full("tests the tests; as the other mutations, after a change of either")
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_what_is_left_out_is_noticed(name, monkeypatch):
     config, mutation, *other = MUTATIONS[name]

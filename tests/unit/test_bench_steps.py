@@ -40,13 +40,13 @@ def test_small_calls_and_the_steps_of_an_asynchronous_one_are_timed_for_each_bac
 
 def test_ddp_steps_are_timed_beside_a_group_that_does_nothing(tmp_path):
     out = bench(
-        "--ddp", "8x2,resnet", "--batch", "2", "--against", "gloo,noop", "--json",
+        "--ddp", "8x2,16x3", "--batch", "2", "--against", "gloo,noop", "--json",
         str(tmp_path / "ddp.json"), *QUICK,
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
     written = json.loads((tmp_path / "ddp.json").read_text())["ddp"]
     assert [(r["model"], r["reference"]) for r in written] == [
-        (model, name) for model in ("8x2", "resnet") for name in ("custom", "gloo", "noop")
+        (model, name) for model in ("8x2", "16x3") for name in ("custom", "gloo", "noop")
     ]
     assert {r["parameters"] for r in written if r["model"] == "8x2"} == {144}
     names = {r["model"] for r in written}
