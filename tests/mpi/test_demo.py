@@ -10,7 +10,7 @@ from programs.launch import AS_RANK, finish
 TRAINING = Path(__file__).with_name("scripts") / "demo_training.py"
 
 
-@pytest.mark.parametrize("counts", ["2+2", pytest.param("3+1", marks=pytest.mark.full("sweeps run in this layout"))])
+@pytest.mark.parametrize("counts", ["2+2", "3+1"])
 def test_the_same_training_by_torchrun_and_mpirun(counts, backend):
     said = {}
     for layout in map(Layout.parse, (counts, f"torchrun:{counts}")):

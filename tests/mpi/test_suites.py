@@ -43,8 +43,6 @@ SWEEPS = [
         "send_recv",
     )
 ]
-# Whose bits depend on an order, and messages.
-BITS = [f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "reduce_scatter", "send_recv")]
 TRAINING = ["ecosystem/test_ddp.py", "ecosystem/test_fsdp.py", "ecosystem/test_checkpoint.py"]
 PROGRAMS = "programs/test_programs.py"
 FOUR_RANKS = [f"{PROGRAMS}::test_{name}" for name in ("six_collectives", "ddp_model_parallel_on_cpu")]
@@ -68,10 +66,10 @@ EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
 # One pytest for each layout, since starting one takes seconds. Once MPI is up, the same code runs whoever started it:
 # by default everything runs by torchrun; by mpirun only what must give the same bits, and what does not depend on how
-# ranks are started, and takes long. In a layout of unequal hosts, what the transports do.
+# ranks are started, and takes long.
 RUNS = {
-    "2+2": [*BITS, "conformance/test_random_programs.py", TRAINING[0], *FAULTS],
-    "3+1": BITS,
+    "2+2": [*SWEEPS, "conformance/test_random_programs.py", TRAINING[0], *FAULTS],
+    "3+1": SWEEPS,
     "torchrun:2+2": [
         *TRANSPORTS,
         PROGRAMS,
@@ -79,7 +77,7 @@ RUNS = {
         "faults/test_leftovers.py::test_mpi_gets_its_communicators_back",
         "torch_suite",
     ],
-    "torchrun:3+1": SWEEPS,
+    "torchrun:3+1": [*SWEEPS, *FOUR_RANKS, "torch_suite"],  # two ranks are 1+1 in both layouts
     "openmpi:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
         TRAINING[0],
@@ -92,7 +90,6 @@ RUNS = {
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
 }
 FULL = {
-    "3+1": pytest.mark.full("torchrun runs them in this layout, and mpirun in the other"),
     "openmpi:2+2": pytest.mark.full("the other tests here run Open MPI, too"),
     **{run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")},
 }
@@ -141,12 +138,11 @@ def test_over_two_hosts(run, backend, digests):
 
 
 @pytest.mark.skipif(Layout.chosen() is not None, reason="--job: this chooses layouts itself")
-@pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=FULL.get(layout, ())) for layout in RUNS if f"torchrun:{layout}" in RUNS]
-)
+@pytest.mark.parametrize("layout", ["2+2", "3+1", "2+2, everything", "3+1, everything"])
 def test_the_same_bits_by_torchrun(layout, digests):
-    """As by mpirun, in what has run by both."""
+    """As by mpirun, in all sweeps."""
     by_mpirun, by_torchrun = read(digests[layout]), read(digests[f"torchrun:{layout}"])
     if not by_mpirun or not by_torchrun:
         pytest.skip(f"{layout} has not run by both")
-    assert by_mpirun == {case: by_torchrun[case] for case in by_mpirun}
+    assert by_mpirun.keys() == by_torchrun.keys()
+    assert by_torchrun == by_mpirun
