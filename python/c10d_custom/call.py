@@ -131,6 +131,10 @@ class Agreement(NamedTuple):
     sizes: list[tuple[list[int], list[int]]] | None = None
 
 
+# Call and Message are written out, and the protocols are for the type checker alone: what a dataclass compiles, and a
+# Protocol prepares, takes its time when a rank starts.
+
+
 class Call:
     """One collective on one rank. ``inputs`` and ``outputs`` are contiguous tensors on one device:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``timeout``: seconds; ``count``: elements of
