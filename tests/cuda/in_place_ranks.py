@@ -44,7 +44,7 @@ def summed(r, tensor):
     return value
 
 
-def programs(seed, size=3, config=None):
+def programs(seed, size=3, config=None, seconds=8.0):
     """Random collectives, checked by bits. How many of them were done in place."""
     done = []
 
@@ -55,7 +55,7 @@ def programs(seed, size=3, config=None):
 
     p = Program.of(seed, size, 10)
     with mock.patch("c10d_custom.transport.cuda.peers.InPlace", Counted):
-        run(size, p.run, seed, config, seconds=8.0)
+        run(size, p.run, seed, config, seconds=seconds)
     assert all(done), "some ranks could not"
     return len(done)
 
