@@ -1,5 +1,6 @@
-"""Ranks as processes of this machine, forked by a server that has imported torch and nothing of ours: importing it
-takes longer than most tests, and its memory is shared that way."""
+"""Ranks as processes of this machine, forked by a server that has imported torch, with what DDP, optimizers and meshes
+import of it as they are made, and nothing of ours: importing it takes longer than most tests, and its memory is shared
+that way."""
 
 import ctypes
 import multiprocessing
@@ -18,7 +19,7 @@ class SpawnedRanks:
     def __init__(self, world_size, target, args):
         self.processes, self.connections = [], []
         forkserver = multiprocessing.get_context("forkserver")
-        forkserver.set_forkserver_preload(["torch.distributed"])
+        forkserver.set_forkserver_preload(["torch.distributed", "torch._dynamo", "torch.distributed.checkpoint"])
         for rank in range(world_size):
             ours, theirs = forkserver.Pipe()
             process = forkserver.Process(
