@@ -19,6 +19,9 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+# What is installed here is compiled as it is first imported. Were that not kept, each process would compile torch anew.
+unset PYTHONDONTWRITEBYTECODE
+
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
