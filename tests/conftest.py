@@ -1,5 +1,6 @@
 """Options of the suite, and the rank pools that its tests share. See conformance/README.md."""
 
+import gc
 import os
 import sys
 
@@ -63,6 +64,10 @@ def pytest_collection_modifyitems(config, items):
         marker = item.get_closest_marker("full")
         if marker and not config.getoption("full"):
             item.add_marker(pytest.mark.skip(reason=f"only with --full: {marker.args[0]}"))
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # many tests collect garbage, and of what is there now nothing is
 
 
 def pytest_sessionstart(session):
