@@ -221,7 +221,7 @@ def test_random_programs(ranks, full):
     run_state_machine_as_test(
         Programs,
         settings=settings(
-            max_examples=300 if full else 15 if ranks.layout is None else 8,  # over hosts each takes longer
+            max_examples=300 if full else 15,
             stateful_step_count=12,
             deadline=None,
             derandomize=not full,

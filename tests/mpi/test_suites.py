@@ -89,10 +89,7 @@ RUNS = {
     ],
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
 }
-FULL = {
-    "openmpi:2+2": pytest.mark.full("the other tests here run Open MPI, too"),
-    **{run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")},
-}
+FULL = {run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")}
 
 
 @pytest.fixture(scope="module")

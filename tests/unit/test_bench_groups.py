@@ -43,7 +43,7 @@ def test_groups_of_each_backend_are_made_and_called(tmp_path):
 def test_a_rank_that_fails_ends_the_command():
     out = run("-m", "c10d_custom.bench.forked", json.dumps([2, ["custom", "no such backend"], 1]))
     assert out.returncode == 1
-    assert "2 ranks did not come to a group of the backend 'custom'" in out.stderr  # which was to make the other, too
+    assert "2 ranks did not come to a group of the backend 'no such backend'" in out.stderr
 
 
 def test_the_ranks_begin_with_torch_and_without_us():

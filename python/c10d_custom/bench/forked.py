@@ -2,7 +2,8 @@
 group, and nothing of this package but what `import torch` does.
 
 A round: all ranks wait at a gate; from its opening on, each makes a default group of the round's backend, and calls it.
-Where that backend is the first, they then make more groups, of each backend by turns, all of all ranks."""
+They then make more groups of that backend, each of all ranks, and keep them. (A destroyed one's threads that end and
+connections that close would take their time from the next, above all from that of another backend.)"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _GROUPS, _FEWEST = 32, 3
 
 
 def groups_of_a_round(size: int) -> int:
-    """How many more groups of each backend a round makes."""
+    """How many more groups a round makes."""
     return max(_FEWEST, _GROUPS // size)
 
 
@@ -38,18 +39,16 @@ def measured(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str
     found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in WHAT} for name in names}
     for round in range(rounds):
         for name in names if round % 2 == 0 else reversed(names):
-            began, said = _round(size, name, names if name == names[0] else ())
+            began, said = _round(size, name)
             for what in ("init", "call"):
                 found[name][what].append(max(one[what] for one in said) - began)
-            for other, times in said[0]["groups"].items():
-                for what in times:
-                    every = zip(*(one["groups"][other][what] for one in said), strict=True)
-                    found[other][what] += map(max, every)
+            for what in ("group", "group call"):
+                found[name][what] += map(max, zip(*(one[what] for one in said), strict=True))
     return found
 
 
-def _round(size: int, backend: str, names: Sequence[str]) -> tuple[float, list[dict[str, Any]]]:
-    """(when the gate opened, what each rank said). ``names``: of the more groups."""
+def _round(size: int, backend: str) -> tuple[float, list[dict[str, Any]]]:
+    """(when the gate opened, what each rank said)"""
     # Before the gate opens, or ranks that come to the store before it is served try again half a second later.
     agent, port = _store()
     (ready, is_ready), (gate, opens), (said, says), (end, ends) = (os.pipe() for _ in range(4))
@@ -60,7 +59,7 @@ def _round(size: int, backend: str, names: Sequence[str]) -> tuple[float, list[d
         signal.alarm(SECONDS)
         os.close(is_ready)
         os.read(gate, 1)
-        os.write(says, f"{json.dumps(_rank(rank, size, port, backend, names))}\n".encode())
+        os.write(says, f"{json.dumps(_rank(rank, size, port, backend))}\n".encode())
         os.close(says)
         os.read(end, 1)  # nobody leaves while others may still need what it serves
 
@@ -112,7 +111,7 @@ def _forked(main: Any, rank: int) -> int:
         os._exit(status)
 
 
-def _rank(rank: int, size: int, port: int, backend: str, names: Sequence[str]) -> dict[str, Any]:
+def _rank(rank: int, size: int, port: int, backend: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     limit = timedelta(seconds=SECONDS)
     store = dist.TCPStore(_HOST, port, None, False, timeout=limit)
@@ -120,12 +119,11 @@ def _rank(rank: int, size: int, port: int, backend: str, names: Sequence[str]) -
     made = time.monotonic()
     _call(backend, None)
     called = time.monotonic()
-    groups: dict[str, dict[str, list[float]]] = {name: {"group": [], "group call": []} for name in names}
-    for turn in range(groups_of_a_round(size) if names else 0):
-        for name in names if turn % 2 == 0 else reversed(names):
-            for what, seconds in zip(groups[name], _another(name, limit), strict=True):
-                groups[name][what].append(round(seconds, 6))  # short: a pipe takes so much as one
-    return {"init": made, "call": called, "groups": groups}
+    more: dict[str, list[float]] = {"group": [], "group call": []}
+    for _ in range(groups_of_a_round(size)):
+        for times, seconds in zip(more.values(), _another(backend, limit), strict=True):
+            times.append(round(seconds, 6))  # short: a pipe takes so much as one
+    return {"init": made, "call": called, **more}
 
 
 def _another(name: str, limit: timedelta) -> tuple[float, float]:
@@ -136,9 +134,6 @@ def _another(name: str, limit: timedelta) -> tuple[float, float]:
     made = time.monotonic() - began
     _call(name, group)
     called = time.monotonic() - began
-    dist.barrier()
-    if name != noop.NAME:
-        dist.destroy_process_group(group)
     return made, called
 
 
