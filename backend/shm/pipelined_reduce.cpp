@@ -71,6 +71,7 @@ class PipelinedRun {
       for (auto stage : {&PipelinedRun::fill_all, &PipelinedRun::take_all, &PipelinedRun::place_all,
                          &PipelinedRun::drain_all, &PipelinedRun::go_on})
         if ((this->*stage)()) moved = true;
+      if (failed_) return false;
       if (b.end) return c.give_up();
       if (!moved) {
         if (!idle_since) idle_since = looked_ = now_ns();
@@ -158,8 +159,15 @@ class PipelinedRun {
 
   bool start(uint64_t chunk) {
     started = chunk + 1;
-    const Phase& ph = slot(chunk).phases[chunk + 1 == chunks][0];
-    if (ph.n && b.startall(int(ph.n), ph.requests)) return b.end = kTransfer, false;
+    return start(slot(chunk).phases[chunk + 1 == chunks][0]);
+  }
+
+  // Not once the deadline has passed or the group has ended, as where this process was stopped for long: the peers may
+  // have gone, and MPICH 5 falls over a persistent request whose send fails at once.
+  bool start(const Phase& phase) {
+    if (late(now_ns())) return false;
+    if (const Status st = g.health(c.number); st != kOk) return failed_ = true, c.fails(st, -1);
+    if (phase.n && b.startall(int(phase.n), phase.requests)) return b.end = kTransfer, false;
     return true;
   }
 
@@ -175,9 +183,7 @@ class PipelinedRun {
       char* const to = slot(arrived).mine + share.at;
       if (share.bytes) combine(to, slot(arrived), to, 0, share.bytes);
       phase_ = 1;
-      const Phase& second = phase(arrived);
-      if (second.n && b.startall(int(second.n), second.requests)) return b.end = kTransfer, false;
-      return true;
+      return start(phase(arrived));
     }
     phase_ = 0;
     ++arrived;
@@ -304,6 +310,7 @@ class PipelinedRun {
   uint32_t phase_ = 0;                                     // of chunk `arrived`
   uint64_t all_in = 0, all_took = 0, all_red = 0, all_out = 0;
   int64_t looked_ = 0, polled_ = now_ns();
+  bool failed_ = false;  // and it is recorded
 };
 
 }  // namespace

@@ -52,7 +52,10 @@ struct Request {
   Request(Request&& r) : Request(r.box, r.buffer, r.bytes, r.sends) {}
 };
 
+std::atomic<unsigned> starts{0};
+
 int startall(int n, void* requests) {
+  ++starts;
   for (Request* r = static_cast<Request*>(requests); n--; ++r) {
     require(!r->active, "a request was started twice", 0);
     r->active = true;
@@ -274,6 +277,9 @@ void endings() {
     });
   };
   without_host_1(kLate, 300 * kMs, nullptr);
+  const unsigned before = starts;
+  without_host_1(kLate, 99 * kMs, nullptr);  // late from the first: see later_ns
+  require(starts == before, "a transfer was started after the deadline", 0);
   without_host_1(kLooked, 60000 * kMs, looks);
   fail_transfers = true;
   without_host_1(kTransfer, 60000 * kMs, nullptr);

@@ -60,20 +60,21 @@ def rounds(rank, size, seed, first, count, without=()):
         fault, victim = faults[number % len(faults)], rng.randrange(size)
         group = dist.new_group(timeout=TIMEOUT)
         outcome = "all"
-        with Fault(fault, rng, group, dist.get_rank() == victim) as injected:
-            try:
+        injected = Fault(fault, rng, group, dist.get_rank() == victim)
+        try:
+            with injected:  # its handler may raise as soon as the timer is set
                 for step in range(STEPS):
                     if wrong := one_step(rng, step, group):
                         raise Wrong(f"round {number}, {fault} at rank {victim}: {wrong}")
-            except Raised:
-                outcome = "raised"
-                injected.ends()  # the others need not wait for what it did not call
-            except (CustomBackendError, RuntimeError, ValueError) as error:
-                # A future's error is a RuntimeError that quotes ours; a group that is destroyed is no group to torch
-                # (ValueError).
-                if fault in HARMLESS:
-                    raise
-                outcome = type(error).__name__
+        except Raised:
+            outcome = "raised"
+            injected.ends()  # the others need not wait for what it did not call
+        except (CustomBackendError, RuntimeError, ValueError) as error:
+            # A future's error is a RuntimeError that quotes ours; a group that is destroyed is no group to torch
+            # (ValueError).
+            if fault in HARMLESS:
+                raise
+            outcome = type(error).__name__
         found[f"{fault}: {outcome}"] += 1
         found["calls of handlers"] += injected.calls
         dist.barrier(others)
