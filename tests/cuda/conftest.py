@@ -3,6 +3,7 @@
 import pytest
 
 import host_kernels
+from c10d_custom.transport.cuda import transport as cuda_transport
 from fake_world import World
 
 FAULTS = ("test_deaths", "test_device_faults", "test_fused_faults", "test_surroundings", "test_waits")
@@ -20,6 +21,12 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def of_dead_events(request, monkeypatch):
     monkeypatch.setattr(World, "DEAD_EVENTS_PASS", request.param)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Ranks that are threads, on a machine that is busy, need longer to close their groups than processes do."""
+    monkeypatch.setattr(cuda_transport, "_DRAIN", 60.0)
 
 
 @pytest.fixture(scope="session")

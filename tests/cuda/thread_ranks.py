@@ -123,6 +123,7 @@ class Met:
         return result
 
     def _touch(self, call):
+        self.world.keep += [*call.inputs, *call.outputs]  # a set-up's own are freed at its end
         spans = [[(t.data_ptr(), t.nbytes) for t in tensors] for tensors in (call.inputs, call.outputs)]
         self.world.host_access(self.cpu.rank, *spans, call.name)
 
