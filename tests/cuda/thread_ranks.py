@@ -164,7 +164,7 @@ class Rank:
                 writes=[tensor],
             )
 
-    def synchronize(self, seconds=30.0):
+    def synchronize(self, seconds=120.0):
         """torch.cuda.current_stream().synchronize()"""
         with self.driver.activate():
             event = self.driver.create_event()
