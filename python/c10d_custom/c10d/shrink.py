@@ -50,6 +50,8 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
         new.set_timeout(own)
         store.set_timeout(own)
         _destroy_all(but=new)
+        if new.size() < old.size():
+            mpi_job.abandon()
         if isinstance(new.cpu_transport, HierarchicalTransport):
             mpi_job.go_on()
         with registration.ready_made(new):

@@ -93,11 +93,16 @@ class Health:
     def record(self, fault: Fault) -> None:
         """What a Fault means for the ranks of this host."""
         self._stop()
+        self._abandon_if_lost(fault.status, fault.peer)
+        if fault.status == native.ABORTED and (known := self.local.health(native.NEVER)) is not None:
+            self.trouble(known)  # of which this rank might not hear otherwise
+        self.local.end_for_all(fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
+
+    def _abandon_if_lost(self, status: int, peer: int) -> None:
         # One that has left is alive, and waits for the others in MPI's Finalize.
         left = self.detector.left if hasattr(self, "detector") else ()
-        if fault.status == native.TIMEOUT or fault.status == native.PEER_LOST and fault.peer not in left:
+        if status == native.TIMEOUT or status == native.PEER_LOST and peer not in left:
             self._abandon()
-        self.local.end_for_all(fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
 
     def tell_what_this_host_knows(self) -> None:
         """Before leaving. The shared memory may show what the detector has not heard: a rank that has just died, of
@@ -148,9 +153,12 @@ class Health:
 
     def trouble(self, failure: Failure) -> Trouble:
         """The Trouble for a native Failure of the local group."""
+        peer = group_rank(self.hosts, failure.peer)
+        if failure.status == native.BROKEN:  # by a neighbour's word: the detector's may come later, or never
+            self._abandon_if_lost(failure.cause, peer)
         return Trouble(
             failure.status,
-            group_rank(self.hosts, failure.peer),
+            peer,
             group_rank(self.hosts, failure.by),
             failure.cause,
             seq=failure.seq,
