@@ -262,7 +262,9 @@ def other_members(lists):
     )
     text = str(error)
     wrong += [problem] if problem else []
-    wrong += [f"no {line} in: {text}" for line in (f"rank {rank}: ranks ", "different members") if line not in text]
+    own = f"rank {rank}: ranks "
+    if "different members" not in text or own not in text and " gave up: " not in text:  # who did may not have known
+        wrong.append(f"no {own} in: {text}")
     different = [r for r in lists[rank] if lists[r] != lists[rank]]
     if not any(f"\n  rank {r}: ranks " in text for r in different):
         wrong.append(f"no other rank's list in: {text}")
