@@ -156,13 +156,7 @@ class Health:
         peer = group_rank(self.hosts, failure.peer)
         if failure.status == native.BROKEN:  # by a neighbour's word: the detector's may come later, or never
             self._abandon_if_lost(failure.cause, peer)
-        return Trouble(
-            failure.status,
-            peer,
-            group_rank(self.hosts, failure.by),
-            failure.cause,
-            seq=failure.seq,
-        )
+        return Trouble(failure.status, peer, group_rank(self.hosts, failure.by), failure.cause, seq=failure.seq)
 
     # --- ranks, as the local group knows them
 
