@@ -5,6 +5,7 @@ groups alone do not do: torchrun puts each worker in a session of its own, and
 a worker whose launcher was killed is nobody's child.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -142,11 +143,11 @@ def start(arguments, *, deadline=180, env=None, layout=None, address=True, progr
                 time.sleep(0.02)
         except subprocess.TimeoutExpired:
             late = True
-            for pid in reversed(marked(mark)):  # a job's launcher, the oldest, would end the ranks without a word
-                try:
-                    os.kill(pid, signal.SIGABRT)
-                except ProcessLookupError:
-                    pass
+            for pid in reversed(marked(mark)):
+                # A job's launchers forward what ranks then print, and would end them without a word.
+                with contextlib.suppress(OSError):
+                    if not layout or "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe")):
+                        os.kill(pid, signal.SIGABRT)
             time.sleep(1)
         finally:
             if layout:
