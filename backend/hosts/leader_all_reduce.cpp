@@ -21,6 +21,8 @@ constexpr int kLooks = 16;
 
 enum Step : uint32_t { kBegin, kInside, kBetween };
 
+constexpr int64_t kStopped = 1000 * 1000 * 1000;  // ns over the time given: more than a busy machine takes
+
 // `done` until it is not kPending, or for so long.
 template <class Done>
 int wait(const LeaderAllReduce* d, int64_t until, Done done) {
@@ -128,6 +130,9 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
       [[fallthrough]];
     case kInside:
       if (const int st = wait(d, until, [&] { return leads ? inputs(d, r) : result(d, r); }); st || !leads) return st;
+      // Not in a process that was stopped meanwhile: the peers may be gone, and starting a transfer to one that is may
+      // crash in MPI. Whoever called this first looks whether the group is still there.
+      if (now_ns() > until + kStopped) return kPending;
       reduce_inside(d, r);
       if (d->startall(int(r->nrequests), r->requests)) return kUsage;
       r->step = kBetween;

@@ -1,6 +1,7 @@
 // Small all_reduces over two hosts of two ranks: each rank is a thread, a host's board is ordinary memory, and MPI is a
 // mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the log;
-// then a rank that calls something else.
+// then a rank that calls something else, and a leader that
+// was stopped.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -136,6 +137,21 @@ void odd_one(Rank& rank) {
   require(status == (rank.host ? kMismatch : kPending), "a mismatch went unnoticed", 0);
 }
 
+// The leader's host was ready while the leader was stopped: it does not speak to the other host before it has looked.
+void stopped() {
+  Network network;
+  Rank leader(network, 0, 0), other(network, 0, 1);
+  int64_t data[2][8] = {};
+  auto call = [&](Rank& r, int64_t ns) {
+    return c10d_leader_fast_path(&r.fast_path, kKind, -1, data[r.local], data[r.local], 8, ns);
+  };
+  require(call(other, 0) == kPending, "nobody to wait for", 1);
+  require(call(leader, -2000 * kMs) == kPending && network.to[1].messages.empty(), "a transfer after a stop", 1);
+  require(c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending, "no peer, and yet done", 1);
+  require(network.to[1].messages.size() == 1, "no transfer", 1);
+  for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
+}
+
 template <class Work>
 void together(std::vector<Rank*>& ranks, Work work) {
   std::vector<std::thread> threads;
@@ -166,5 +182,6 @@ int main(int argc, char** argv) {
   reader.join();
   together(ranks, odd_one);
   for (Rank* r : ranks) delete r;
+  stopped();
   std::puts("leader_all_reduce_test: ok");
 }
