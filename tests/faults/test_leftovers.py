@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -125,9 +126,9 @@ def one_failure(kind):
     rank, size = group.rank(), group.size()
     for count in (1, 3000, 1 << 18):
         dist.all_reduce(torch.ones(count), group=group)
-    dist.barrier(group)
-    dist.isend(torch.ones(1 << 15), group=group, group_dst=(rank + size // 2) % size)
     with contextlib.suppress(dist.DistBackendError):
+        dist.barrier(group)  # which the last rank may be through with, and abort, before another one is
+        dist.isend(torch.ones(1 << 15), group=group, group_dst=(rank + size // 2) % size)
         FAILURES[kind](group, rank == size - 1)
     assert group.cpu_transport.broken()
     dist.destroy_process_group(group)
@@ -139,9 +140,13 @@ def failures_case(kind, cycles):
     before = resident()
     for _ in range(cycles):
         one_failure(kind)
-    dist.barrier()
-    dist.destroy_process_group(dist.new_group())  # what has been under way is looked at then
-    return (resident() - before) / cycles
+    left = []
+    for _ in range(5):
+        dist.barrier()
+        dist.destroy_process_group(dist.new_group())  # what has been under way is looked at then, and may be so still
+        left.append(resident() - before)
+        time.sleep(0.2)
+    return min(left) / cycles
 
 
 @pytest.mark.world_sizes(4)
