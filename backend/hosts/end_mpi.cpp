@@ -1,6 +1,8 @@
 // How a process ends its part in an MPI job, by the code that it exits with: Python tells that to none of its exit
 // handlers, libc's on_exit does.
+#include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,14 +19,27 @@ struct Job {
   int (*finalized)(int*);
   intptr_t world;
   int64_t forward_ns;  // for the launcher to forward what was written, before MPI_Abort ends it too
+  int launcher;        // Hydra's end of the process; -1: another launcher, and MPI_Finalize
   pid_t pid;
 } job;
+
+constexpr int kPatienceMs = 2000;  // for the launcher on this host to answer
+
+// What MPI_Finalize tells Hydra (PMI-1), without its wait for all ranks, one that may never come there among them.
+void take_leave(int launcher) {
+  const char word[] = "cmd=finalize\n";
+  char answer[1024];
+  pollfd heard = {launcher, POLLIN, 0};
+  if (write(launcher, word, strlen(word)) > 0 && poll(&heard, 1, kPatienceMs) > 0) {
+    if (read(launcher, answer, sizeof answer) < 0) return;
+  }
+}
 
 void end(int status, void*) {
   int over = 1;
   if (getpid() != job.pid || job.finalized(&over) || over) return;
   if (status == 0) {
-    job.finalize();
+    job.launcher < 0 ? void(job.finalize()) : take_leave(job.launcher);
     return;
   }
   timespec left = {job.forward_ns / 1000000000, job.forward_ns % 1000000000};
@@ -35,13 +50,15 @@ void end(int status, void*) {
 }  // namespace
 
 // Called as the interpreter ends. Handlers that libc has been given before run after this one.
-C10D_API void c10d_end_mpi_at_exit(void* finalize, void* abort, void* finalized, int64_t world, int64_t forward_ns) {
+C10D_API void c10d_end_mpi_at_exit(void* finalize, void* abort, void* finalized, int64_t world, int64_t forward_ns,
+                                   int32_t launcher) {
   const bool again = job.pid == getpid();
   job = {reinterpret_cast<int (*)()>(finalize),
          reinterpret_cast<int (*)(intptr_t, int)>(abort),
          reinterpret_cast<int (*)(int*)>(finalized),
          static_cast<intptr_t>(world),
          forward_ns,
+         launcher,
          getpid()};
   if (!again) on_exit(end, nullptr);
 }

@@ -18,8 +18,7 @@ from programs.launch import LAUNCHER_VARIABLES, start
 from .test_faults import SURVIVE
 from .test_shrink import require_right
 
-SCRIPTS = Path(__file__).with_name("scripts")
-SURVIVOR, LATE_NEWS = SCRIPTS / "survivor.py", SCRIPTS / "late_news.py"
+SURVIVOR = Path(__file__).with_name("scripts") / "survivor.py"
 
 
 def usable(layout):
@@ -57,16 +56,6 @@ def test_under_mpi_s_launchers(layout, lost, tmp_path):
     elsewhere = {0, 1} if lost == [3] else {2, 3}
     assert elsewhere <= set(ranks) <= set(range(4)) - set(lost), (ranks, str(result))
     require_gone_on(ranks)
-
-
-@pytest.mark.parametrize("how", ["leaves", "aborts"])
-def test_who_has_a_loss_from_its_neighbour_alone_ends_without_waiting_for_it(how, tmp_path):
-    """MPI_Finalize would wait for ever for the one that is gone."""
-    layout = usable("2+2")
-    result = start([LATE_NEWS, tmp_path, how], layout=layout, address=False, flags=SURVIVE[layout.mpi], deadline=100)
-    ended = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert {"0", "1"} <= set(ended) <= {"0", "1", "2"}, (ended, str(result))
-    assert set(ended.values()) == {"PeerLostError"}, ended
 
 
 def test_under_torchrun_the_other_hosts_go_on(tmp_path):

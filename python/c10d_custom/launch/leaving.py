@@ -17,11 +17,19 @@ from .mapped import mapped_files
 _SECONDS = 2.0  # for the launcher on this host to answer
 
 
+def hydra() -> int | None:
+    """The descriptor by which Hydra, MPICH's launcher and Intel MPI's, hears of this process; None: it did not start
+    it."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(os.environ["PMI_FD"]) if "MPI_LOCALNRANKS" in os.environ else None
+    return None
+
+
 def tell_launcher() -> None:
     """Nothing, where this launcher has no such way. MPI is of no use to this process afterwards."""
-    if "MPI_LOCALNRANKS" in os.environ and "PMI_FD" in os.environ:  # Hydra: MPICH's, Intel MPI's
-        with contextlib.suppress(OSError, ValueError):
-            _finish_pmi(int(os.environ["PMI_FD"]))
+    if (fd := hydra()) is not None:
+        with contextlib.suppress(OSError):
+            _finish_pmi(fd)
     elif "PMIX_NAMESPACE" in os.environ and (paths := mapped_files(r"/.*/libpmix\.so[^/]*")):
         pmix = ctypes.CDLL(paths[0])
         with contextlib.suppress(AttributeError):

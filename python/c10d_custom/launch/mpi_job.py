@@ -342,12 +342,19 @@ def _library(MPI: Any) -> str:
 
 def _end_by_exit_code(MPI: Any) -> None:
     """MPI_Finalize, or MPI_Abort if the process exits with another code than 0: Finalize waits for all ranks, and one
-    that fails would wait, at its exit, for those that wait for it."""
+    that fails would wait, at its exit, for those that wait for it.
+
+    Under Hydra each rank ends by itself, without Finalize: others may have left it out because of a failure in a group
+    that this rank is not in, of which it has not heard, and it would wait for them for ever."""
     functions = ctypes.CDLL(MPI.__file__)
+    launcher = None
+    if _job is not None and _job.pid == os.getpid() and _job.size > 1 and (launcher := leaving.hydra()) is not None:
+        _linger(_job)
     native.lib.c10d_end_mpi_at_exit(
         *(ctypes.cast(functions[f"MPI_{name}"], ctypes.c_void_p) for name in ("Finalize", "Abort", "Finalized")),
         MPI._handleof(MPI.COMM_WORLD),
         round(_FORWARD_SECONDS * 1e9),
+        -1 if launcher is None else launcher,
     )
 
 
