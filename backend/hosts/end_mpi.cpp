@@ -10,6 +10,17 @@
 
 #include "sequencer.h"
 
+// What MPI_Finalize tells Hydra (PMI-1), without its wait for all ranks, one that may never come there among them.
+C10D_API void c10d_tell_hydra(int32_t launcher) {
+  constexpr int kPatienceMs = 2000;  // for the launcher on this host to answer
+  const char word[] = "cmd=finalize\n";
+  char answer[1024];
+  pollfd heard = {launcher, POLLIN, 0};
+  if (write(launcher, word, strlen(word)) > 0 && poll(&heard, 1, kPatienceMs) > 0) {
+    if (read(launcher, answer, sizeof answer) < 0) return;
+  }
+}
+
 namespace {
 
 // MPI's functions. An MPI_Comm is an int or a pointer, and either passes for an intptr_t.
@@ -23,23 +34,11 @@ struct Job {
   pid_t pid;
 } job;
 
-constexpr int kPatienceMs = 2000;  // for the launcher on this host to answer
-
-// What MPI_Finalize tells Hydra (PMI-1), without its wait for all ranks, one that may never come there among them.
-void take_leave(int launcher) {
-  const char word[] = "cmd=finalize\n";
-  char answer[1024];
-  pollfd heard = {launcher, POLLIN, 0};
-  if (write(launcher, word, strlen(word)) > 0 && poll(&heard, 1, kPatienceMs) > 0) {
-    if (read(launcher, answer, sizeof answer) < 0) return;
-  }
-}
-
 void end(int status, void*) {
   int over = 1;
   if (getpid() != job.pid || job.finalized(&over) || over) return;
   if (status == 0) {
-    job.launcher < 0 ? void(job.finalize()) : take_leave(job.launcher);
+    job.launcher < 0 ? void(job.finalize()) : c10d_tell_hydra(job.launcher);
     return;
   }
   timespec left = {job.forward_ns / 1000000000, job.forward_ns % 1000000000};

@@ -1,7 +1,7 @@
 // Small all_reduces over two hosts of two ranks: each rank is a thread, a host's board is ordinary memory, and MPI is a
 // mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the log;
-// then a rank that calls something else, and a leader that
-// was stopped.
+// then a rank that calls something else, and a leader that was
+// stopped.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
