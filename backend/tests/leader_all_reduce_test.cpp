@@ -162,7 +162,7 @@ void together(std::vector<Rank*>& ranks, Work work) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t calls = 50 * (argc > 1 ? strtoull(argv[1], nullptr, 10) : 400);
+  const uint64_t calls = 50 * (argc > 1 ? strtoull(argv[1], nullptr, 10) : 40);
   Network network;
   std::vector<Rank*> ranks;
   for (uint32_t i = 0; i < kHosts * kLocal; ++i) ranks.push_back(new Rank(network, i / kLocal, i % kLocal));

@@ -313,7 +313,7 @@ void endings() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
+  const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 60;
   const std::vector<std::vector<uint32_t>> layouts = {{2, 2}, {3, 1},    {1, 1},    {1, 4},
                                                       {3, 3}, {2, 1, 3}, {2, 2, 2}, {1, 1, 1, 1}};
   uint64_t seed = 1;
