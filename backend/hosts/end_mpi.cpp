@@ -21,25 +21,61 @@ C10D_API void c10d_tell_hydra(int32_t launcher) {
   }
 }
 
+// The same by PMIx, once for each PMIx_Init; null: there is no PMIx.
+C10D_API void c10d_tell_pmix(int (*initialized)(), int (*finalize)(const void*, size_t)) {
+  while (initialized && initialized() && !finalize(nullptr, 0)) continue;
+}
+
 namespace {
 
-// MPI's functions. An MPI_Comm is an int or a pointer, and either passes for an intptr_t.
+// MPI's functions. Its handles are ints or pointers, and either passes for an intptr_t.
 struct Job {
   int (*finalize)();
   int (*abort)(intptr_t, int);
   int (*finalized)(int*);
-  intptr_t world;
+  int (*ibarrier)(intptr_t, intptr_t*);
+  int (*test)(intptr_t*, int*, void*);
+  int (*failed)(intptr_t, intptr_t*);  // the ranks known to have failed; null: this MPI does not tell
+  int (*group_size)(intptr_t, int*);
+  int (*group_free)(intptr_t*);
+  int (*pmix_initialized)();
+  int (*pmix_finalize)(const void*, size_t);
+  int64_t world;
   int64_t forward_ns;  // for the launcher to forward what was written, before MPI_Abort ends it too
-  int launcher;        // Hydra's end of the process; -1: another launcher, and MPI_Finalize
-  pid_t pid;
+  int64_t launcher;    // Hydra's end of the process; -1: another launcher, and MPI_Finalize
 } job;
+pid_t pid;
+
+bool one_has_failed() {
+  intptr_t group = 0;
+  int size = 0;
+  if (!job.failed || job.failed(job.world, &group)) return false;
+  job.group_size(group, &size);
+  job.group_free(&group);
+  return size > 0;
+}
+
+// Until all ranks are here; false: one never will be. MPI_Finalize waits as long, and for those as well.
+bool all_are_here() {
+  constexpr timespec kPause = {0, 1000000};
+  intptr_t barrier = 0;
+  int done = 0;
+  alignas(16) char status[256];
+  if (job.ibarrier(job.world, &barrier)) return false;
+  for (;;) {
+    if (job.test(&barrier, &done, status)) return false;
+    if (done) return true;
+    if (one_has_failed()) return false;
+    nanosleep(&kPause, nullptr);
+  }
+}
 
 void end(int status, void*) {
   int over = 1;
-  if (getpid() != job.pid || job.finalized(&over) || over) return;
+  if (getpid() != pid || job.finalized(&over) || over) return;
   if (status == 0) {
-    job.launcher < 0 ? void(job.finalize()) : c10d_tell_hydra(job.launcher);
-    return;
+    if (job.launcher >= 0) return c10d_tell_hydra(int32_t(job.launcher));
+    return all_are_here() ? void(job.finalize()) : c10d_tell_pmix(job.pmix_initialized, job.pmix_finalize);
   }
   timespec left = {job.forward_ns / 1000000000, job.forward_ns % 1000000000};
   while (nanosleep(&left, &left)) continue;
@@ -48,16 +84,9 @@ void end(int status, void*) {
 
 }  // namespace
 
-// Called as the interpreter ends. Handlers that libc has been given before run after this one.
-C10D_API void c10d_end_mpi_at_exit(void* finalize, void* abort, void* finalized, int64_t world, int64_t forward_ns,
-                                   int32_t launcher) {
-  const bool again = job.pid == getpid();
-  job = {reinterpret_cast<int (*)()>(finalize),
-         reinterpret_cast<int (*)(intptr_t, int)>(abort),
-         reinterpret_cast<int (*)(int*)>(finalized),
-         static_cast<intptr_t>(world),
-         forward_ns,
-         launcher,
-         getpid()};
-  if (!again) on_exit(end, nullptr);
+// Called as the interpreter ends, with a Job. Handlers that libc has been given before run after this one.
+C10D_API void c10d_end_mpi_at_exit(const void* how) {
+  memcpy(&job, how, sizeof job);
+  if (pid != getpid()) on_exit(end, nullptr);
+  pid = getpid();
 }

@@ -1,6 +1,5 @@
 """How a rank that mpirun started takes its leave of the launcher without MPI_Finalize, which waits for all ranks, one
-that is gone among them: under Hydra at every exit, under others where it has lost a rank (ranks of torchrun:
-mpi_job.py).
+that is gone among them: under Hydra at every exit, under others where a rank is lost (ranks of torchrun: mpi_job.py).
 
 Launchers take a rank that ends without it for one that has failed, and end the others, amid whatever they do. What
 libmpi tells the launcher in Finalize is therefore told by itself: by the protocol of MPICH's (PMI-1, "finalize"), or by
@@ -24,12 +23,20 @@ def hydra() -> int | None:
     return None
 
 
+def addresses(library: ctypes.CDLL | None, *names: str) -> list[int]:
+    """Of these functions; 0: it has none of that name."""
+    return [native.address_of(getattr(library, name, None)) for name in names]
+
+
+def pmix() -> list[int]:
+    """The addresses of PMIx_Initialized and PMIx_Finalize; 0: no launcher hears of this process by them."""
+    paths = mapped_files(r"/.*/libpmix\.so[^/]*") if "PMIX_NAMESPACE" in os.environ else []
+    return addresses(ctypes.CDLL(paths[0]) if paths else None, "PMIx_Initialized", "PMIx_Finalize")
+
+
 def tell_launcher() -> None:
     """Nothing, where this launcher has no such way. MPI is of no use to this process afterwards."""
     if (fd := hydra()) is not None:
         native.lib.c10d_tell_hydra(fd)
-    elif "PMIX_NAMESPACE" in os.environ and (paths := mapped_files(r"/.*/libpmix\.so[^/]*")):
-        pmix = ctypes.CDLL(paths[0])
-        with contextlib.suppress(AttributeError):
-            while pmix.PMIx_Initialized() and pmix.PMIx_Finalize(None, ctypes.c_size_t(0)) == 0:
-                pass  # once for each PMIx_Init
+    else:
+        native.lib.c10d_tell_pmix(*pmix())

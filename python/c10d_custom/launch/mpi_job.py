@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -46,7 +47,7 @@ _lock = threading.Lock()
 _job: Job | None = None
 _init: threading.Thread | None = None  # the thread in which MPI starts
 _ours_to_end = False
-_abandoned = False
+_lost = _late = False  # a rank, to others
 _used_again = False  # since then
 
 
@@ -280,11 +281,10 @@ def _import() -> Any:
     return MPI
 
 
-def abandon() -> None:
-    """A rank is lost, or was not there in time: MPI's Finalize would wait for it, and is left out when this process
-    ends."""
-    global _abandoned, _used_again
-    _abandoned, _used_again = True, False
+def abandon(late: bool = False) -> None:
+    """A rank is lost, or was not there in time and may never be: MPI's Finalize would wait for it."""
+    global _lost, _late, _used_again
+    _lost, _late, _used_again = _lost or not late, _late or late, False
 
 
 def go_on() -> None:
@@ -299,7 +299,8 @@ def _finalize() -> None:
         _end_own(_job, _job.server)
     elif _ours_to_end and (MPI := sys.modules.get("mpi4py.MPI")):
         if MPI.Is_initialized() and not MPI.Is_finalized():  # where it found no library there is no such module
-            if not _abandoned:
+            # Under Hydra nobody waits for a rank that is late; under others all do, as they would in Finalize.
+            if not _lost and not (_late and leaving.hydra() is not None):
                 _end_by_exit_code(MPI)
             elif _job is not None and _job.pid == os.getpid():
                 if "PMIX_NAMESPACE" not in os.environ:  # Open MPI aborts where it finds that a peer has ended
@@ -313,7 +314,7 @@ def _end_own(job: Job, server: PmiServer) -> None:
     nothing to deliver."""
     if job.pid != os.getpid():
         return
-    if (_used_again or not _abandoned) and not job.MPI.Is_finalized():
+    if (_used_again or not (_lost or _late)) and not job.MPI.Is_finalized():
         _linger(job)
     server.end(job.MPI.Is_finalized())
 
@@ -346,16 +347,20 @@ def _end_by_exit_code(MPI: Any) -> None:
 
     Under Hydra each rank ends by itself, without Finalize: others may have left it out because of a failure in a group
     that this rank is not in, of which it has not heard, and it would wait for them for ever."""
-    functions = ctypes.CDLL(MPI.__file__)
+    library = ctypes.CDLL(MPI.__file__)
     launcher = None
     if _job is not None and _job.pid == os.getpid() and _job.size > 1 and (launcher := leaving.hydra()) is not None:
         _linger(_job)
-    native.lib.c10d_end_mpi_at_exit(
-        *(ctypes.cast(functions[f"MPI_{name}"], ctypes.c_void_p) for name in ("Finalize", "Abort", "Finalized")),
+    functions = ("MPI_Finalize", "MPI_Abort", "MPI_Finalized", "MPI_Ibarrier", "MPI_Test")
+    failed = ("MPIX_Comm_get_failed", "MPI_Group_size", "MPI_Group_free")
+    how = [
+        *leaving.addresses(library, *functions, *failed),
+        *leaving.pmix(),
         MPI._handleof(MPI.COMM_WORLD),
         round(_FORWARD_SECONDS * 1e9),
         -1 if launcher is None else launcher,
-    )
+    ]
+    native.lib.c10d_end_mpi_at_exit(struct.pack(f"{len(how)}q", *how))
 
 
 def _abort_on_exceptions(job: Job) -> None:

@@ -330,8 +330,9 @@ def _load() -> c.CDLL:
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
         "mpi_progress": (None, c.c_void_p),
-        "end_mpi_at_exit": (None, c.c_void_p, c.c_void_p, c.c_void_p, c.c_int64, c.c_int64, c.c_int32),
+        "end_mpi_at_exit": (None, c.c_void_p),
         "tell_hydra": (None, c.c_int32),
+        "tell_pmix": (None, c.c_void_p, c.c_void_p),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
         "reduce_variant": (c.c_char_p,),
     }

@@ -33,12 +33,13 @@ def group_rank(hosts: Hosts, index: int) -> int:
 
 class Health:
     """``local``: the transport inside this host; ``stop``: called once the group has ended, so that nothing takes the
-    fast path; ``abandon``: called if MPI can no longer end in good order. ``detector`` is set once it is there."""
+    fast path; ``abandon``: called if MPI may no longer end in good order, with whether a rank is no more than late.
+    ``detector`` is set once it is there."""
 
     detector: FailureDetector
 
     def __init__(
-        self, rank: int, hosts: Hosts, local: LocalTransport, stop: Callable[[], None], abandon: Callable[[], None]
+        self, rank: int, hosts: Hosts, local: LocalTransport, stop: Callable[[], None], abandon: Callable[[bool], None]
     ) -> None:
         self.rank, self.hosts, self.local = rank, hosts, local
         self._stop, self._abandon = stop, abandon
@@ -102,7 +103,7 @@ class Health:
         # One that has left is alive, and waits for the others in MPI's Finalize.
         left = self.detector.left if hasattr(self, "detector") else ()
         if status == native.TIMEOUT or status == native.PEER_LOST and peer not in left:
-            self._abandon()
+            self._abandon(status == native.TIMEOUT)
 
     def tell_what_this_host_knows(self) -> None:
         """Before leaving. The shared memory may show what the detector has not heard: a rank that has just died, of

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 class HierarchicalTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
     ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
-    arguments); ``job``: the process's use of MPI; ``abandon``: called if MPI can no longer end in good order;
+    arguments); ``job``: the process's use of MPI; ``abandon``: as of Health;
     ``meets``: whether its ranks are to find each other after a loss, at their `meeting_point`."""
 
     # Of small calls; there where `limits` is.
@@ -78,7 +78,7 @@ class HierarchicalTransport(Transport):
         locations: Sequence[Location],
         open_local: OpenLocal,
         job: Job,
-        abandon: Callable[[], None],
+        abandon: Callable[[bool], None],
         meets: bool = False,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
@@ -116,7 +116,7 @@ class HierarchicalTransport(Transport):
             try:
                 self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective)
             except CustomBackendError:
-                abandon()
+                abandon(True)
                 raise
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
