@@ -105,6 +105,8 @@ void log_begin(LeaderFastPath* q, const Head& head) {
 
 }  // namespace
 
+int c10d_alarm_raised(const Alarm* alarm) { return raised(alarm); }
+
 void c10d_mpi_progress(void* context) {
   const Idle* idle = static_cast<const Idle*>(context);
   int done = 0;
@@ -129,7 +131,8 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
       r->step = kInside;
       [[fallthrough]];
     case kInside:
-      if (const int st = wait(d, until, [&] { return leads ? inputs(d, r) : result(d, r); }); st || !leads) return st;
+      if (!leads) return wait(d, until, [&] { return result(d, r); });
+      if (const int st = wait(d, until, [&] { return raised(d->alarm) ? kPending : inputs(d, r); })) return st;
       // Not in a process that was stopped meanwhile: the peers may be gone, and starting a transfer to one that is may
       // crash in MPI. Whoever called this first looks whether the group is still there.
       if (now_ns() > until + kStopped) return kPending;

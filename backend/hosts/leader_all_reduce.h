@@ -4,6 +4,7 @@
 // MPI is known here only as two function pointers and opaque requests: this code is linked with no MPI, and serves any.
 // The messages are persistent requests that Python has made. Each begins with a Head.
 #pragma once
+#include "../shm/alarm.h"
 #include "../shm/api.h"
 #include "head.h"
 #include "sequencer.h"
@@ -22,6 +23,7 @@ struct LeaderAllReduce {
   uint32_t ranks, local;  // of this host; this rank's place among them
   char* const* between;   // the messages with the hosts' results, in order; one is this host's own
   uint32_t nbetween, own_between;
+  const Alarm* alarm;  // or null
 };
 
 struct LeaderCall {
@@ -68,6 +70,8 @@ struct LeaderFastPath {
 
 }  // namespace c10d_custom
 
+// See alarm.h.
+C10D_API int c10d_alarm_raised(const c10d_custom::Alarm*);
 // Lets MPI make progress. The context is an Idle.
 C10D_API void c10d_mpi_progress(void*);
 // Goes on with the call from its stage for up to `ns`. kOk: done. kPending: call again. kMismatch: a rank has called

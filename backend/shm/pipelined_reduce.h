@@ -6,6 +6,8 @@
 #pragma once
 #include <cstdint>
 
+#include "alarm.h"
+
 namespace c10d_custom {
 
 // Transfers that go together. With more than two hosts there are two for each chunk: one in which each host gets its
@@ -45,6 +47,7 @@ struct PipelinedReduce {
   uint32_t keeps;       // whether this host gets the result
   // Why the core gave up by itself, with kAborted and without a word to the other ranks: that is for the caller.
   uint32_t end, slot;
+  const Alarm* alarm;  // or null
 };
 
 }  // namespace c10d_custom

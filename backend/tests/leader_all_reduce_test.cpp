@@ -1,7 +1,8 @@
 // Small all_reduces over two hosts of two ranks: each rank is a thread, a host's board is ordinary memory, and MPI is a
 // mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the log;
-// then a rank that calls something else, and a leader that was
-// stopped.
+// then a rank that calls something else, a leader that was stopped, and one that has news to read.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -152,6 +153,32 @@ void stopped() {
   for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
 }
 
+// Nor while there is news that it has not read, or has not acted on.
+void alarmed() {
+  Network network;
+  Rank leader(network, 0, 0), other(network, 0, 1);
+  int news[2];
+  require(pipe(news) == 0 && write(news[1], "x", 1) == 1, "no pipe", 0);
+  Alarm alarm{news[0], {0}};
+  leader.way.alarm = &alarm;
+  int64_t data[2][8] = {};
+  auto call = [&](Rank& r) {
+    return c10d_leader_fast_path(&r.fast_path, kKind, -1, data[r.local], data[r.local], 8, kMs);
+  };
+  auto nothing_sent = [&] {
+    return c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending &&
+           network.to[1].messages.empty();
+  };
+  require(call(other) == kPending && call(leader) == kPending && nothing_sent(), "a transfer before the news", 1);
+  alarm.reads = 1;
+  char c;
+  require(read(news[0], &c, 1) == 1 && nothing_sent(), "a transfer amid the news", 1);
+  alarm.reads = 0;
+  require(!nothing_sent() && network.to[1].messages.size() == 1, "no transfer", 1);
+  for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
+  for (int fd : news) close(fd);
+}
+
 template <class Work>
 void together(std::vector<Rank*>& ranks, Work work) {
   std::vector<std::thread> threads;
@@ -183,5 +210,6 @@ int main(int argc, char** argv) {
   together(ranks, odd_one);
   for (Rank* r : ranks) delete r;
   stopped();
+  alarmed();
   std::puts("leader_all_reduce_test: ok");
 }

@@ -53,6 +53,7 @@ struct Request {
 };
 
 std::atomic<unsigned> starts{0};
+Alarm alarm{-1, {0}};
 
 int startall(int n, void* requests) {
   ++starts;
@@ -196,6 +197,7 @@ struct Rank {
     b.startall = startall, b.testall = testall, b.look = look, b.later_ns = 100 * kMs;
     b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots,
     b.carriers = w.carriers;
+    b.alarm = &alarm;
     b.hosts = hosts, b.own = host, b.op = kSum, b.keeps = keeps;
     Span span{data, total};
     CallArgs a{};
@@ -263,6 +265,33 @@ void together(World& w, Work work) {
   for (std::thread& t : threads) t.join();
 }
 
+// Nothing is started while a rank may be gone; all goes on once it is known that none is.
+void alarms() {
+  {
+    World w({2, 2});
+    const unsigned before = starts;
+    alarm.reads = 1;
+    together(w, [](const Rank& r) {
+      std::vector<int64_t> data(5000);
+      const int status = r.reduce(data.data(), data.size(), 4096, -1, -1, 1, 200 * kMs);
+      require(status == kTimeout || status == kBroken, "a call ended without its transfers", 0);
+    });
+    require(starts == before, "a transfer was started amid an alarm", 0);
+    alarm.reads = 0;
+  }
+  for (const auto& widths : std::vector<std::vector<uint32_t>>{{2, 2}, {2, 1, 3}}) {
+    World w(widths);
+    std::atomic<bool> over{false};
+    std::thread bell([&] {
+      for (unsigned i = 0; !over; ++i) alarm.reads = i % 2, std::this_thread::yield();
+      alarm.reads = 0;
+    });
+    together(w, [](const Rank& r) { program(r, 99, 20); });
+    over = true;
+    bell.join();
+  }
+}
+
 // Host 1 never comes, or its transfers fail; a rank of host 0 goes away.
 void endings() {
   constexpr uint64_t kCount = 5000;
@@ -323,5 +352,6 @@ int main(int argc, char** argv) {
     together(w, [&](const Rank& r) { program(r, seed, steps); });
   }
   endings();
+  alarms();
   std::puts("pipelined_reduce_test: ok");
 }

@@ -291,3 +291,46 @@ def test_a_rank_that_called_several_times_before_it_was_answered_is_connected(mo
             detector.leave()
         for detector in made.values():
             detector.close()
+
+
+@pytest.fixture
+def pair():
+    """The detectors of two ranks on two hosts."""
+    store, made = HashStore(), {}
+
+    def join(rank):
+        made[rank] = FailureDetector(Exchange(store, rank, 2, 60.0), [[0], [1]], print)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    yield made
+    for detector in made.values():
+        detector.close()
+
+
+def raised(detector):
+    return bool(native.lib.c10d_alarm_raised(detector.alarm))
+
+
+def test_the_alarm_is_raised_from_the_end_of_a_rank_on(pair):
+    go_on = threading.Event()
+    read = pair[0]._read
+    pair[0]._read = lambda *event: (go_on.wait(SECONDS), read(*event))
+    _wait_until(lambda: not raised(pair[0]))
+    pair[1].close()
+    _wait_until(lambda: raised(pair[0]))  # unread
+    assert not pair[0].ended
+    go_on.set()
+    _wait_until(lambda: pair[0].ended == {1})
+    for _ in range(100):
+        assert raised(pair[0])
+        time.sleep(1e-3)
+
+
+def test_the_alarm_is_over_once_it_is_known_that_a_rank_has_left_in_good_order(pair):
+    pair[1].leave()
+    pair[1].close()
+    _wait_until(lambda: pair[0].left == {1} == pair[0].ended and not raised(pair[0]))

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import select
+import signal
 import subprocess
 import sys
 
@@ -64,7 +66,13 @@ class Ranks:
 
     def line(self, rank):
         """The next that a rank says."""
-        return json.loads(self.processes[rank].stdout.readline())
+        process = self.processes[rank]
+        while not select.select([process.stdout], [], [], 1)[0]:
+            process.send_signal(signal.SIGCONT)  # nsenter stops with what it has started, and is to see its end
+        if not (said := process.stdout.readline()):
+            status, _, err = self.end(rank)
+            raise AssertionError(f"rank {rank} ended with status {status} and said nothing:\n{err}")
+        return json.loads(said)
 
     def end(self, rank, seconds=150):
         """(exit status, what it said, what it wrote to stderr)"""

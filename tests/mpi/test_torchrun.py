@@ -187,8 +187,9 @@ def test_a_rank_that_dies_while_mpi_starts(hosts):
     code = f"{REFUSED}\nsay(**attempt(timeout=timedelta(seconds=8)))"
     with Ranks(hosts, APART, code, {1: LEAVES}) as ranks:
         assert ranks.end(1)[0] == 9
-        status, said, _ = ranks.end(0)
-        assert status == 0 and said[0]["error"] == "TransportError" and "Not there yet: rank 1" in said[0]["text"], said
+        status, said, err = ranks.end(0)
+        assert status == 0, err
+        assert said[0]["error"] == "TransportError" and "Not there yet: rank 1" in said[0]["text"], said
 
 
 OUTSIDE = """

@@ -48,7 +48,7 @@ def test_the_rank_that_was_lost_first_is_named(hosts, first, count):
         def send(signal, *ranks):
             for rank in ranks:
                 hosts.run(places[rank], ["kill", f"-{signal}", pids[rank]], check=True)
-            time.sleep(0.2)
+            time.sleep(0.5)
 
         if first == "is stopped":
             send("STOP", 0)

@@ -62,6 +62,12 @@ class PipelinedSlot(c.Structure):
     _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
 
 
+class Alarm(c.Structure):
+    """See backend/shm/alarm.h."""
+
+    _fields_ = [("unread", c.c_int32), ("reads", c.c_uint32)]
+
+
 Look = c.CFUNCTYPE(c.c_int)
 LOOKED, LATE, TRANSFER = 1, 2, 3  # PipelinedEnd
 
@@ -86,6 +92,7 @@ class PipelinedReduce(c.Structure):
         ("keeps", c.c_uint32),
         ("end", c.c_uint32),
         ("slot", c.c_uint32),
+        ("alarm", c.POINTER(Alarm)),
     ]
 
 
@@ -146,6 +153,7 @@ class LeaderAllReduce(c.Structure):
         ("between", c.POINTER(c.c_void_p)),
         ("nbetween", c.c_uint32),
         ("own_between", c.c_uint32),
+        ("alarm", c.POINTER(Alarm)),
     ]
 
 
@@ -329,6 +337,7 @@ def _load() -> c.CDLL:
         "sequencer_under_way": (c.c_uint64, c.c_void_p),
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
+        "alarm_raised": (c.c_int, c.POINTER(Alarm)),
         "mpi_progress": (None, c.c_void_p),
         "end_mpi_at_exit": (None, c.c_void_p),
         "tell_hydra": (None, c.c_int32),

@@ -23,9 +23,10 @@ news unread, the kernel would reset their connections.
 A rank that leaves in good order says so first, on each of its connections. A host without power or behind a cut cable
 closes no connection: that is for the waits' deadlines.
 
-The thread here hears at once. A rank that waits looks at what it has heard (health.py) every 2 ms (_CHECK in link.py,
-SLICE_NS in leader_all_reduce.py, kLook in backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside
-its host, 10 ms (kSlice in backend/shm/group.h).
+The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
+(`alarm`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
+(health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kLook in
+backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in backend/shm/group.h).
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ class FailureDetector:
         for link in self._links:
             # Edge-triggered: what has been handed out goes to the end of the order when more comes.
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        self._readable = select.poll()
+        self._readable.register(self._epoll, select.POLLIN)
+        self.alarm = native.Alarm(self._epoll.fileno(), 0)  # see backend/shm/alarm.h
+        self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()
 
@@ -123,6 +128,7 @@ class FailureDetector:
             self._closing = True
         os.write(self._waker, b"x")
         self._thread.join(5.0)
+        self.alarm.unread = -1
         for link in self._links:
             link.close()
         self._epoll.close()
@@ -152,7 +158,9 @@ class FailureDetector:
     def _run(self) -> None:
         by_fd = {link.fileno(): link for link in self._links}
         while True:
-            for fd, event in self._epoll.poll(self._patience()):
+            self._readable.poll(self._patience())
+            self.alarm.reads = 1
+            for fd, event in self._epoll.poll(0):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, _READ)
@@ -163,6 +171,7 @@ class FailureDetector:
                 news, self._pending, closing = self._pending, [], self._closing
             for one in news:
                 self._spread(one)
+            self.alarm.reads = int(self._gone_without_leave)
             if closing:
                 return
 
@@ -192,6 +201,7 @@ class FailureDetector:
                 self.left.add(peer)
                 self._spread(news, but=link)
         elif kind == _ENDED:
+            self._gone_without_leave |= peer not in self.left
             self._has_ended(peer, link)
         elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, native.ABORTED):
             self._fail(Fault(status, peer, by, number), link)
@@ -199,6 +209,7 @@ class FailureDetector:
     def _gone(self, link: socket.socket, ended: bool) -> None:
         self._epoll.unregister(link)
         rank = self._links[link]
+        self._gone_without_leave |= rank not in self.left
         if ended:
             self._has_ended(rank)
         if rank in self._watched or self._host[rank] == self._host[self.rank]:
@@ -212,8 +223,8 @@ class FailureDetector:
             self._spread((_ENDED, 0, rank, self.rank, 0), but=told_by)
 
     def _patience(self) -> float | None:
-        """How long to wait for events; None: for one."""
-        return max(0.0, min(self._suspected.values()) - time.monotonic()) if self._suspected else None
+        """How long to wait for events, in ms; None: for one."""
+        return 1e3 * max(0.0, min(self._suspected.values()) - time.monotonic()) if self._suspected else None
 
     def _believe_what_was_seen(self) -> None:
         for rank, until in list(self._suspected.items()):

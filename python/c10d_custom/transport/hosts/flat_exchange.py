@@ -120,6 +120,7 @@ class FlatExchange:
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
         self.board.put(_HEAD.pack(*head, 0, 0.0))
+        self._link.before_sending()
         self._start(self.receives)
         sends: list[Request] | None = None
         if payload and call.inputs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from ctypes import addressof, c_char, c_uint64, c_void_p, memmove
+from ctypes import addressof, c_char, c_uint64, c_void_p, memmove, pointer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,6 +95,7 @@ class LeaderAllReduce:
             between,
             len(results),
             hosts.mine,
+            pointer(link.alarm),
         )
         self._here, self._board = hosts.here, board
 

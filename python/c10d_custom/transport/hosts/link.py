@@ -33,6 +33,7 @@ _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
 _PATIENCE = 0.1
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
+_NEWS = 0.5  # s: that a send waits at most for news that is about to come
 _CREATION_TAGS = 32000  # MPI has at least these
 _LEAVING = 0.3  # s: for bytes that are under way into memory that a failed call had from its caller
 
@@ -41,14 +42,20 @@ class MpiLink:
     """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: of
     this making of the group alone, for MPI gives the communicator of a group that is gone to another, with what nobody
     received. Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or a
-    rank of those it is given is gone."""
+    rank of those it is given is gone; ``alarm``: of the failure detector."""
 
     def __init__(
-        self, job: Job, exchange: Exchange, ranks: Sequence[int], token: int, check: Callable[[Sequence[int]], None]
+        self,
+        job: Job,
+        exchange: Exchange,
+        ranks: Sequence[int],
+        token: int,
+        check: Callable[[Sequence[int]], None],
+        alarm: native.Alarm,
     ) -> None:
         self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
-        self.check = check
+        self.check, self.alarm = check, alarm
         self._gave_up = False
         self.carries_messages = False  # some may still come that nobody receives
         given_up.collect(self.MPI)
@@ -67,7 +74,15 @@ class MpiLink:
     ) -> list[Request]:
         """Requests of the send of ``nbytes`` at ``address``, cut into pieces; added to ``requests`` if given, as each
         is made, so that none is lost to a signal handler that raises."""
+        self.before_sending()
         return self.pieces(self.comm.Isend, address, nbytes, peer, tag, requests)
+
+    def before_sending(self) -> None:
+        """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
+        until = time.monotonic() + _NEWS if native.lib.c10d_alarm_raised(self.alarm) else 0.0
+        while until and native.lib.c10d_alarm_raised(self.alarm) and time.monotonic() < until:
+            self.check([])
+            time.sleep(_SHORT)
 
     def receive(
         self, address: int, nbytes: int, peer: int, tag: int = DATA, requests: list[Request] | None = None

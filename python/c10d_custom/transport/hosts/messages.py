@@ -140,6 +140,7 @@ class Messages:
         head = Buffer(HEAD.size + (t.nbytes if eager else 0))
         HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag, ticket.number, link.token)
         ticket.keep = head
+        link.before_sending()
         if eager:
             head.fill(HEAD.size, t.data_ptr(), t.nbytes)
         else:

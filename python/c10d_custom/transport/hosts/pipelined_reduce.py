@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import addressof, c_char, c_void_p
+from ctypes import addressof, c_char, c_void_p, pointer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,7 @@ class PipelinedReduce:
             keeps,
             0,
             0,
+            pointer(self._link.alarm),
         )
         phases: Phases = []
         statuses: Array[c_char] | None = None

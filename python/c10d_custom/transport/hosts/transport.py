@@ -114,7 +114,7 @@ class HierarchicalTransport(Transport):
                 self.meeting_point.settle(table["offers"], table["secret"])
             token = int(table["token"], 16)
             try:
-                self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective)
+                self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective, self.detector.alarm)
             except CustomBackendError:
                 abandon(True)
                 raise

@@ -1,0 +1,22 @@
+// What a rank has to look at before it starts a transfer to another host: MPICH 5.0 crashes in a send to a process that
+// is gone, once it has seen its connection end.
+#pragma once
+#include <poll.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace c10d_custom {
+
+struct Alarm {
+  int32_t unread;               // readable while the failure detector has news that it has not read; -1: there is none
+  std::atomic<uint32_t> reads;  // it reads some, or a rank is gone: `unread` is readable until this is set
+};
+
+inline bool raised(const Alarm* alarm) {
+  if (!alarm) return false;
+  pollfd news = {alarm->unread, POLLIN, 0};
+  return (poll(&news, 1, 0) > 0 && news.revents & POLLIN) || alarm->reads.load(std::memory_order_acquire);
+}
+
+}  // namespace c10d_custom
