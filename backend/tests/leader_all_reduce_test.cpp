@@ -166,8 +166,7 @@ void alarmed() {
     return c10d_leader_fast_path(&r.fast_path, kKind, -1, data[r.local], data[r.local], 8, kMs);
   };
   auto nothing_sent = [&] {
-    return c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending &&
-           network.to[1].messages.empty();
+    return c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending && network.to[1].messages.empty();
   };
   require(call(other) == kPending && call(leader) == kPending && nothing_sent(), "a transfer before the news", 1);
   alarm.reads = 1;

@@ -48,7 +48,7 @@ def backend():
     return os.environ.get("C10D_TEST_BACKEND", "custom")
 
 
-def run(fn, world_size, *args, deadline=60.0, init=True):
+def run(fn, world_size, *args, deadline=120.0, init=True):
     """Call fn(rank, world_size, *args) on every rank; what they returned, by rank.
 
     fn is a module-level function. With init=False it makes its own process

@@ -130,6 +130,7 @@ def memory_case():
     group = dist.new_group()
     dist.all_reduce(torch.ones(MB), group=group)
     before = arenas()
+    dist.barrier()
     for _ in range(3):
         t = c10d_custom.empty(256 * MB, dtype=torch.uint8, group=group)
         part = t[5:]

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
+# s: for a call that is made at the deadline or after it, such as the last word of a rank that gives up. A thread that
+# is left amid a call of the store's ends a process that exits then: it is unwound through C++ that forbids it.
+_LEAST = 1.0
+
+
 class BoundedStore:
     """Of ``store``. Its calls raise TransportError at ``deadline`` (time.monotonic), and at once after one that did.
     ``close`` ends its thread; after that there is ``plain``, the Store itself."""
@@ -100,7 +105,7 @@ class _Asker:
         if not self.silent:
             began = time.monotonic()
             self._asked.put(answer)
-            if answer.there.wait(max(deadline - began, 0.001)):
+            if answer.there.wait(max(deadline - began, _LEAST)):
                 return True
             self.silent = time.monotonic() - began
         return False

@@ -26,7 +26,8 @@ closes no connection: that is for the waits' deadlines.
 The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
 (`alarm`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
 (health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kLook in
-backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in backend/shm/group.h).
+backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in
+backend/shm/group.h).
 """
 
 from __future__ import annotations
