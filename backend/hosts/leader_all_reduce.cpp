@@ -132,7 +132,11 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
       [[fallthrough]];
     case kInside:
       if (!leads) return wait(d, until, [&] { return result(d, r); });
-      if (const int st = wait(d, until, [&] { return raised(d->alarm) ? kPending : inputs(d, r); })) return st;
+      if (const int st = wait(d, until, [&] {
+            const int ready = inputs(d, r);
+            return ready == kOk && raised(d->alarm) ? kPending : ready;
+          }))
+        return st;
       // Not in a process that was stopped meanwhile: the peers may be gone, and starting a transfer to one that is may
       // crash in MPI. Whoever called this first looks whether the group is still there.
       if (now_ns() > until + kStopped) return kPending;

@@ -136,18 +136,22 @@ class Messages:
 
     def _send(self, message: Message, tags: tuple[int, int], ticket: MessageTicket) -> None:
         t, link = message.tensor, self.link
+        try:
+            link.before_sending()
+        except Trouble as trouble:
+            self._drop(ticket)
+            return self._end(ticket, trouble)
         eager = t.nbytes <= _EAGER
         head = Buffer(HEAD.size + (t.nbytes if eager else 0))
         HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag, ticket.number, link.token)
         ticket.keep = head
-        link.before_sending()
         if eager:
             head.fill(HEAD.size, t.data_ptr(), t.nbytes)
         else:
             self._refusals.expect()
         ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
         if not eager:
-            link.send(t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
+            link.pieces(link.comm.Isend, t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
         ticket.posted = True
 
     def withdraw(self, ticket: MessageTicket) -> None:
