@@ -47,7 +47,8 @@ def test_the_rank_that_was_lost_first_is_named(hosts, first, count):
 
         def send(signal, *ranks):
             for rank in ranks:
-                hosts.run(places[rank], ["kill", f"-{signal}", pids[rank]])  # rank 0 may have ended, having heard of rank 1
+                # Rank 0 may have ended by itself, having heard of rank 1.
+                hosts.run(places[rank], ["kill", f"-{signal}", pids[rank]])
             time.sleep(0.5)
 
         if first == "is stopped":
