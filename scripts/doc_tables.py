@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,17 +59,16 @@ def support():
 
 
 def environment():
-    def allowed(field):
-        if among := field.metadata.get("among"):
-            return ", ".join(f"`{value}`" for value in among)
-        low, high = field.metadata["low"], field.metadata["high"]
-        return "any path" if low is None else f"{low} to {high}"
+    def allowed(setting):
+        if setting.among:
+            return ", ".join(f"`{value}`" for value in setting.among)
+        return "any path" if setting.default == "" else f"{setting.low} to {setting.high}"
 
     return table(
         ["variable", "default", "allowed", "meaning"],
         [
-            [f"`{f.metadata['env']}`", "none" if f.default == "" else str(f.default), allowed(f), f.metadata["doc"]]
-            for f in fields(config.Config)
+            [f"`{s.variable}`", "none" if s.default == "" else str(s.default), allowed(s), s.doc]
+            for s in config.SETTINGS.values()
         ],
     )
 

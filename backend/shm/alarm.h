@@ -9,14 +9,14 @@
 namespace c10d_custom {
 
 struct Alarm {
-  int32_t unread;               // readable while the failure detector has news that it has not read; -1: there is none
-  std::atomic<uint32_t> reads;  // it reads some, or a rank is gone: `unread` is readable until this is set
+  int32_t unread;              // readable while the failure detector has news that it has not read; -1: there is none
+  std::atomic<uint32_t> kept;  // raised by it: while it reads, set before `unread` goes quiet, and once a rank is gone
 };
 
 inline bool raised(const Alarm* alarm) {
   if (!alarm) return false;
   pollfd news = {alarm->unread, POLLIN, 0};
-  return (poll(&news, 1, 0) > 0 && news.revents & POLLIN) || alarm->reads.load(std::memory_order_acquire);
+  return (poll(&news, 1, 0) > 0 && news.revents & POLLIN) || alarm->kept.load(std::memory_order_acquire);
 }
 
 }  // namespace c10d_custom

@@ -169,10 +169,10 @@ void alarmed() {
     return c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending && network.to[1].messages.empty();
   };
   require(call(other) == kPending && call(leader) == kPending && nothing_sent(), "a transfer before the news", 1);
-  alarm.reads = 1;
+  alarm.kept = 1;
   char c;
   require(read(news[0], &c, 1) == 1 && nothing_sent(), "a transfer amid the news", 1);
-  alarm.reads = 0;
+  alarm.kept = 0;
   require(!nothing_sent() && network.to[1].messages.size() == 1, "no transfer", 1);
   for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
   for (int fd : news) close(fd);

@@ -270,21 +270,21 @@ void alarms() {
   {
     World w({2, 2});
     const unsigned before = starts;
-    alarm.reads = 1;
+    alarm.kept = 1;
     together(w, [](const Rank& r) {
       std::vector<int64_t> data(5000);
       const int status = r.reduce(data.data(), data.size(), 4096, -1, -1, 1, 200 * kMs);
       require(status == kTimeout || status == kBroken, "a call ended without its transfers", 0);
     });
     require(starts == before, "a transfer was started amid an alarm", 0);
-    alarm.reads = 0;
+    alarm.kept = 0;
   }
   for (const auto& widths : std::vector<std::vector<uint32_t>>{{2, 2}, {2, 1, 3}}) {
     World w(widths);
     std::atomic<bool> over{false};
     std::thread bell([&] {
-      for (unsigned i = 0; !over; ++i) alarm.reads = i % 2, std::this_thread::yield();
-      alarm.reads = 0;
+      for (unsigned i = 0; !over; ++i) alarm.kept = i % 2, std::this_thread::yield();
+      alarm.kept = 0;
     });
     together(w, [](const Rank& r) { program(r, 99, 20); });
     over = true;

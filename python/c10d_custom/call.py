@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -28,20 +28,22 @@ class Op(IntEnum):
     rejected = 9
 
 
-class Shape(NamedTuple):
+# The classes from here on are written out, and the protocols are for the type checker alone: what a dataclass or a
+# NamedTuple compiles, and a Protocol prepares, takes its time when a rank starts.
+
+
+class Shape:
     """Of one operation. ``reads``, ``writes``: which ranks have an input, an output: AT_ROOT | ELSEWHERE for all, 0 for
     none; ``from_each``, ``to_each``: the input, the output has a part for each rank; ``reduces``: it takes a reduce
-    op."""
+    op; ``rooted``: it has a root."""
 
-    reads: int
-    writes: int
-    from_each: bool = False
-    to_each: bool = False
-    reduces: bool = False
+    __slots__ = ("reads", "writes", "from_each", "to_each", "reduces", "rooted")
 
-    @property
-    def rooted(self) -> bool:
-        return any(side in (AT_ROOT, ELSEWHERE) for side in (self.reads, self.writes))
+    def __init__(
+        self, reads: int, writes: int, from_each: bool = False, to_each: bool = False, reduces: bool = False
+    ) -> None:
+        self.reads, self.writes, self.from_each, self.to_each, self.reduces = reads, writes, from_each, to_each, reduces
+        self.rooted: bool = any(side in (AT_ROOT, ELSEWHERE) for side in (reads, writes))
 
 
 AT_ROOT, ELSEWHERE = 1, 2
@@ -121,18 +123,17 @@ class Region:
         return self.count
 
 
-class Agreement(NamedTuple):
+class Agreement:
     """What a collective's announcement told: its number; each rank's factor; each rank's (input sizes, output
     sizes) in bytes for a call whose count is ANY_COUNT, else None. The last two may be None where only the
     CPU transport reads them."""
 
-    number: int
-    factors: list[float] | None = None
-    sizes: list[tuple[list[int], list[int]]] | None = None
+    __slots__ = ("number", "factors", "sizes")
 
-
-# Call and Message are written out, and the protocols are for the type checker alone: what a dataclass compiles, and a
-# Protocol prepares, takes its time when a rank starts.
+    def __init__(
+        self, number: int, factors: list[float] | None = None, sizes: list[tuple[list[int], list[int]]] | None = None
+    ) -> None:
+        self.number, self.factors, self.sizes = number, factors, sizes
 
 
 class Call:

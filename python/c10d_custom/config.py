@@ -6,29 +6,62 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 REPLACEABLE = ("gloo",)  # backends whose name this one can answer to (c10d/replacing.py)
 
 
-def _number(name: str, default: int, low: int, high: int, doc: str) -> int:
-    return field(default=default, metadata={"env": name, "low": low, "high": high, "doc": doc})
+class _Setting:
+    """One variable. ``low``, ``high``: of a number; ``among``: what a choice can be, None where it is any text."""
+
+    __slots__ = ("variable", "default", "doc", "low", "high", "among")
+
+    def __init__(
+        self,
+        variable: str,
+        default: int | str,
+        doc: str,
+        low: int = 0,
+        high: int = 0,
+        among: tuple[str, ...] | None = None,
+    ) -> None:
+        self.variable, self.default, self.doc = variable, default, doc
+        self.low, self.high, self.among = low, high, among
+
+    def value(self, text: str) -> int | str:
+        """ValueError for a text that it cannot have."""
+        if isinstance(self.default, str):
+            if self.among and text not in self.among:
+                raise ValueError(f"{self.variable}={text!r}: must be one of {', '.join(self.among)}")
+            return text
+        try:
+            value = int(text)
+        except ValueError:
+            value = self.low - 1
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{self.variable}={text!r}: must be an integer from {self.low} to {self.high}")
+        return value
 
 
-def _choice(name: str, default: str, among: tuple[str, ...], doc: str) -> str:
-    return field(default=default, metadata={"env": name, "among": among, "doc": doc})
+# As attributes of Config itself; those of its instances are the values.
 
 
-def _text(name: str, doc: str) -> str:
-    return field(default="", metadata={"env": name, "low": None, "high": None, "doc": doc})
+def _number(variable: str, default: int, low: int, high: int, doc: str) -> Any:
+    return _Setting(variable, default, doc, low, high)
 
 
-@dataclass(eq=False, repr=False)  # each more takes its time at a rank's start
-class Config:
-    """What the environment variables say; fields in the order of docs/configuration.md. Defaults, and the least and the
-    largest that `from_env` takes, stand beside each. Sizes are bytes; ``spin_us`` is microseconds."""
+def _choice(variable: str, default: str, among: tuple[str, ...], doc: str) -> Any:
+    return _Setting(variable, default, doc, among=among)
+
+
+def _text(variable: str, doc: str) -> Any:
+    return _Setting(variable, "", doc)
+
+
+class Config:  # no dataclass: what those compile takes its time at a rank's start
+    """What the environment variables say; attributes in the order of docs/configuration.md. Defaults, and the least and
+    the largest that `from_env` takes, stand beside each. Sizes are bytes; ``spin_us`` is microseconds."""
 
     block_bytes: int = _number(
         "C10D_CUSTOM_BLOCK_BYTES", 128 << 10, 4096, 1 << 26, "bytes of one block of a rank's ring (a multiple of 4096)"
@@ -137,32 +170,21 @@ class Config:
         "call that failed only",
     )
 
+    def __init__(self, **values: int | str) -> None:
+        """Defaults, but for these. TypeError for one that there is not."""
+        if unknown := values.keys() - SETTINGS.keys():
+            raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
+        for name, setting in SETTINGS.items():
+            setattr(self, name, values.get(name, setting.default))
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
         """What this process's environment says. ValueError, which begins with the variable's name, for a value that it
         cannot have."""
-        values: dict[str, Any] = {}
-        for f in fields(cls):
-            text = environ.get(f.metadata["env"])
-            if text is None:
-                continue
-            if among := f.metadata.get("among"):
-                if text not in among:
-                    raise ValueError(f"{f.metadata['env']}={text!r}: must be one of {', '.join(among)}")
-            if isinstance(f.default, str):
-                values[f.name] = text
-                continue
-            value: int | None
-            try:
-                value = int(text)
-            except ValueError:
-                value = None
-            if value is None or not f.metadata["low"] <= value <= f.metadata["high"]:
-                raise ValueError(
-                    f"{f.metadata['env']}={text!r}: must be an integer from {f.metadata['low']} to {f.metadata['high']}"
-                )
-            values[f.name] = value
-        config = cls(**values)
+        config = cls()
+        for name, setting in SETTINGS.items():
+            if (text := environ.get(setting.variable)) is not None:
+                setattr(config, name, setting.value(text))
         if config.block_bytes % 4096:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
         if config.cuda_staging_bytes % 65536:
@@ -174,6 +196,10 @@ class Config:
         if config.trace_signal and config.trace_signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             raise ValueError(f"C10D_CUSTOM_TRACE_SIGNAL={config.trace_signal}: no signal that a process can handle")
         return config
+
+
+# In the order of docs/configuration.md.
+SETTINGS = {name: setting for name, setting in vars(Config).items() if isinstance(setting, _Setting)}
 
 
 def restart_attempt() -> int:
@@ -225,5 +251,5 @@ def replaced_wanted() -> list[str]:
 
 
 def table() -> list[tuple[str, Any, str]]:
-    """(variable, default or "none", what it says) of each, for docs/configuration.md."""
-    return [(f.metadata["env"], "none" if f.default == "" else f.default, f.metadata["doc"]) for f in fields(Config)]
+    """(variable, default or "none", what it says) of each."""
+    return [(s.variable, "none" if s.default == "" else s.default, s.doc) for s in SETTINGS.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -55,14 +55,14 @@ TABLE: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-class DType(NamedTuple):
+class DType:
     """A torch dtype as the native core knows it. ``code``: the core's, of backend/shm/reduce.h; ``reduces``: the names
     of the reduce ops that have a meaning for it."""
 
-    name: str
-    code: int
-    item_bytes: int
-    reduces: tuple[str, ...]
+    __slots__ = ("name", "code", "item_bytes", "reduces")
+
+    def __init__(self, name: str, code: int, item_bytes: int, reduces: tuple[str, ...]) -> None:
+        self.name, self.code, self.item_bytes, self.reduces = name, code, item_bytes, reduces
 
 
 BY_DTYPE = {

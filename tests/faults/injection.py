@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError, UsageError
 from faults.steps import one_step
+from harness.groups import group_with_timeout
 
 FAULTS = ("none", "raises", "reenters", "destroys", "stops", "forks", "looks")
 HARMLESS = ("none", "reenters", "stops", "forks", "looks")
@@ -58,7 +59,7 @@ def rounds(rank, size, seed, first, count, without=()):
     for number in range(first, first + count):
         rng = random.Random(f"{seed}.{number}")
         fault, victim = faults[number % len(faults)], rng.randrange(size)
-        group = dist.new_group(timeout=TIMEOUT)
+        group = group_with_timeout(TIMEOUT)
         outcome = "all"
         injected = Fault(fault, rng, group, dist.get_rank() == victim)
         try:

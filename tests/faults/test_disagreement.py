@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError
+from harness.groups import group_with_timeout
 
 from .operations import COLLECTIVES, LONG, SMALL, Arena, Asked
 
@@ -237,7 +238,7 @@ def test_a_rank_that_agrees_with_both_of_two_others_is_told_too(ranks, count, fo
 
 def other_group():
     """Two groups of the same ranks, and a collective on one here, on the other there: neither sees the other."""
-    groups = [dist.new_group(timeout=timedelta(seconds=0.7)) for _ in range(2)]
+    groups = [group_with_timeout(timedelta(seconds=0.7)) for _ in range(2)]
     rank, wrong = dist.get_rank(), []
     mine = groups[rank == 1]
     error, _, problem = outcome(lambda: dist.all_reduce(torch.ones(3), group=mine), CollectiveTimeoutError)

@@ -25,6 +25,7 @@ from c10d_custom.errors import (
     UsageError,
 )
 from harness import RankFailure, RankPool
+from harness.groups import group_with_timeout
 
 HUNG = 20.0  # seconds after which a rank counts as having hung; the groups' own time-out is longer where none is given
 
@@ -148,7 +149,7 @@ def test_a_message_that_does_not_fit_its_receive_is_told_to_both(ranks):
 
 def timeout_case(kind):
     rank, size = dist.get_rank(), dist.get_world_size()
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = group_with_timeout(timedelta(seconds=1))
     if rank == size - 1:
         time.sleep(2.5)
         return None
@@ -321,7 +322,7 @@ def elsewhere_case(change):
     here = topology.Location.here()
     kept, topology.Location.here = (
         topology.Location.here,
-        lambda *_: here._replace(**(change if dist.get_rank() == 1 else {})),
+        lambda *_: topology.Location(**{**here.described(), **(change if dist.get_rank() == 1 else {})}),
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore(f"elsewhere_case {change}", dist.distributed_c10d._get_default_store())

@@ -15,6 +15,7 @@ from torch.distributed import HashStore
 
 from c10d_custom import native
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.native import over_hosts
 from c10d_custom.transport.hosts import detector_links
 from c10d_custom.transport.hosts.detector_links import Neighbours
 from c10d_custom.transport.hosts.failure_detector import FailureDetector
@@ -312,7 +313,7 @@ def pair():
 
 
 def raised(detector):
-    return bool(native.lib.c10d_alarm_raised(detector.alarm))
+    return bool(over_hosts.lib.c10d_alarm_raised(detector.alarm))
 
 
 def test_the_alarm_is_raised_from_the_end_of_a_rank_on(pair):

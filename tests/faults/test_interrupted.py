@@ -17,6 +17,7 @@ import torch.distributed as dist
 from c10d_custom.errors import CustomBackendError, UsageError
 from ecosystem.spawn import run
 from harness import Layout
+from harness.groups import group_with_timeout
 
 LARGE = 4_000_000  # floats: no message of this size fits into what a rank may send ahead
 SECONDS = timedelta(seconds=15)
@@ -111,9 +112,8 @@ def at_any_moment(rank, size, seed, trials):
     chance, other = random.Random(seed), dist.new_group(timeout=SECONDS)
     outcomes = {}
     for trial in range(trials):
-        group = dist.new_group(
-            timeout=SECONDS / 5
-        )  # all that the other waits for who was interrupted before it had posted
+        # All that the other waits for who was interrupted before it had posted.
+        group = group_with_timeout(SECONDS / 5)
         delay, who = chance.uniform(1e-4, 8e-3), chance.randrange(2)
         t = torch.full((LARGE,), 1.0 if rank == 0 else 0.0)
         call = (lambda: dist.send(t, 1, group)) if rank == 0 else (lambda: dist.recv(t, 0, group))
@@ -230,7 +230,7 @@ def collectives_and_reuse(rank, size):
             t, out = torch.ones(count), [torch.zeros(count) for _ in range(size)]
             dist.barrier(other)
             # The time-out is what the others wait for who was interrupted before it had called.
-            group = dist.new_group(timeout=SECONDS / 5)
+            group = group_with_timeout(SECONDS / 5)
             dist.barrier(other)
             if rank == 0:
                 raised = interrupted(delay, lambda: call(t, out, group))

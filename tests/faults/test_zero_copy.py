@@ -16,6 +16,7 @@ import torch.distributed as dist
 import c10d_custom
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from harness import RankFailure, RankPool
+from harness.groups import group_with_timeout
 
 MB = 1 << 20
 
@@ -63,7 +64,7 @@ def test_a_rank_that_dies_amid_a_call_is_named(backend):
 def late_case():
     """What a rank does with its tensor after a call that failed is its own affair, though others still come to it."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = group_with_timeout(timedelta(seconds=1))
     t = c10d_custom.empty(MB, group=group).fill_(rank + 1)
     dist.barrier()
     if rank == 0:

@@ -21,6 +21,7 @@ import traceback
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler as _Pickler
 from pathlib import Path
+from unittest.mock import patch
 
 from .job import JobRanks
 from .layout import Layout
@@ -46,8 +47,10 @@ def join_by_rank(texts):
 
 
 class RankPool:
-    def __init__(self, world_size, backend, group_timeout=60.0):
+    def __init__(self, world_size, backend, group_timeout=60.0, environment=None):
+        """``environment``: variables of every generation, beside those that the parent has when one is started."""
         self.world_size, self.backend, self.group_timeout = world_size, backend, group_timeout
+        self.environment = environment or {}
         layout = Layout.chosen()
         self.layout = layout and layout.of(world_size)  # None: spawned processes
         self._ranks, self._processes, self._connections = None, [], []
@@ -99,10 +102,11 @@ class RankPool:
         self._logs = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._rendezvous = Rendezvous(self.layout, self.backend, self._logs)
         setup = (self.backend, self._rendezvous, self.group_timeout, str(self._logs / "rank"))
-        if self.layout:
-            self._ranks = JobRanks(self.layout, _rank_main, setup)
-        else:
-            self._ranks = SpawnedRanks(self.world_size, _rank_main, setup)
+        with patch.dict(os.environ, self.environment):
+            if self.layout:
+                self._ranks = JobRanks(self.layout, _rank_main, setup)
+            else:
+                self._ranks = SpawnedRanks(self.world_size, _rank_main, setup)
         self._processes, self._connections = self._ranks.processes, self._ranks.connections
         self._round(f"init_process_group({self.backend!r})", None, START_SECONDS)
 

@@ -21,6 +21,7 @@ from c10d_custom.errors import CustomBackendError
 from c10d_custom.trace.merge import report
 from c10d_custom.transport.trace_file import read
 from harness import RankPool
+from harness.groups import group_with_timeout
 
 SECOND = timedelta(seconds=1)
 ANALYZER = "torch.distributed.flight_recorder.fr_trace"
@@ -43,14 +44,12 @@ def pool_fixture(**variables):
     @pytest.fixture(scope="module")
     def started(tmp_path_factory):
         folder = tmp_path_factory.mktemp("recorder")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("C10D_CUSTOM_TRACE_DIR", str(folder / "ours"))
-            patch.setenv("C10D_CUSTOM_TRACE_SIGNAL", str(int(signal.SIGUSR2)))
-            patch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(folder / "torchs" / "rank_"))
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            pool = RankPool(3, "custom")
-            pool.run(os.getpid)  # starts it
+        environment = {
+            "C10D_CUSTOM_TRACE_DIR": str(folder / "ours"),
+            "C10D_CUSTOM_TRACE_SIGNAL": str(int(signal.SIGUSR2)),
+            "TORCH_FR_DUMP_TEMP_FILE": str(folder / "torchs" / "rank_"),
+        }
+        pool = RankPool(3, "custom", environment={**environment, **variables})
         yield pool, folder
         assert not (problem := pool.close()), problem
 
@@ -104,8 +103,8 @@ def culprits(said):
 
 @contextmanager
 def new_group(timeout=SECOND):
-    """One that no later dump has."""
-    group = dist.new_group(timeout=timeout)
+    """One that no later dump has. ``timeout``: of its calls."""
+    group = group_with_timeout(timeout)
     try:
         yield group
     finally:

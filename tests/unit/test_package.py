@@ -233,6 +233,7 @@ def test_every_torch_dtype_with_storage_is_known():
 
 def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
     from c10d_custom import native
+    from c10d_custom.native import over_hosts
 
     pairs = {
         "Geometry": native.Geometry,
@@ -242,11 +243,11 @@ def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
         "Failure": native.Failure,
         "PeerState": native.PeerState,
         "TraceRecord": native.TraceRecord,
-        "LeaderAllReduce": native.LeaderAllReduce,
-        "LeaderCall": native.LeaderCall,
-        "Idle": native.Idle,
-        "Head": native.Head,
-        "LeaderFastPath": native.LeaderFastPath,
+        "LeaderAllReduce": over_hosts.LeaderAllReduce,
+        "LeaderCall": over_hosts.LeaderCall,
+        "Idle": over_hosts.Idle,
+        "Head": over_hosts.Head,
+        "LeaderFastPath": over_hosts.LeaderFastPath,
     }
     source = tmp_path / "sizes.cpp"
     source.write_text(

@@ -18,6 +18,7 @@ from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerL
 from c10d_custom.trace.merge import report
 from c10d_custom.transport.trace_file import Dump, GroupTrace, Peer, Record, read, write
 from harness import RankFailure, RankPool
+from harness.groups import group_with_timeout
 
 SECOND = timedelta(seconds=1)
 
@@ -224,7 +225,7 @@ def test_calls_under_way_are_not_pushed_out_by_queued_ones(traced):
 
 def late_case():
     rank = dist.get_rank()
-    group = dist.new_group(timeout=SECOND)
+    group = group_with_timeout(SECOND)
     dist.barrier(group)
     if rank == 2:
         time.sleep(1.5)
@@ -284,7 +285,7 @@ def test_a_signal_writes_the_trace_of_a_rank_that_waits_and_it_goes_on(traced):
 
 
 def crossed_case():
-    groups = [dist.new_group(timeout=SECOND) for _ in range(2)]
+    groups = [group_with_timeout(SECOND) for _ in range(2)]
     with pytest.raises(CustomBackendError):
         dist.barrier(groups[dist.get_rank()])
 
@@ -297,7 +298,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(traced):
 
 def unsent_case():
     rank = dist.get_rank()
-    group = dist.new_group(timeout=SECOND)
+    group = group_with_timeout(SECOND)
     if rank == 1:
         with pytest.raises(CustomBackendError):
             dist.recv(torch.empty(4), 2, group=group, tag=3)
@@ -352,7 +353,7 @@ def test_what_was_not_called_alike_is_shown(traced):
 
 
 def unwritable_case():
-    group = dist.new_group(timeout=SECOND)
+    group = group_with_timeout(SECOND)
     if dist.get_rank() == 0:
         with pytest.raises(CollectiveTimeoutError) as caught:
             dist.barrier(group)
@@ -367,7 +368,7 @@ def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(traced, monke
 
 
 def silent_case():
-    group = dist.new_group(timeout=SECOND)
+    group = group_with_timeout(SECOND)
     if dist.get_rank() == 0:
         with pytest.raises(CollectiveTimeoutError) as caught:
             dist.barrier(group)

@@ -41,8 +41,8 @@ class CallSteps:
 
 def _core(group: Any, path: FastPath, tensors: list[torch.Tensor] | None) -> Callable[[], object]:
     fast = group._transport.fast_collective
-    root, redop = (0 if path.rooted else -1), (_SUM if path.reduces else None)
-    return partial(fast, path.op, tensors, tensors, root, redop, _TIMEOUT)
+    op, _, rooted, reduces = path
+    return partial(fast, op, tensors, tensors, 0 if rooted else -1, _SUM if reduces else None, _TIMEOUT)
 
 
 def _layers(name: str, tensor: torch.Tensor, group: Any, alone: Any, nothing: Any) -> dict[str, Callable[[], object]]:

@@ -17,7 +17,6 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..errors import AbortedError, UsageError
-from .allocation import allocated
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -115,6 +114,8 @@ class _Described:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         if not self.supports_tensor_alloc(device):
             raise UsageError(f"allocate_tensor: group {self.operations._name} has no memory of its own for {device}")
+        from .allocation import allocated
+
         return allocated(self.operations, size, dtype)
 
     def getBackendName(self) -> str:

@@ -5,7 +5,7 @@ take it has done nothing, and the slow path (issuing.py) goes on."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed.distributed_c10d import (
     AllgatherOptions,
@@ -21,19 +21,13 @@ from torch.distributed.distributed_c10d import (
 
 from ..call import SHAPES, Op
 
-
-class FastPath(NamedTuple):
-    """Of one operation. ``options``: the type of c10d's; ``rooted``, ``reduces``: whether they have a rootRank, a
-    reduceOp."""
-
-    op: Op
-    options: type[Any]
-    rooted: bool
-    reduces: bool
+# Of one operation, the type of c10d's options, and whether those have a rootRank, a reduceOp. A plain tuple, for each
+# call takes it apart.
+FastPath = tuple[Op, type[Any], bool, bool]
 
 
 def _of(op: Op, options: type[Any]) -> FastPath:
-    return FastPath(op, options, SHAPES[op].rooted, SHAPES[op].reduces)
+    return op, options, SHAPES[op].rooted, SHAPES[op].reduces
 
 
 BARRIER = _of(Op.barrier, BarrierOptions)

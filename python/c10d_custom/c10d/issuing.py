@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import UsageError
-from ..lowering import sparse
 from ..lowering.collectives import Lowering, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from .blocking import posted_to_be_awaited
@@ -280,6 +279,8 @@ class Issuing:
     def _sparse_all_reduce(
         self, tensor: torch.Tensor, op: Any, opts: Any, timeout: timedelta | None
     ) -> Work | DoneWork:
+        from ..lowering import sparse  # few programs need it, and each module takes its time when a rank starts
+
         asynchronous, seconds = self._options(opts, timeout)
         with recorded("all_reduce", []) as record:
             sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)

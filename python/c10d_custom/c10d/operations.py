@@ -19,7 +19,6 @@ from ..native import SLOW_PATH
 from .dynamo import opaque_to_dynamo
 from .fast_path import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER
 from .issuing import Issuing
-from .monitored_barrier import monitored_barrier
 
 if TYPE_CHECKING:
     import torch
@@ -333,6 +332,8 @@ class Operations(Issuing):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        from .monitored_barrier import monitored_barrier
+
         self._monitored_barriers += 1
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)

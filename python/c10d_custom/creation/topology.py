@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..launch.host import boot_id, network
@@ -18,17 +18,22 @@ if TYPE_CHECKING:
 FIRST_TOPIC = "place"  # of all that ranks tell each other
 
 
-class Location(NamedTuple):
+class Location:
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
-    (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups."""
+    (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups. ``started``: see processes.py; ``mailbox``: see
+    letters.py, "" where it has none."""
 
-    boot_id: str
-    hostname: str
-    pid: int
-    uid: int
-    started: int | None  # see processes.py
-    network: int
-    mailbox: str = ""  # see letters.py; "": it has none
+    __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox")
+
+    def __init__(
+        self, boot_id: str, hostname: str, pid: int, uid: int, started: int | None, network: int, mailbox: str = ""
+    ) -> None:
+        self.boot_id, self.hostname, self.pid, self.uid = boot_id, hostname, pid, uid
+        self.started, self.network, self.mailbox = started, network, mailbox
+
+    def described(self) -> dict[str, Any]:
+        """The arguments that make it."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @property
     def host(self) -> str:
@@ -53,13 +58,13 @@ def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bo
         return {"table": packed(said), "by letters": _can_write([Location(**value) for value in said])}
 
     decided = exchange.gather_and_decide(
-        FIRST_TOPIC, here._asdict(), decide, meet, heard_later=lambda decided: decided["by letters"]
+        FIRST_TOPIC, here.described(), decide, meet, heard_later=lambda decided: decided["by letters"]
     )
     places = [Location(**value) for value in unpacked(decided["table"])]
     for rank, place in enumerate(places):
         # Inside a host rank 0 watches all and tells; were each to watch each, their number would be a square.
         if not decided["by letters"] or rank == 0:
-            meet(rank, place._asdict())
+            meet(rank, place.described())
     return places, decided["by letters"]
 
 

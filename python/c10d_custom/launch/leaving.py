@@ -12,6 +12,7 @@ import ctypes
 import os
 
 from .. import native
+from ..native import over_hosts
 from .mapped import mapped_files
 
 
@@ -37,6 +38,6 @@ def pmix() -> list[int]:
 def tell_launcher() -> None:
     """Nothing, where this launcher has no such way. MPI is of no use to this process afterwards."""
     if (fd := hydra()) is not None:
-        native.lib.c10d_tell_hydra(fd)
+        over_hosts.lib.c10d_tell_hydra(fd)
     else:
-        native.lib.c10d_tell_pmix(*pmix())
+        over_hosts.lib.c10d_tell_pmix(*pmix())

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import native
 from ..errors import TransportError
+from ..native import over_hosts
 from . import launcher, leaving
 from .mapped import mapped_files
 from .mpich_files import remove_files
@@ -360,7 +360,7 @@ def _end_by_exit_code(MPI: Any) -> None:
         round(_FORWARD_SECONDS * 1e9),
         -1 if launcher is None else launcher,
     ]
-    native.lib.c10d_end_mpi_at_exit(struct.pack(f"{len(how)}q", *how))
+    over_hosts.lib.c10d_end_mpi_at_exit(struct.pack(f"{len(how)}q", *how))
 
 
 def _abort_on_exceptions(job: Job) -> None:

@@ -6,7 +6,7 @@ import ctypes as c
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ABI_VERSION = 17
 RECEIVED = 1 << 32  # of c10d_message
@@ -15,7 +15,6 @@ OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, 
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of fast_collective
 SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path
-LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
 
 
 class Geometry(c.Structure):
@@ -54,48 +53,6 @@ class CallArgs(c.Structure):
     ]
 
 
-class Phase(c.Structure):
-    _fields_ = [("requests", c.c_void_p), ("n", c.c_uint64)]
-
-
-class PipelinedSlot(c.Structure):
-    _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
-
-
-class Alarm(c.Structure):
-    """See backend/shm/alarm.h."""
-
-    _fields_ = [("unread", c.c_int32), ("reads", c.c_uint32)]
-
-
-Look = c.CFUNCTYPE(c.c_int)
-LOOKED, LATE, TRANSFER = 1, 2, 3  # PipelinedEnd
-
-
-class PipelinedReduce(c.Structure):
-    """See backend/shm/pipelined_reduce.h."""
-
-    _fields_ = [
-        ("startall", c.c_void_p),
-        ("testall", c.c_void_p),
-        ("statuses", c.c_void_p),
-        ("look", Look),
-        ("later_ns", c.c_int64),
-        ("chunk", c.c_uint64),
-        ("factor", c.POINTER(c.c_double)),
-        ("slots", c.POINTER(PipelinedSlot)),
-        ("nslots", c.c_uint32),
-        ("carriers", c.c_uint32),
-        ("hosts", c.c_uint32),
-        ("own", c.c_uint32),
-        ("op", c.c_uint32),
-        ("keeps", c.c_uint32),
-        ("end", c.c_uint32),
-        ("slot", c.c_uint32),
-        ("alarm", c.POINTER(Alarm)),
-    ]
-
-
 class MessageArgs(c.Structure):
     _fields_ = [
         ("is_recv", c.c_uint32),
@@ -122,77 +79,6 @@ class Failure(c.Structure):
         ("expected_dtype", c.c_uint32),
         ("actual_dtype", c.c_uint32),
     ]
-
-
-class Head(c.Structure):
-    """What a rank says of its call over hosts: see backend/hosts/head.h."""
-
-    _fields_ = [
-        ("number", c.c_uint64),
-        ("op", c.c_uint32),
-        ("redop", c.c_uint32),
-        ("dtype", c.c_uint32),
-        ("root", c.c_int32),
-        ("count", c.c_uint64),
-        ("payload", c.c_uint64),
-        ("factor", c.c_double),
-        ("reserved", c.c_uint64 * 2),
-    ]
-
-
-class LeaderAllReduce(c.Structure):
-    _fields_ = [
-        ("startall", c.c_void_p),
-        ("testall", c.c_void_p),
-        ("statuses", c.c_void_p),
-        ("idle", c.c_void_p),
-        ("board", c.c_void_p),
-        ("stride", c.c_uint64),
-        ("ranks", c.c_uint32),
-        ("local", c.c_uint32),
-        ("between", c.POINTER(c.c_void_p)),
-        ("nbetween", c.c_uint32),
-        ("own_between", c.c_uint32),
-        ("alarm", c.POINTER(Alarm)),
-    ]
-
-
-class LeaderCall(c.Structure):
-    _fields_ = [
-        ("head", Head),
-        ("data", c.c_void_p),
-        ("inside_factor", c.POINTER(c.c_double)),
-        ("between_factor", c.POINTER(c.c_double)),
-        ("requests", c.c_void_p),
-        ("nrequests", c.c_uint32),
-        ("inside_op", c.c_uint32),
-        ("between_op", c.c_uint32),
-        ("step", c.c_uint32),
-        ("peer", c.c_int32),
-    ]
-
-
-class LeaderFastPath(c.Structure):
-    """See backend/hosts/leader_all_reduce.h."""
-
-    _fields_ = [
-        ("sequencer", c.c_uint64),
-        ("runner", c.c_uint64),
-        ("stopped", c.c_uint32),
-        ("limit", c.c_uint32),
-        ("lengths", c.c_uint64 * LENGTHS),
-        ("way", c.c_void_p),
-        ("calls", c.c_void_p),
-        ("now", c.c_void_p),
-        ("began", c.c_int64),
-        ("log", c.c_void_p),
-        ("logged", c.c_uint64),
-        ("room", c.c_uint64),
-    ]
-
-
-class Idle(c.Structure):
-    _fields_ = [("testall", c.c_void_p), ("request", c.c_void_p), ("status", c.c_void_p)]
 
 
 class PublishedFingerprint(c.Structure):
@@ -247,39 +133,42 @@ class TraceRecord(c.Structure):
     ]
 
 
-def _load() -> c.CDLL:
-    path = Path(__file__).with_name("_shm.so")
-    library = c.CDLL(str(path))
-    handle, ticket, failure = c.c_void_p, c.c_void_p, c.POINTER(Failure)
-    signatures = {
+_Handle, _Ticket = c.c_void_p, c.c_void_p
+
+
+class Core(c.CDLL):
+    """The native core. A function is given its types when it is first asked for: a rank starts with few of them."""
+
+    # Name, less its "c10d_" -> types of its result and arguments.
+    signatures: ClassVar[dict[str, tuple[Any, ...]]] = {
         "abi_version": (c.c_int,),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
-        "open": (handle, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(c.c_int)),
-        "inside": (c.c_int, handle),
-        "leave": (None, handle),
-        "close": (None, handle),
-        "free": (None, handle),
-        "abort": (None, handle),
-        "next_seq": (c.c_uint64, handle),
-        "run": (c.c_int, handle, c.POINTER(CallArgs)),
-        "submit_to": (None, handle, c.POINTER(CallArgs), c.POINTER(ticket)),
-        "fast_collective": (c.c_int, handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "open": (_Handle, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(c.c_int)),
+        "inside": (c.c_int, _Handle),
+        "leave": (None, _Handle),
+        "close": (None, _Handle),
+        "free": (None, _Handle),
+        "abort": (None, _Handle),
+        "next_seq": (c.c_uint64, _Handle),
+        "run": (c.c_int, _Handle, c.POINTER(CallArgs)),
+        "submit_to": (None, _Handle, c.POINTER(CallArgs), c.POINTER(_Ticket)),
+        "fast_collective": (c.c_int, _Handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
         "fast_submit": (
             c.c_int,
-            handle,
+            _Handle,
             c.c_uint64,
             c.c_int32,
             c.c_void_p,
             c.c_void_p,
             c.c_uint64,
             c.c_int64,
-            c.POINTER(ticket),
+            c.POINTER(_Ticket),
         ),
-        "last_failure": (None, failure),
-        "post_to": (None, handle, c.POINTER(MessageArgs), c.POINTER(ticket)),
+        "last_failure": (None, c.POINTER(Failure)),
+        "post_to": (None, _Handle, c.POINTER(MessageArgs), c.POINTER(_Ticket)),
         "message": (
             c.c_int,
-            handle,
+            _Handle,
             c.c_uint64,
             c.c_int32,
             c.c_int64,
@@ -287,31 +176,31 @@ def _load() -> c.CDLL:
             c.c_uint64,
             c.c_int64,
             c.c_int64,
-            c.POINTER(ticket),
+            c.POINTER(_Ticket),
         ),
-        "ticket_source": (c.c_int, ticket),
-        "ticket_number": (c.c_uint64, ticket),
-        "test": (c.c_int, ticket),
-        "watch": (c.c_int, handle, ticket, c.c_uint64),
-        "wait": (c.c_int, handle, ticket, c.c_int64, c.c_int, failure),
-        "settle": (c.c_int, handle, ticket, c.c_int64, c.c_int),
-        "withdraw": (c.c_int, handle, ticket),
-        "release": (None, ticket),
-        "next_completed": (c.c_int, handle, c.c_int64, c.POINTER(c.c_uint64)),
-        "peer_state": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
-        "peer_stopped": (c.c_int, handle, c.c_uint32),
-        "peer_sizes": (c.c_int, handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
-        "set_mark": (None, handle, c.c_uint32),
-        "enlist": (c.c_int, handle, c.c_uint32, c.c_uint32),
-        "roll": (c.c_int, handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
-        "keep_trace": (None, handle, c.c_uint32),
-        "set_threads": (None, handle, c.c_uint32),
-        "trace": (c.c_uint64, handle, c.POINTER(TraceRecord), c.c_uint64),
-        "poison": (None, handle, c.c_int32, c.c_int32, c.c_int32, c.c_uint64),
-        "health": (c.c_int, handle, c.c_uint64, failure),
-        "set_elsewhere": (None, handle, c.c_void_p, c.c_void_p),
-        "complete": (None, handle, c.c_uint64),
-        "probe": (c.c_int, handle, c.c_int64),
+        "ticket_source": (c.c_int, _Ticket),
+        "ticket_number": (c.c_uint64, _Ticket),
+        "test": (c.c_int, _Ticket),
+        "watch": (c.c_int, _Handle, _Ticket, c.c_uint64),
+        "wait": (c.c_int, _Handle, _Ticket, c.c_int64, c.c_int, c.POINTER(Failure)),
+        "settle": (c.c_int, _Handle, _Ticket, c.c_int64, c.c_int),
+        "withdraw": (c.c_int, _Handle, _Ticket),
+        "release": (None, _Ticket),
+        "next_completed": (c.c_int, _Handle, c.c_int64, c.POINTER(c.c_uint64)),
+        "peer_state": (c.c_int, _Handle, c.c_uint32, c.c_uint64, c.POINTER(PeerState)),
+        "peer_stopped": (c.c_int, _Handle, c.c_uint32),
+        "peer_sizes": (c.c_int, _Handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
+        "set_mark": (None, _Handle, c.c_uint32),
+        "enlist": (c.c_int, _Handle, c.c_uint32, c.c_uint32),
+        "roll": (c.c_int, _Handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
+        "keep_trace": (None, _Handle, c.c_uint32),
+        "set_threads": (None, _Handle, c.c_uint32),
+        "trace": (c.c_uint64, _Handle, c.POINTER(TraceRecord), c.c_uint64),
+        "poison": (None, _Handle, c.c_int32, c.c_int32, c.c_int32, c.c_uint64),
+        "health": (c.c_int, _Handle, c.c_uint64, c.POINTER(Failure)),
+        "set_elsewhere": (None, _Handle, c.c_void_p, c.c_void_p),
+        "complete": (None, _Handle, c.c_uint64),
+        "probe": (c.c_int, _Handle, c.c_int64),
         "reduce": (
             c.c_int,
             c.c_uint32,
@@ -322,14 +211,9 @@ def _load() -> c.CDLL:
             c.c_uint64,
             c.POINTER(c.c_double),
         ),
-        "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
-        "board": (c.c_void_p, handle),
-        "take": (c.c_void_p, handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
+        "board": (c.c_void_p, _Handle),
+        "take": (c.c_void_p, _Handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
         "give_back": (None, c.c_void_p, c.c_void_p),
-        "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
-        "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
-        "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
-        "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
         "sequencer_last": (c.c_uint64, c.c_void_p),
         "sequencer_take": (c.c_uint64, c.c_void_p),
         "sequencer_wait": (c.c_uint64, c.c_void_p),
@@ -337,17 +221,23 @@ def _load() -> c.CDLL:
         "sequencer_under_way": (c.c_uint64, c.c_void_p),
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
-        "alarm_raised": (c.c_int, c.POINTER(Alarm)),
-        "mpi_progress": (None, c.c_void_p),
-        "end_mpi_at_exit": (None, c.c_void_p),
-        "tell_hydra": (None, c.c_int32),
-        "tell_pmix": (None, c.c_void_p, c.c_void_p),
         "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
         "reduce_variant": (c.c_char_p,),
     }
-    for name, (result, *arguments) in signatures.items():
-        function = getattr(library, f"c10d_{name}")
-        function.restype, function.argtypes = result, arguments
+
+    def __getattr__(self, name: str) -> Any:
+        signature = self.signatures.get(name.removeprefix("c10d_"))
+        if signature is None:
+            raise AttributeError(name)
+        function = self[name]
+        function.restype, function.argtypes = signature[0], signature[1:]
+        setattr(self, name, function)
+        return function
+
+
+def _load() -> Core:
+    path = Path(__file__).with_name("_shm.so")
+    library = Core(str(path))
     if (found := library.c10d_abi_version()) != ABI_VERSION:
         raise ImportError(f"{path} has ABI version {found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
     return library

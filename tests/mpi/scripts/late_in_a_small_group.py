@@ -13,7 +13,9 @@ from c10d_custom.errors import CollectiveTimeoutError
 def main():
     dist.init_process_group("custom")
     rank, timed_out = dist.get_rank(), False
-    group = dist.new_group([0, 2], timeout=timedelta(seconds=2))
+    group = dist.new_group([0, 2])
+    if rank in (0, 2):
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), group)
     dist.all_reduce(torch.ones(3))
     if rank == 2:
         time.sleep(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import c_uint64
 
-from ...native import lib
+from ...native.over_hosts import lib
 
 _LINE = 128  # bytes: of a slot, what comes before the payload
 

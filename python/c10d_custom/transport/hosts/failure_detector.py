@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import native
+from ...native import over_hosts
 from .detector_links import Neighbours, connect
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class FailureDetector:
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         self._readable = select.poll()
         self._readable.register(self._epoll, select.POLLIN)
-        self.alarm = native.Alarm(self._epoll.fileno(), 0)  # see backend/shm/alarm.h
+        self.alarm = over_hosts.Alarm(self._epoll.fileno(), 0)  # see backend/shm/alarm.h
         self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()
@@ -160,7 +161,7 @@ class FailureDetector:
         by_fd = {link.fileno(): link for link in self._links}
         while True:
             self._readable.poll(self._patience())
-            self.alarm.reads = 1
+            self.alarm.kept = 1
             for fd, event in self._epoll.poll(0):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
@@ -172,7 +173,7 @@ class FailureDetector:
                 news, self._pending, closing = self._pending, [], self._closing
             for one in news:
                 self._spread(one)
-            self.alarm.reads = int(self._gone_without_leave)
+            self.alarm.kept = int(self._gone_without_leave)
             if closing:
                 return
 

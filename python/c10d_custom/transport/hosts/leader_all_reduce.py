@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from ... import dtypes, native
 from ...call import Op
 from ...errors import TransportError
-from ...native import Head, LeaderCall, lib
+from ...native import over_hosts
 from ...native.fast_collective import fast_collective
+from ...native.over_hosts import Head, LeaderCall, lib
 from ..failure import LATER
 from ..trouble import Trouble
 from .flat_exchange import HEAD_BYTES, announced
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from .mpi_calls import MpiCalls
 
 
-# Payloads are sent as one of these lengths, for each of which there are requests. As many as native.LENGTHS and
+# Payloads are sent as one of these lengths, for each of which there are requests. As many as over_hosts.LENGTHS and
 # kLengths of backend/hosts/leader_all_reduce.h.
 _LENGTHS = (64, 1024, 4096, 16384, 65536)
 SLICE_NS = 2_000_000  # in the core, before Python looks at the group's health
@@ -83,7 +84,7 @@ class LeaderAllReduce:
         self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
         between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
         board = flat.board
-        self.way = native.LeaderAllReduce(
+        self.way = over_hosts.LeaderAllReduce(
             calls.startall,
             calls.testall,
             addressof(self._statuses),
@@ -204,14 +205,14 @@ class LeaderFastPath:
     """``trace``: calls to remember. Until `serve`, all calls go the slow path."""
 
     def __init__(self, trace: int) -> None:
-        self._calls = (c_void_p * ((1 + max(dtypes.BY_CODE)) * native.REDUCE_OPS * native.LENGTHS))()
+        self._calls = (c_void_p * ((1 + max(dtypes.BY_CODE)) * over_hosts.REDUCE_OPS * over_hosts.LENGTHS))()
         self._log = (native.TraceRecord * max(1, trace))()
-        self._state = native.LeaderFastPath(
+        self._state = over_hosts.LeaderFastPath(
             stopped=1, calls=addressof(self._calls), log=addressof(self._log), room=trace
         )
         self._prepared: dict[int, _Prepared] = {}  # by the address of its LeaderCall
         self.at = addressof(self._state)
-        self.sequencer = self.at + native.LeaderFastPath.sequencer.offset
+        self.sequencer = self.at + over_hosts.LeaderFastPath.sequencer.offset
         # An all_reduce does not ask for rank and size.
         self.run = fast_collective(lib.c10d_leader_fast_path, self.at, 0, 1).run
 
@@ -220,14 +221,14 @@ class LeaderFastPath:
         self._leader = leader
         # The core looks for the first length that a tensor up to the limit fits.
         self._state.limit, self._state.way = min(leader.limit, leader.lengths[-1]), addressof(leader.way)
-        self._state.lengths = (c_uint64 * native.LENGTHS)(*leader.lengths)
+        self._state.lengths = (c_uint64 * over_hosts.LENGTHS)(*leader.lengths)
         self._state.stopped = 0
 
     def add(self, prepared: _Prepared, index: int) -> None:
         head, address = prepared.reduce.head, addressof(prepared.reduce)
         if head.op == Op.all_reduce:  # not one of a device's tensors
             self._prepared[address] = prepared
-            self._calls[(head.dtype * native.REDUCE_OPS + head.redop) * native.LENGTHS + index] = address
+            self._calls[(head.dtype * over_hosts.REDUCE_OPS + head.redop) * over_hosts.LENGTHS + index] = address
 
     def stop(self) -> None:
         self._state.stopped = 1

@@ -15,6 +15,7 @@ from ... import native
 from ...errors import TransportError
 from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
+from ...native import over_hosts
 from ..trouble import Trouble
 from . import given_up
 
@@ -51,7 +52,7 @@ class MpiLink:
         ranks: Sequence[int],
         token: int,
         check: Callable[[Sequence[int]], None],
-        alarm: native.Alarm,
+        alarm: over_hosts.Alarm,
     ) -> None:
         self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
@@ -79,8 +80,12 @@ class MpiLink:
 
     def before_sending(self) -> None:
         """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
-        until = time.monotonic() + _NEWS if native.lib.c10d_alarm_raised(self.alarm) else 0.0
-        while until and native.lib.c10d_alarm_raised(self.alarm) and time.monotonic() < until:
+        until = None
+        while over_hosts.lib.c10d_alarm_raised(self.alarm):
+            if until is None:
+                until = time.monotonic() + _NEWS
+            elif time.monotonic() > until:
+                break
             self.check([])
             time.sleep(_SHORT)
 

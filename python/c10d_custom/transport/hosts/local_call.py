@@ -33,7 +33,7 @@ class LocalCall:
         pipelined: int = 0,
     ) -> Any:
         """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each;
-        ``pipelined``: the address of a native.PipelinedReduce."""
+        ``pipelined``: the address of a over_hosts.PipelinedReduce."""
         _ARGS.pack_into(self._memory, 0, *fields, *self._lists, pipelined)
         self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
         return self.args

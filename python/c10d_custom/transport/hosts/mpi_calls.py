@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ctypes import addressof, c_char, c_int, c_void_p, memmove
 from typing import TYPE_CHECKING, Any
 
-from ... import native
-from ...native import lib
+from ...native import over_hosts
+from ...native.over_hosts import lib
 from .link import NOTHING, Buffer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Progress:
         self._request = link.comm.Irecv([self._buffer.memory, MPI.BYTE], link.rank, NOTHING)
         self._status = (c_char * STATUS_BYTES)()
         self.request = calls.array([self._request])
-        self._idle = native.Idle(calls.testall, self.request, addressof(self._status))
+        self._idle = over_hosts.Idle(calls.testall, self.request, addressof(self._status))
         lib.c10d_set_elsewhere(handle, _address(lib.c10d_mpi_progress), addressof(self._idle))
 
     def close(self) -> None:

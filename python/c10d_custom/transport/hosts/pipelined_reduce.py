@@ -15,8 +15,8 @@ from ctypes import addressof, c_char, c_void_p, pointer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ... import native
 from ...errors import TransportError
+from ...native import over_hosts
 from ..cuts import chunks, evenly
 from ..failure import LATER
 from ..trouble import Trouble
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Request
 
     from ...call import Call
-    from ...native import Failure, PipelinedSlot
+    from ...native import Failure
+    from ...native.over_hosts import PipelinedSlot
     from .layout import Hosts
     from .link import MpiLink
     from .mpi_calls import MpiCalls
@@ -61,7 +62,7 @@ class _Phase:
 class _Plan:
     """What calls have in common. ``pipelined`` is at ``address`` and knows ``statuses``; ``root``: for the core."""
 
-    pipelined: native.PipelinedReduce
+    pipelined: over_hosts.PipelinedReduce
     address: int
     statuses: object
     phases: Phases
@@ -87,7 +88,7 @@ class PipelinedReduce:
         self._carrier = hosts.local < hosts.carriers
         looks = self._looks()
         next(looks)
-        self._look = native.Look(looks.__next__)
+        self._look = over_hosts.Look(looks.__next__)
         self._slots: list[Buffer] = []
         self._theirs: list[list[Buffer]] = []
         self._plans: dict[Key, _Plan] = {}
@@ -135,7 +136,7 @@ class PipelinedReduce:
         each = -(-cut[0][1] // _LINE) * _LINE if cut else _LINE
         keeps = root is None or root[0] == hosts.mine
         steps = Reduction.of(call.dtype, call.redop, self._link.size)
-        pipelined = native.PipelinedReduce(
+        pipelined = over_hosts.PipelinedReduce(
             self._mpi.startall,
             self._mpi.testall,
             None,
@@ -171,14 +172,14 @@ class PipelinedReduce:
         )
         return plan
 
-    def _explain(self, failure: Failure, pipelined: native.PipelinedReduce) -> BaseException:
+    def _explain(self, failure: Failure, pipelined: over_hosts.PipelinedReduce) -> BaseException:
         """What to raise for a native Failure."""
-        if pipelined.end == native.LOOKED and self._said is not None:
+        if pipelined.end == over_hosts.LOOKED and self._said is not None:
             return self._said
-        if pipelined.end == native.LATE:
+        if pipelined.end == over_hosts.LATE:
             phase = self._awaited()
             return self._link.late(phase.requests, phase.peers)
-        if pipelined.end == native.TRANSFER:
+        if pipelined.end == over_hosts.TRANSFER:
             return TransportError(
                 "MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)"
             )
@@ -288,13 +289,13 @@ class PipelinedReduce:
         ]
 
     def _native(self, phases: Phases) -> Array[PipelinedSlot]:
-        slots = (native.PipelinedSlot * _SLOTS)()
+        slots = (over_hosts.PipelinedSlot * _SLOTS)()
         for s, slot in enumerate(slots):
             theirs = (c_void_p * len(self._hosts.ranks))(*[b.address for b in self._theirs[s]])
             slot.mine, slot.theirs = self._slots[s].address, theirs
             for i, pair in enumerate(phases[s]):
                 for j, phase in enumerate(pair):
-                    slot.phases[2 * i + j] = native.Phase(self._mpi.array(phase.requests), len(phase.requests))
+                    slot.phases[2 * i + j] = over_hosts.Phase(self._mpi.array(phase.requests), len(phase.requests))
         return slots
 
     def _free(self, phases: Phases, slots: Array[PipelinedSlot]) -> None:

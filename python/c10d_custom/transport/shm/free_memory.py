@@ -6,20 +6,19 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 _CGROUPS = "/sys/fs/cgroup"
 _NO_LIMIT = 1 << 60  # a cgroup's without one is a number near 2^63 (version 1), or "max"
 
 
-class _Limit(NamedTuple):
+class _Limit:
     """Of a cgroup. ``usage``: its file that says how much is taken; ``cache``: the line of its memory.stat that says
     how much of that are file caches."""
 
-    bytes: int
-    folder: str
-    usage: str
-    cache: str
+    __slots__ = ("bytes", "folder", "usage", "cache")
+
+    def __init__(self, bytes: int, folder: str, usage: str, cache: str) -> None:
+        self.bytes, self.folder, self.usage, self.cache = bytes, folder, usage, cache
 
 
 def left(enough: int | None = None) -> tuple[int, str]:

@@ -54,12 +54,19 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
 
 def _arena(ranks: int) -> int:
     """Bytes of one rank's arena: of the segment's length, not of memory."""
-    import resource  # rank 0 alone wants it
-
-    if ranks == 1 or resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+    if ranks == 1 or not _files_may_be_large():
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(memory, _ARENAS // ranks) // _LARGE_PAGE * _LARGE_PAGE
+
+
+def _files_may_be_large() -> bool:
+    """Whether no limit is set to the length of this process's files, which the module `resource` would tell later: it
+    takes its time to be imported."""
+    with open("/proc/self/limits", "rb", buffering=0) as file:
+        return any(
+            line.split()[3] == b"unlimited" for line in file.read().splitlines() if line.startswith(b"Max file size")
+        )
 
 
 def at_once(made: Geometry) -> int:

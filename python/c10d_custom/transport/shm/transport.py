@@ -16,7 +16,6 @@ from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
 from ...native.fast_message import fast_message
 from ..base import LocalTransport
-from .arena import take
 from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
 
@@ -181,6 +180,8 @@ class ShmTransport(LocalTransport):
         return self._arena_bytes > 0
 
     def take(self, bytes: int) -> Any:
+        from .arena import take
+
         return take(self._handle, bytes, self.name or "(unnamed)")
 
     # --- messages

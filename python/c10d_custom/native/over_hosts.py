@@ -1,0 +1,141 @@
+"""What native/__init__.py binds of backend/shm/api.h, for groups over several hosts alone."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+from . import Core
+from . import lib as _lib
+
+LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
+
+
+class Phase(c.Structure):
+    _fields_ = [("requests", c.c_void_p), ("n", c.c_uint64)]
+
+
+class PipelinedSlot(c.Structure):
+    _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
+
+
+class Alarm(c.Structure):
+    """See backend/shm/alarm.h."""
+
+    _fields_ = [("unread", c.c_int32), ("kept", c.c_uint32)]
+
+
+Look = c.CFUNCTYPE(c.c_int)
+LOOKED, LATE, TRANSFER = 1, 2, 3  # PipelinedEnd
+
+
+class PipelinedReduce(c.Structure):
+    """See backend/shm/pipelined_reduce.h."""
+
+    _fields_ = [
+        ("startall", c.c_void_p),
+        ("testall", c.c_void_p),
+        ("statuses", c.c_void_p),
+        ("look", Look),
+        ("later_ns", c.c_int64),
+        ("chunk", c.c_uint64),
+        ("factor", c.POINTER(c.c_double)),
+        ("slots", c.POINTER(PipelinedSlot)),
+        ("nslots", c.c_uint32),
+        ("carriers", c.c_uint32),
+        ("hosts", c.c_uint32),
+        ("own", c.c_uint32),
+        ("op", c.c_uint32),
+        ("keeps", c.c_uint32),
+        ("end", c.c_uint32),
+        ("slot", c.c_uint32),
+        ("alarm", c.POINTER(Alarm)),
+    ]
+
+
+class Head(c.Structure):
+    """What a rank says of its call over hosts: see backend/hosts/head.h."""
+
+    _fields_ = [
+        ("number", c.c_uint64),
+        ("op", c.c_uint32),
+        ("redop", c.c_uint32),
+        ("dtype", c.c_uint32),
+        ("root", c.c_int32),
+        ("count", c.c_uint64),
+        ("payload", c.c_uint64),
+        ("factor", c.c_double),
+        ("reserved", c.c_uint64 * 2),
+    ]
+
+
+class LeaderAllReduce(c.Structure):
+    _fields_ = [
+        ("startall", c.c_void_p),
+        ("testall", c.c_void_p),
+        ("statuses", c.c_void_p),
+        ("idle", c.c_void_p),
+        ("board", c.c_void_p),
+        ("stride", c.c_uint64),
+        ("ranks", c.c_uint32),
+        ("local", c.c_uint32),
+        ("between", c.POINTER(c.c_void_p)),
+        ("nbetween", c.c_uint32),
+        ("own_between", c.c_uint32),
+        ("alarm", c.POINTER(Alarm)),
+    ]
+
+
+class LeaderCall(c.Structure):
+    _fields_ = [
+        ("head", Head),
+        ("data", c.c_void_p),
+        ("inside_factor", c.POINTER(c.c_double)),
+        ("between_factor", c.POINTER(c.c_double)),
+        ("requests", c.c_void_p),
+        ("nrequests", c.c_uint32),
+        ("inside_op", c.c_uint32),
+        ("between_op", c.c_uint32),
+        ("step", c.c_uint32),
+        ("peer", c.c_int32),
+    ]
+
+
+class LeaderFastPath(c.Structure):
+    """See backend/hosts/leader_all_reduce.h."""
+
+    _fields_ = [
+        ("sequencer", c.c_uint64),
+        ("runner", c.c_uint64),
+        ("stopped", c.c_uint32),
+        ("limit", c.c_uint32),
+        ("lengths", c.c_uint64 * LENGTHS),
+        ("way", c.c_void_p),
+        ("calls", c.c_void_p),
+        ("now", c.c_void_p),
+        ("began", c.c_int64),
+        ("log", c.c_void_p),
+        ("logged", c.c_uint64),
+        ("room", c.c_uint64),
+    ]
+
+
+class Idle(c.Structure):
+    _fields_ = [("testall", c.c_void_p), ("request", c.c_void_p), ("status", c.c_void_p)]
+
+
+Core.signatures.update(
+    {
+        "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
+        "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
+        "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
+        "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
+        "alarm_raised": (c.c_int, c.POINTER(Alarm)),
+        "mpi_progress": (None, c.c_void_p),
+        "end_mpi_at_exit": (None, c.c_void_p),
+        "tell_hydra": (None, c.c_int32),
+        "tell_pmix": (None, c.c_void_p, c.c_void_p),
+    }
+)
+
+lib = _lib  # which has these functions now
