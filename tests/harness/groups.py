@@ -8,7 +8,7 @@ MAKING = timedelta(seconds=60)
 
 
 def group_with_timeout(timeout):
-    """A group of all ranks; ``timeout``: a timedelta, of its calls."""
+    """A group of ours, of all ranks; ``timeout``: a timedelta, of its calls."""
     group = dist.new_group(timeout=MAKING)
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    group.set_timeout(timeout)  # torch 2.11's _set_pg_timeout takes gloo's and NCCL's alone
     return group

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import c10d_custom
-from c10d_custom.config import Config
+from c10d_custom.config import SETTINGS, Config
 from gpu.check import presets
 from gpu.check.__main__ import chosen
 from gpu.check.presets import LIMIT, PRESETS, Part
@@ -45,7 +45,7 @@ def test_a_preset_fits_its_time(preset):
 def test_what_a_preset_names_is_there(preset):
     for part in PRESETS[preset]:
         Config.from_env(part.settings)
-        assert set(part.settings) <= {f.metadata["env"] for f in Config.__dataclass_fields__.values()}
+        assert set(part.settings) <= {setting.variable for setting in SETTINGS.values()}
         words = part.command
         for word in words:
             assert not word.startswith("tests/") or (ROOT / word).is_file(), word

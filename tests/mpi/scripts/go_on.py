@@ -13,7 +13,7 @@ from c10d_custom.errors import CollectiveTimeoutError
 dist.init_process_group("custom")
 rank, size = dist.get_rank(), dist.get_world_size()
 group = dist.new_group()
-dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+group.set_timeout(timedelta(seconds=1))
 if rank == size - 1:
     time.sleep(2.5)
 try:

@@ -15,7 +15,7 @@ def main():
     rank, timed_out = dist.get_rank(), False
     group = dist.new_group([0, 2])
     if rank in (0, 2):
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), group)
+        group.set_timeout(timedelta(seconds=2))
     dist.all_reduce(torch.ones(3))
     if rank == 2:
         time.sleep(4)

@@ -17,7 +17,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_uint64
+from ctypes import CDLL, byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any
 
 from ...creation.letters import Letters
@@ -40,6 +40,7 @@ _STRANGERS = 64  # connections that have said nothing yet, besides one for each 
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _LARGE_PAGE = 2 << 20
+_RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -61,12 +62,10 @@ def _arena(ranks: int) -> int:
 
 
 def _files_may_be_large() -> bool:
-    """Whether no limit is set to the length of this process's files, which the module `resource` would tell later: it
-    takes its time to be imported."""
-    with open("/proc/self/limits", "rb", buffering=0) as file:
-        return any(
-            line.split()[3] == b"unlimited" for line in file.read().splitlines() if line.startswith(b"Max file size")
-        )
+    """Whether no limit is set to the length of this process's files. Without the module `resource`, which takes its time
+    to be imported."""
+    limits = (c_uint64 * 2)()
+    return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
 
 
 def at_once(made: Geometry) -> int:
