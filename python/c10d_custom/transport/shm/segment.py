@@ -62,8 +62,8 @@ def _arena(ranks: int) -> int:
 
 
 def _files_may_be_large() -> bool:
-    """Whether no limit is set to the length of this process's files. Without the module `resource`, which takes its time
-    to be imported."""
+    """Whether no limit is set to the length of this process's files. Asked without the module `resource`, which takes
+    its time to be imported."""
     limits = (c_uint64 * 2)()
     return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
 
