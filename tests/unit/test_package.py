@@ -231,6 +231,16 @@ def test_every_torch_dtype_with_storage_is_known():
     assert not missing, f"torch {torch.__version__} has them, dtypes.py does not: docs/CONTRIBUTING.md, Add a dtype"
 
 
+def test_the_core_has_every_function_that_is_bound_and_every_one_that_is_called_is_bound():
+    from c10d_custom.native.over_hosts import lib as core
+
+    for name in core.signatures:
+        assert getattr(core, f"c10d_{name}").argtypes is not None, name
+    sources = "".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
+    called = set(re.findall(r"\blib\.c10d_(\w+)", sources))
+    assert called and called <= core.signatures.keys()
+
+
 def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
     from c10d_custom import native
     from c10d_custom.native import over_hosts
