@@ -10,7 +10,7 @@ namespace c10d_custom {
 
 struct Alarm {
   int32_t unread;              // readable while the failure detector has news that it has not read; -1: there is none
-  std::atomic<uint32_t> kept;  // raised by it: while it reads, set before `unread` goes quiet, and once a rank is gone
+  std::atomic<uint32_t> kept;  // set by the detector while it reads (`unread` goes quiet) and once a rank is gone
 };
 
 inline bool raised(const Alarm* alarm) {

@@ -114,7 +114,7 @@ class _Described:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         if not self.supports_tensor_alloc(device):
             raise UsageError(f"allocate_tensor: group {self.operations._name} has no memory of its own for {device}")
-        from .allocation import allocated
+        from .allocation import allocated  # when wanted: an import takes its time at a rank's start
 
         return allocated(self.operations, size, dtype)
 

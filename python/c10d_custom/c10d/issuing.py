@@ -279,7 +279,7 @@ class Issuing:
     def _sparse_all_reduce(
         self, tensor: torch.Tensor, op: Any, opts: Any, timeout: timedelta | None
     ) -> Work | DoneWork:
-        from ..lowering import sparse  # few programs need it, and each module takes its time when a rank starts
+        from ..lowering import sparse  # when wanted: an import takes its time at a rank's start
 
         asynchronous, seconds = self._options(opts, timeout)
         with recorded("all_reduce", []) as record:

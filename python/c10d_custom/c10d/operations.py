@@ -332,7 +332,7 @@ class Operations(Issuing):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        from .monitored_barrier import monitored_barrier
+        from .monitored_barrier import monitored_barrier  # when wanted: an import takes its time at a rank's start
 
         self._monitored_barriers += 1
         seconds = self._seconds if timeout is None else timeout.total_seconds()

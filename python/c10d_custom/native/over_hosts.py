@@ -1,4 +1,5 @@
-"""What native/__init__.py binds of backend/shm/api.h, for groups over several hosts alone."""
+"""ctypes binding of what groups over several hosts alone use of the core: names and layouts of backend/shm/api.h,
+alarm.h and pipelined_reduce.h, and of backend/hosts."""
 
 from __future__ import annotations
 

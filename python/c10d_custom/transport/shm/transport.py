@@ -180,7 +180,7 @@ class ShmTransport(LocalTransport):
         return self._arena_bytes > 0
 
     def take(self, bytes: int) -> Any:
-        from .arena import take
+        from .arena import take  # when wanted: an import takes its time at a rank's start
 
         return take(self._handle, bytes, self.name or "(unnamed)")
 
