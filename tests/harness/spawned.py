@@ -19,7 +19,7 @@ class SpawnedRanks:
     def __init__(self, world_size, target, args):
         self.processes, self.connections = [], []
         forkserver = multiprocessing.get_context("forkserver")
-        forkserver.set_forkserver_preload(["torch.distributed", "torch._dynamo", "torch.distributed.checkpoint"])
+        forkserver.set_forkserver_preload(["torch.distributed", "torch._dynamo.config", "torch.distributed.checkpoint"])
         for rank in range(world_size):
             ours, theirs = forkserver.Pipe()
             process = forkserver.Process(

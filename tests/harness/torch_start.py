@@ -1,37 +1,160 @@
-"""Copied into the site-packages of the tests' environments, where a .pth file imports it at the start of each Python:
-no garbage is collected while torch is imported, or its compiler, which makes objects and hardly any garbage; and none
-is looked for among torch's objects later, as each Python otherwise does when it ends. Tests start a thousand processes;
-one that imports torch and ends takes a quarter less."""
+"""Copied into the site-packages of the tests' environments, where a .pth file imports it at the start of each Python.
+Tests start a thousand processes, whose imports of torch are half of what they cost. What few of them need is put off:
 
+- torch's compiler, which DDP and optimizers import to tell it what it must not compile, until more is asked of it;
+- torch's kernels in Python for tensors on "meta", until what computes on such tensors is imported: the compiler,
+  DTensor, decompositions of operations;
+- garbage collection, while torch or its compiler is imported, which make hardly any; and none is looked for among
+  torch's objects later, as each Python otherwise does when it ends.
+
+C10D_TEST_WHOLE_TORCH=1 in the environment: all is imported as torch does it."""
+
+import functools
 import gc
+import os
 import sys
-from importlib.machinery import PathFinder
+import threading
+from importlib.machinery import ModuleSpec, PathFinder
 
-LARGE = ["torch", "torch._dynamo"]
+
+class PutOff:
+    """A module that is executed when it is asked for an attribute that it lacks, or when one of `users`, or a module
+    within it, is imported. stand_ins: what it has before; needs: what is executed before it."""
+
+    def __init__(self, name, stand_ins, users=(), needs=()):
+        self.name, self.stand_ins, self.users, self.needs = name, stand_ins, users, needs
+        self.lock = threading.RLock()
+        self.module = self.run = None
+        self.running = self.done = False
+
+    def find(self, path, target):
+        spec = PathFinder.find_spec(self.name, path, target)
+        if spec is not None and spec.loader is not None:
+            self.run, spec.loader.exec_module = spec.loader.exec_module, self._begin
+        return spec
+
+    def wanted_by(self, name):
+        waits = self.module is not None and not self.running and not self.done
+        return waits and (name in self.users or name.startswith(self.name + "."))
+
+    def _begin(self, module):
+        self.module = module
+        vars(module).update(self.stand_ins, __getattr__=self._get)
+
+    def load(self):
+        with self.lock:
+            if self.module is None or self.running or self.done:
+                return
+            self.running = True
+            try:
+                for module in self.needs:
+                    module.load()
+                uncollected(self.run)(self.module)
+            finally:
+                self.running = False
+            self.done = True
+            vars(self.module).pop("__getattr__", None)
+
+    def _get(self, name):
+        with self.lock:
+            if self.running or name in {"__path__", "__file__", "__wrapped__"}:
+                raise AttributeError(name)
+            self.load()
+        return getattr(self.module, name)
+
+
+def uncollected(run):
+    def run_uncollected(module):
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            run(module)
+        finally:
+            if collects:
+                gc.enable()
+
+    return run_uncollected
+
+
+def disable(function=None, recursive=True, **options):
+    """As torch._dynamo's, which does nothing where nothing is compiled; once the compiler is there, it is asked."""
+    if not callable(function):
+        compiler.load()
+        return compiler.module.disable(function, recursive, **options)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        if compiler.module.disable is disable:
+            return function(*arguments, **named)
+        return compiler.module.disable(function, recursive, **options)(*arguments, **named)
+
+    return call
+
+
+class DDPMode:
+    @staticmethod
+    def get_optimize_ddp_mode():
+        return "ddp_optimizer"  # what torch._dynamo.config says if nobody has set it
+
+    def __getattr__(self, name):
+        compiler.load()
+        return getattr(compiler.module.utils, name)
+
+
+meta = PutOff(
+    "torch._meta_registrations",
+    stand_ins={},
+    users=("torch._decomp", "torch._prims", "torch._refs", "torch.distributed.tensor"),
+)
+compiler = PutOff(
+    "torch._dynamo",
+    stand_ins={"disable": disable, "graph_break": lambda *_, **__: None, "utils": DDPMode()},
+    needs=[meta],
+)
+
+
+class Imported:
+    """Loads what is there already: executing what was put off has imported it. Python takes the specification of a
+    module that appeared while it was looked for from that module."""
+
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
+        vars(module)["__spec__"] = ModuleSpec(self.spec.name, self)  # not by attribute: modules of settings refuse it
+
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        vars(module)["__spec__"] = self.spec
 
 
 class Finder:
+    has_torch = False
+
     def find_spec(self, name, path=None, target=None):
-        if name not in LARGE:
+        for module in (compiler, meta):
+            if name == module.name and module.run is None:
+                return module.find(path, target)
+            if module.wanted_by(name):
+                module.load()
+                if name in sys.modules:
+                    return vars(Imported(sys.modules[name]).module)["__spec__"]
+        if name != "torch" or self.has_torch:
             return None
-        LARGE.remove(name)
+        self.has_torch = True
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
+            run = uncollected(spec.loader.exec_module)
 
             def exec_module(module):
-                collects = gc.isenabled()
-                gc.disable()
                 try:
                     run(module)
                 finally:
-                    if collects:
-                        gc.enable()
-                    if name == "torch":  # triton, which the compiler imports, complains of what is not collected
-                        gc.freeze()
+                    gc.freeze()
 
             spec.loader.exec_module = exec_module
         return spec
 
 
-sys.meta_path.insert(0, Finder())
+if os.environ.get("C10D_TEST_WHOLE_TORCH") != "1":
+    sys.meta_path.insert(0, Finder())
