@@ -5,6 +5,8 @@ to be on cuda ..."), before any communication.
 """
 
 import copy
+import os
+from unittest import mock
 
 import pytest
 import torch
@@ -48,6 +50,15 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradients(options, size):
     run(plain, size, options)
+
+
+def with_the_reducers_pool(rank, size):
+    with mock.patch.dict(os.environ, DDP_DISABLE_COMM_MEM="0"):  # it asks a group whether it has memory for its buckets
+        plain(rank, size, {})
+
+
+def test_a_reducer_that_wants_the_groups_memory_takes_its_own():
+    run(with_the_reducers_pool, 2)
 
 
 class TwoHeads(nn.Module):

@@ -109,6 +109,8 @@ class _Described:
     supports_window = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
+        if isinstance(device, int):  # DDP's reducer: what it would then ask for, c10::TensorOptions, no Python can take
+            return False
         return torch.device(device).type == "cpu" and bool(self.operations.cpu_transport.has_arena())
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
