@@ -19,10 +19,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 class PutOff:
     """A module that is executed when it is asked for an attribute that it lacks, or when one of `users`, or a module
-    within it, is imported. stand_ins: what it has before; needs: what is executed before it."""
+    within it, is imported. stand_ins: what it has before; at_once: what is done in its place; needs: what is executed
+    before it."""
 
-    def __init__(self, name, stand_ins, users=(), needs=()):
-        self.name, self.stand_ins, self.users, self.needs = name, stand_ins, users, needs
+    def __init__(self, name, stand_ins, at_once=lambda: None, users=(), needs=()):
+        self.name, self.stand_ins, self.at_once, self.users, self.needs = name, stand_ins, at_once, users, needs
         self.lock = threading.RLock()
         self.module = self.run = None
         self.running = self.done = False
@@ -38,6 +39,7 @@ class PutOff:
         return waits and (name in self.users or name.startswith(self.name + "."))
 
     def _begin(self, module):
+        self.at_once()
         self.module = module
         vars(module).update(self.stand_ins, __getattr__=self._get)
 
@@ -101,9 +103,20 @@ class DDPMode:
         return getattr(compiler.module.utils, name)
 
 
+def generators():
+    """torch.Generator cannot be called (torch 2.15) before torch._prims, which the kernels import, has done this."""
+    import torch
+
+    if hasattr(torch._C, "_set_generator_metaclass"):
+        from torch._custom_class_base import CustomClassBaseMeta
+
+        torch._C._set_generator_metaclass(CustomClassBaseMeta)
+
+
 meta = PutOff(
     "torch._meta_registrations",
     stand_ins={},
+    at_once=generators,
     users=("torch._decomp", "torch._prims", "torch._refs", "torch.distributed.tensor"),
 )
 compiler = PutOff(

@@ -16,7 +16,7 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 optimizer = torch.optim.Adam(model.parameters())
 
 def step():
-    loss = model(torch.ones(2, 3)).sum()
+    loss = model(torch.ones(2, 3) + torch.rand(3, generator=torch.Generator().manual_seed(1))).sum()
     loss.backward()
     optimizer.step()
     return loss
