@@ -86,6 +86,15 @@ def test_futures_give_the_tensors_and_callbacks_may_communicate(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tensors_live_until_the_gpu_is_done_though_nobody_waits(mode):
+    dropped, together = [False, False], threading.Barrier(2)
+
+    def both(rank, so):
+        dropped[rank] = so
+        together.wait(60)
+        answer = all(dropped)
+        together.wait(60)
+        return answer
+
     def body(r):
         warm(r)
         t = torch.ones(100)
@@ -98,7 +107,7 @@ def test_tensors_live_until_the_gpu_is_done_though_nobody_waits(mode):
         assert gone() is not None
         gate.set()
         until = time.monotonic() + 20
-        while gone() is not None and time.monotonic() < until:
+        while not both(r.rank, gone() is None or time.monotonic() > until):  # as many calls on each
             r.pg.allreduce([device_tensor(r, 1, 0.0)], options(True)).wait()  # new Works let go of old ones
             r.synchronize()
         assert gone() is None

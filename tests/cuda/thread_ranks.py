@@ -13,6 +13,7 @@ from torch.distributed import HashStore, PrefixStore
 
 from c10d_custom.c10d import issuing
 from c10d_custom.c10d.process_group import CustomProcessGroup
+from c10d_custom.call import Region
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
@@ -129,7 +130,14 @@ class Met:
 
     def run(self, call):
         self._touch(call)
-        self._meeting(self.cpu.run, call)
+        try:
+            self._meeting(self.cpu.run, call)
+        except BaseException:
+            # A set-up's own memory is freed now, and no meeting says that who gets it next comes later.
+            for t in (*call.inputs, *call.outputs):
+                if isinstance(t, Region):
+                    self.world.forget(t.data_ptr(), t.nbytes)
+            raise
 
     def agree(self, call, seconds):
         return self._meeting(self.cpu.agree, call, seconds)
