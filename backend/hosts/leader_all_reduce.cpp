@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -21,19 +22,35 @@ constexpr int kLooks = 16;
 
 enum Step : uint32_t { kBegin, kInside, kBetween };
 
+// A wait yields its core between looks for so many ns, as what it waits for comes from MPI, or from ranks that poll
+// MPI, and no futex tells of it. Then it sleeps: a twentieth of what it has waited for already, or less.
+constexpr int64_t kYield = 2 * 1000 * 1000, kPatience = 100 * 1000 * 1000;
+constexpr uint32_t kShort = 50, kLong = 1000;  // us: sleeps; the long ones once nothing has come for kPatience
+
 constexpr int64_t kStopped = 1000 * 1000 * 1000;  // ns over the time given: more than a busy machine takes
 
-// `done` until it is not kPending, or for so long.
+// Between two looks of a wait that has lasted so long.
+void rest(int64_t waited) {
+  if (waited < kYield)
+    sched_yield();
+  else
+    usleep(waited < kPatience ? kShort : kLong);
+}
+
+// `done` until it is not kPending, or for so long from `now` on.
 template <class Done>
-int wait(const LeaderAllReduce* d, int64_t until, Done done) {
+int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t until, Done done) {
+  int64_t waited = now - r->since;
   for (int look = 1;; ++look) {
     if (const int st = done(); st != kPending) return st;
-    if (look % kLooks == 0) {
-      if (now_ns() > until) return kPending;
+    if (waited >= kYield || look % kLooks == 0) {
+      now = now_ns();
+      if (now > until) return kPending;
+      waited = now - r->since;
       int over = 0;
       if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
     }
-    sched_yield();
+    rest(waited);
   }
 }
 
@@ -89,8 +106,9 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
     int done = 0;
     if (d->testall(int(r->nrequests), r->requests, &done, d->statuses)) return kUsage;
     if (done) return kOk;
-    if (now_ns() > until) return kPending;
-    sched_yield();
+    const int64_t now = now_ns();
+    if (now > until) return kPending;
+    rest(now - r->since);
   }
 }
 
@@ -120,7 +138,7 @@ void c10d_board_call(void* board, uint64_t stride, uint32_t rank, const void* he
 }
 
 int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) {
-  const int64_t until = now_ns() + ns;
+  const int64_t now = now_ns(), until = now + ns;
   const bool leads = !d->local;
   switch (r->step) {
     case kBegin:
@@ -129,17 +147,19 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
         return kUsage;
       board_of(d).put(d->local, r->head, r->data, leads ? 0 : r->head.payload);
       r->step = kInside;
+      r->since = now;
       [[fallthrough]];
     case kInside:
-      if (!leads) return wait(d, until, [&] { return result(d, r); });
-      if (const int st = wait(d, until, [&] {
+      if (!leads) return wait(d, r, now, until, [&] { return result(d, r); });
+      if (const int st = wait(d, r, now, until, [&] {
             const int ready = inputs(d, r);
             return ready == kOk && raised(d->alarm) ? kPending : ready;
           }))
         return st;
       // Not in a process that was stopped meanwhile: the peers may be gone, and starting a transfer to one that is may
       // crash in MPI. Whoever called this first looks whether the group is still there.
-      if (now_ns() > until + kStopped) return kPending;
+      r->since = now_ns();
+      if (r->since > until + kStopped) return kPending;
       reduce_inside(d, r);
       if (d->startall(int(r->nrequests), r->requests)) return kUsage;
       r->step = kBetween;

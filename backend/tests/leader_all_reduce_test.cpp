@@ -1,6 +1,7 @@
 // Small all_reduces over two hosts of two ranks: each rank is a thread, a host's board is ordinary memory, and MPI is a
 // mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the log;
-// then a rank that calls something else, a leader that was stopped, and one that has news to read.
+// then a rank that calls something else, a leader that was stopped, one that has news to read, and waits that last.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +14,7 @@
 
 #include "../hosts/board.h"
 #include "../hosts/leader_all_reduce.h"
+#include "os.h"
 #include "reduce.h"
 
 using namespace c10d_custom;
@@ -178,6 +180,26 @@ void alarmed() {
   for (int fd : news) close(fd);
 }
 
+// A long wait sleeps: whoever is late may need the core.
+void sleeps() {
+  Network network;
+  Rank leader(network, 0, 0), other(network, 0, 1);
+  int64_t data[2][8] = {};
+  for (Rank* r : {&other, &leader}) {
+    rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    int status = c10d_leader_fast_path(&r->fast_path, kKind, -1, data[r->local], data[r->local], 8, kMs);
+    do {
+      require(status == kPending, "nobody to wait for", 1);
+      status = c10d_leader_all_reduce(&r->way, r->fast_path.now, 10 * kMs);
+      getrusage(RUSAGE_THREAD, &after);
+      require(now_ns() - r->fast_path.began < 20000 * kMs, "no sleep in 20 s", 1);
+    } while (after.ru_nvcsw < before.ru_nvcsw + 3);  // a yield is none of these
+  }
+  require(leader.fast_path.now->step == 2, "the leader does not wait for another host", 1);
+  for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
+}
+
 template <class Work>
 void together(std::vector<Rank*>& ranks, Work work) {
   std::vector<std::thread> threads;
@@ -210,5 +232,6 @@ int main(int argc, char** argv) {
   for (Rank* r : ranks) delete r;
   stopped();
   alarmed();
+  sleeps();
   std::puts("leader_all_reduce_test: ok");
 }

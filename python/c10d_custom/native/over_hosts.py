@@ -98,6 +98,7 @@ class LeaderCall(c.Structure):
         ("between_op", c.c_uint32),
         ("step", c.c_uint32),
         ("peer", c.c_int32),
+        ("since", c.c_int64),
     ]
 
 
