@@ -1,14 +1,13 @@
 #include "leader_all_reduce.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <cstring>
 
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
+#include "../shm/rest.h"
 #include "atomic_words.h"
 #include "board.h"
 
@@ -22,20 +21,10 @@ constexpr int kLooks = 16;
 
 enum Step : uint32_t { kBegin, kInside, kBetween };
 
-// A wait yields its core between looks for so many ns, as what it waits for comes from MPI, or from ranks that poll
-// MPI, and no futex tells of it. Then it sleeps: a twentieth of what it has waited for already, or less.
-constexpr int64_t kYield = 2 * 1000 * 1000, kPatience = 100 * 1000 * 1000;
-constexpr uint32_t kShort = 50, kLong = 1000;  // us: sleeps; the long ones once nothing has come for kPatience
+// ns: how long a wait yields its core between looks before it sleeps: then, a twentieth of what it has lasted, or less.
+constexpr int64_t kYield = 2 * 1000 * 1000;
 
 constexpr int64_t kStopped = 1000 * 1000 * 1000;  // ns over the time given: more than a busy machine takes
-
-// Between two looks of a wait that has lasted so long.
-void rest(int64_t waited) {
-  if (waited < kYield)
-    sched_yield();
-  else
-    usleep(waited < kPatience ? kShort : kLong);
-}
 
 // `done` until it is not kPending, or for so long from `now` on.
 template <class Done>
@@ -50,7 +39,7 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
       int over = 0;
       if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
     }
-    rest(waited);
+    rest(waited, kYield);
   }
 }
 
@@ -108,7 +97,7 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
     if (done) return kOk;
     const int64_t now = now_ns();
     if (now > until) return kPending;
-    rest(now - r->since);
+    rest(now - r->since, kYield);
   }
 }
 

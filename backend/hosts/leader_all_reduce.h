@@ -37,7 +37,7 @@ struct LeaderCall {
   uint32_t step;  // 0 to begin; advanced by c10d_leader_all_reduce: 1 while it waits for its host, 2 for others
   int32_t peer;   // kMismatch: the rank of the host whose call differs; in stage 2 the index of the message, among
                   // those received
-  int64_t since;  // when it came to its step
+  int64_t since;  // ns, as of now_ns(): when it came to its step
 };
 
 // A request that is never fulfilled, to be tested for the sake of the others.

@@ -22,15 +22,14 @@
 #include <vector>
 
 #include "collective.h"
+#include "rest.h"
 
 namespace c10d_custom {
 
 namespace {
 
-constexpr int64_t kYield = 300 * 1000;  // ns: how long a wait yields its core between looks before it sleeps
-constexpr int64_t kPatience = 100 * 1000 * 1000;
-constexpr uint32_t kShort = 50, kLong = 1000;  // us: sleeps; the long ones once nothing has come for kPatience
-constexpr int64_t kLook = 2 * 1000 * 1000;     // ns between two looks at who is gone
+constexpr int64_t kYield = 300 * 1000;      // ns: how long a wait yields its core between looks before it sleeps
+constexpr int64_t kLook = 2 * 1000 * 1000;  // ns between two looks at who is gone
 
 class PipelinedRun {
  public:
@@ -255,10 +254,7 @@ class PipelinedRun {
       if (!look(now, awaits)) return false;
     }
     if (!awaits && g.elsewhere) g.elsewhere(g.elsewhere_context);
-    if (now - since < kYield)
-      sched_yield();
-    else
-      usleep(now - since < kPatience ? kShort : kLong);
+    rest(now - since, kYield);
     return true;
   }
 
