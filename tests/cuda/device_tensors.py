@@ -28,6 +28,7 @@ def contents(r, tensor):
 
 
 def warm(r):
-    """The group has chosen its mode."""
+    """The group has chosen its mode, and no rank is still at it, whom what another does next could disturb."""
     r.pg.allreduce([device_tensor(r, 1, 0.0)], options(False))
     r.synchronize()
+    r.world.barrier(r.size)

@@ -16,6 +16,7 @@ from collections import deque
 
 BASE = 1 << 56  # where no process has memory of its own
 GAP = 1 << 21
+PAGE = 14  # bits of an address within one, of those that accesses are kept by
 
 
 class Buffer:
@@ -79,6 +80,8 @@ class World:
         self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
         self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()
+        self.stepping = False
+        self.rendezvous = {}  # number of ranks -> threading.Barrier, of tests
         self.random = random.Random(seed)
         self.laziness = self.random.choice([0.0, 0.5, 0.9, 1.0]) if laziness is None else laziness
         self.violations = []
@@ -88,7 +91,7 @@ class World:
         self.moved = 0  # bytes that copies and kernels of the transport have read and written
         self.events = {}  # number -> Event, as opened anywhere
         self.pinned = {}  # address -> (rank, buffer)
-        self.accesses = {}  # where -> [(low, high, write, component, tick, label)]
+        self.accesses = {}  # number of a page -> [(start, end, write, component, tick, label)], all within it
         self.values = {}  # real address -> the clock of its writes
         self.hosts = {}  # rank -> clock
         self.meetings = {}
@@ -105,48 +108,59 @@ class World:
     # --- time
 
     def step(self):
-        """Runs one piece of work, if any can."""
+        """Runs one piece of work, if any can. None amid another: what is collected calls the driver too."""
         with self.lock:
-            heads = [s for s in self.streams if s.ops and (s.ops[0].ready is None or s.ops[0].ready())]
-            if not heads:
+            if self.stepping:
                 return False
-            stream = self.random.choices(heads, [s.weight for s in heads])[0]
-            op = stream.ops.popleft()
-            clock = stream.clock
-            merge(clock, op.host)
-            if op.waits is not None:
-                merge(clock, op.waits())
-            tick = clock[stream.number] = clock.get(stream.number, 0) + 1
-            if any(b.freed for b in op.buffers):
-                self.wrong(f"{op.label} of rank {stream.rank} uses memory that is freed")
-                return True
-            for span in op.reads:
-                self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
-            for span in op.writes:
-                self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
-            if op.label in ("copy", "reduce"):
-                self.moved += sum(nbytes for _, nbytes in op.reads + op.writes)
-            if op.run is not None:
-                op.run(clock)
+            self.stepping = True
+            try:
+                return self._step()
+            finally:
+                self.stepping = False
+
+    def _step(self):
+        heads = [s for s in self.streams if s.ops and (s.ops[0].ready is None or s.ops[0].ready())]
+        if not heads:
+            return False
+        stream = self.random.choices(heads, [s.weight for s in heads])[0]
+        op = stream.ops.popleft()
+        clock = stream.clock
+        merge(clock, op.host)
+        if op.waits is not None:
+            merge(clock, op.waits())
+        tick = clock[stream.number] = clock.get(stream.number, 0) + 1
+        if any(b.freed for b in op.buffers):
+            self.wrong(f"{op.label} of rank {stream.rank} uses memory that is freed")
             return True
+        for span in op.reads:
+            self._access(span, False, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+        for span in op.writes:
+            self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
+        if op.label in ("copy", "reduce"):
+            self.moved += sum(nbytes for _, nbytes in op.reads + op.writes)
+        if op.run is not None:
+            op.run(clock)
+        return True
 
     def _access(self, span, write, component, tick, clock, label):
         low, high = span[0], span[0] + span[1]
-        if low == high:
-            return
-        kept = []
-        where = self.accesses.setdefault(low >> 40, [])
-        for other in where:
-            olow, ohigh, owrite, ocomponent, otick, olabel = other
-            ordered = clock.get(ocomponent, 0) >= otick
-            if olow < high and low < ohigh and (write or owrite) and not ordered:
-                self.wrong(
-                    f"race: {label} {'writes' if write else 'reads'} what {olabel} {'writes' if owrite else 'reads'}"
-                )
-            if not (ordered and write and low <= olow and ohigh <= high):
+        for page in range(low >> PAGE, high + (1 << PAGE) - 1 >> PAGE):
+            start, end = max(low, page << PAGE), min(high, page + 1 << PAGE)
+            kept = []
+            for other in self.accesses.get(page, ()):
+                ostart, oend, owrite, ocomponent, otick, olabel = other
+                if ostart < end and start < oend:
+                    if clock.get(ocomponent, 0) < otick:
+                        if write or owrite:
+                            self.wrong(
+                                f"race: {label} {'writes' if write else 'reads'} what {olabel} "
+                                f"{'writes' if owrite else 'reads'}"
+                            )
+                    elif (write or not owrite) and start <= ostart and oend <= end:
+                        continue  # what conflicts with it conflicts with this one, which comes later
                 kept.append(other)
-        kept.append((low, high, write, component, tick, label))
-        self.accesses[low >> 40] = kept
+            kept.append((start, end, write, component, tick, label))
+            self.accesses[page] = kept
 
     def host_access(self, rank, reads, writes, label):
         """The CPU's, in the thread of a rank."""
@@ -161,8 +175,14 @@ class World:
     def forget(self, low, nbytes):
         """Memory goes back to where it came from."""
         with self.lock:
-            where = self.accesses.get(low >> 40, [])
-            self.accesses[low >> 40] = [a for a in where if a[1] <= low or low + nbytes <= a[0]]
+            end = low + nbytes
+            for page in range(low >> PAGE, end + (1 << PAGE) - 1 >> PAGE):
+                where = self.accesses.get(page, ())
+                self.accesses[page] = [a for a in where if a[1] <= low or end <= a[0]]
+
+    def is_pinned(self, address):
+        with self.lock:
+            return any(a <= address < a + buffer.nbytes for a, (_, buffer) in self.pinned.items())
 
     def pace(self):
         with self.lock:
@@ -176,6 +196,12 @@ class World:
             pass
 
     # --- hosts
+
+    def barrier(self, size, seconds=60.0):
+        """Of the threads of a test alone: orders nothing that the GPUs do."""
+        with self.lock:
+            found = self.rendezvous.setdefault(size, threading.Barrier(size))
+        found.wait(seconds)
 
     def enter(self, key, rank):
         with self.lock:

@@ -124,7 +124,7 @@ class Met:
         return result
 
     def _touch(self, call):
-        self.world.keep += [*call.inputs, *call.outputs]  # a set-up's own are freed at its end
+        self.world.keep += [*call.inputs, *call.outputs]
         spans = [[(t.data_ptr(), t.nbytes) for t in tensors] for tensors in (call.inputs, call.outputs)]
         self.world.host_access(self.cpu.rank, *spans, call.name)
 
@@ -132,12 +132,11 @@ class Met:
         self._touch(call)
         try:
             self._meeting(self.cpu.run, call)
-        except BaseException:
-            # A set-up's own memory is freed now, and no meeting says that who gets it next comes later.
+        finally:
+            # What ranks tell each other lies in memory that is freed now: no meeting says that its next owner comes later.
             for t in (*call.inputs, *call.outputs):
-                if isinstance(t, Region):
+                if isinstance(t, Region) and not self.world.is_pinned(t.data_ptr()):
                     self.world.forget(t.data_ptr(), t.nbytes)
-            raise
 
     def agree(self, call, seconds):
         return self._meeting(self.cpu.agree, call, seconds)
