@@ -133,7 +133,7 @@ class Met:
         try:
             self._meeting(self.cpu.run, call)
         finally:
-            # What ranks tell each other lies in memory that is freed now: no meeting says that its next owner comes later.
+            # What ranks tell each other lies in memory that is freed now; no meeting orders its next owner after this.
             for t in (*call.inputs, *call.outputs):
                 if isinstance(t, Region) and not self.world.is_pinned(t.data_ptr()):
                     self.world.forget(t.data_ptr(), t.nbytes)
