@@ -15,16 +15,17 @@ _MIXED = ("contiguous", "transposed", "strided", "offset")
 
 
 class Placed:
-    """A tensor with known content, inside memory of its own."""
+    """A tensor with known content, inside memory of its own. No content: as `blank` says."""
 
-    def __init__(self, content, layout, rank=0, device="cpu"):
+    def __init__(self, content, layout, rank=0, device="cpu", dtype=None, count=None):
         self.layout = _MIXED[rank % len(_MIXED)] if layout == "mixed" else layout
-        self._count, self._dtype = content.numel(), content.dtype
+        self._count, self._dtype = (count, dtype) if content is None else (content.numel(), content.dtype)
         room = {"strided": 2 * self._count, "offset": self._count + 8}.get(self.layout, self._count)
         # 0x01: a byte that is valid in every dtype, bool included.
         memory = torch.ones(room * self._dtype.itemsize, dtype=torch.uint8)
-        tensor = self._view(memory)
-        tensor.copy_(content.reshape(tensor.shape))
+        if content is not None:
+            tensor = self._view(memory)
+            tensor.copy_(content.reshape(tensor.shape))
         self._memory = memory.to(device)
         self.tensor = self._view(self._memory)
 
@@ -48,11 +49,10 @@ class Placed:
 
     def stray_write(self):
         """What was written around the tensor, or None."""
-        memory = self._memory.cpu()
-        tensor = self._view(memory)
-        if tensor.numel() * self._dtype.itemsize == memory.numel():
+        if self._count * self._dtype.itemsize == self._memory.numel():
             return None  # there is nothing around it
-        clean = Placed(tensor.contiguous().reshape(-1), self.layout)
+        memory = self._memory.cpu()
+        clean = Placed(self._view(memory).contiguous().reshape(-1), self.layout)
         if torch.equal(clean._memory, memory):
             return None
         return f"memory around a {self.layout} tensor was written"
@@ -60,5 +60,4 @@ class Placed:
 
 def blank(dtype, count, layout, rank=0, device="cpu"):
     """A place for an output: bytes that no right answer consists of, and no view of the input."""
-    content = torch.full((count * dtype.itemsize,), 1, dtype=torch.uint8).view(dtype)
-    return Placed(content, layout, rank, device)
+    return Placed(None, layout, rank, device, dtype, count)

@@ -80,7 +80,8 @@ def tile(pattern, count, start=0):
     size = pattern.dtype.itemsize
     begin = start % PERIOD
     repeats = -(-(begin + count) // PERIOD)
-    return raw(pattern).repeat(repeats)[begin * size : (begin + count) * size].clone().view(pattern.dtype)
+    elements = raw(pattern) if repeats < 2 else raw(pattern).repeat(repeats)
+    return elements[begin * size : (begin + count) * size].clone().view(pattern.dtype)
 
 
 def inputs(dtype, rank, kind, op, count, start=0):
