@@ -65,8 +65,8 @@ FAULTS = [
 EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
 # One pytest for each layout, since starting one takes seconds. Once MPI is up, the same code runs whoever started it:
-# by default everything runs by torchrun over 2+2; by mpirun only what must give the same bits, and what does not depend on
-# how ranks are started, and takes long; by torchrun over 3+1 what shows that hosts of unlike size find each other.
+# by default everything runs by torchrun over 2+2; by mpirun only what must give the same bits, and what does not depend
+# on how ranks are started, and takes long; by torchrun over 3+1 what shows that hosts of unlike size find each other.
 RUNS = {
     "2+2": [*SWEEPS, "conformance/test_random_programs.py", TRAINING[0], *FAULTS],
     "3+1": SWEEPS,
