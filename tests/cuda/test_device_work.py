@@ -196,6 +196,46 @@ def test_tensors_of_one_call_are_on_one_device(monkeypatch):
             lowering()
 
 
+def on_cpu(tensor):
+    tensor.on_cpu = True
+    return tensor
+
+
+COALESCED = {
+    "all_reduce": lambda pg, *each: pg.allreduce_coalesced(each, options(False)),
+    "all_gather": lambda pg, *each: pg.allgather_coalesced([each, each], each, options(False)),
+    "all_gather_into_tensor": lambda pg, *each: pg.all_gather_single_coalesced(
+        [on_cpu(t.repeat(2)) if hasattr(t, "on_cpu") else t.repeat(2) for t in each], each, options(False)
+    ),
+    "reduce_scatter_tensor": lambda pg, *each: pg.reduce_scatter_single_coalesced(
+        [on_cpu(t[:2]) if hasattr(t, "on_cpu") else t[:2] for t in each], each, None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COALESCED)
+@pytest.mark.parametrize("cpu_first", [False, True], ids=["gpu_first", "cpu_first"])
+def test_a_list_of_tensors_on_two_devices_is_refused(name, cpu_first):
+    """By the rank whose list it is, and the group stays usable where it is every rank's; else the others are told."""
+
+    def body(r):
+        def call(cpu_list):
+            each = [device_tensor(r, 4, 1.0), on_cpu(torch.ones(4)) if cpu_list else device_tensor(r, 4, 1.0)]
+            COALESCED[name](r.pg, *(reversed(each) if cpu_first else each)).wait()
+
+        with pytest.raises(UsageError, match=f"^{name}.*tensor 1 of the list is on c.* must be on one device"):
+            call(True)
+        t = device_tensor(r, 4, 1.0)
+        r.pg.allreduce([t], options(False))
+        assert contents(r, t)[0].item() == 2.0
+        with pytest.raises(UsageError if r.rank else CollectiveMismatchError) as raised:
+            call(r.rank == 1)
+        return str(raised.value)
+
+    told, _ = run_ranks(2, body)
+    assert "rank 1: a call whose arguments were refused" in told, told
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_is_refused(mode):
     def body(r):

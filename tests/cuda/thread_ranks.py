@@ -41,7 +41,7 @@ def cpu_tensors():
 
 
 def _device_of(tensor):
-    return None if getattr(_here, "cpu", False) else torch.device("cuda", 0)
+    return None if getattr(_here, "cpu", False) or hasattr(tensor, "on_cpu") else torch.device("cuda", 0)
 
 
 @contextlib.contextmanager

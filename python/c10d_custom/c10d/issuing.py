@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import UsageError
-from ..lowering.collectives import Lowering, only, own_tensors, put_back
+from ..lowering.collectives import Lowering, check_one_device, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from .blocking import posted_to_be_awaited
 from .completer import Completer
@@ -246,6 +246,7 @@ class Issuing:
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            self._lowered(check_one_device, name, calls)
             for call in calls:
                 if call.device is not None:
                     self._lowered(self._transport.issue, call)

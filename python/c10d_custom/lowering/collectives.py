@@ -87,6 +87,16 @@ def check_device(name: str, t: torch.Tensor, like: torch.Tensor, what: str) -> N
         raise UsageError(f"{name}: {what} is on {t.device}, the other tensors on {like.device}")
 
 
+def check_one_device(name: str, calls: Sequence[Call]) -> None:
+    """Refuse calls that are made in one and are not all on the same device."""
+    for i, call in enumerate(calls):
+        if call.device != calls[0].device:
+            raise UsageError(
+                f"{name}: tensor {i} of the list is on {call.device or 'cpu'}, tensor 0 on {calls[0].device or 'cpu'}; "
+                "the tensors of one call must be on one device"
+            )
+
+
 def check_list(
     name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, what: str, equal: bool = True
 ) -> None:
