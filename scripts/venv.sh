@@ -74,8 +74,10 @@ venv_prepare() {
         if ! compgen -G "$wheels/*.whl" >/dev/null; then
             echo "Building c10d-custom from this checkout"
             # setuptools would pack what an earlier build left there, modules deleted since among it.
-            rm -rf "$root"/build/lib* "$root"/build/bdist* "$root"/build/wheels
-            "$venv_bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$root"
+            rm -rf "$root"/build/{lib,bdist,temp}* "$root"/build/wheels
+            CFLAGS="${CFLAGS:-} -Werror" "$venv_bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$root"
+            mkdir -p "$root/backend/build"   # the native tests need not compile it once more
+            cp "$root"/build/temp*/backend/{shm,hosts}/*.o "$root/backend/build"
         fi
         echo "Installing it in ${venv##*/}"
         "$venv_bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/*.whl

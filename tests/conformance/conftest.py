@@ -1,12 +1,14 @@
 import pytest
 
+from harness import Layout
+
 from . import gloo
 from .cases import check, members_of, run_cases
 from .selection import cases_of, time_for
 
-# How a tensor lies in memory is settled before ranks meet. Every way is tested at 2, 3 and 4 ranks, and `mixed` has
-# them at 8.
-ALIKE_AT_8 = ("strided", "transposed", "offset", "scalar")
+# How a tensor lies in memory is settled before ranks meet. Every way is tested at 2, 3 and 4 ranks of one host, and
+# `mixed` has them at 8 and over several hosts.
+ONE_WAY_EACH = ("strided", "transposed", "offset", "scalar")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -15,10 +17,10 @@ def pytest_collection_modifyitems(config, items):
         chosen = item.callspec.params if hasattr(item, "callspec") else {}
         if (
             "conform" in getattr(item, "fixturenames", ())
-            and chosen.get("ranks") == 8
-            and chosen.get("section") in ALIKE_AT_8
+            and (chosen.get("ranks") == 8 or Layout.chosen() is not None)
+            and chosen.get("section") in ONE_WAY_EACH
         ):
-            item.add_marker(pytest.mark.full("how a tensor lies in memory has nothing to do with the number of ranks"))
+            item.add_marker(pytest.mark.full("how a tensor lies in memory has nothing to do with how many ranks there are"))
     if config.getoption("full"):
         for item in items:
             if "conform" in getattr(item, "fixturenames", ()):

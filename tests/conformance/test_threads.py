@@ -82,7 +82,9 @@ def _differing(count):
 
 
 @pytest.mark.parametrize("count", [300007, 1 << 19])
-def test_bits_are_those_of_one_thread(ranks, backend, count):
+def test_bits_are_those_of_one_thread(ranks, backend, count, full):
     if backend == "gloo":
         pytest.skip("gloo has no such setting")
+    if ranks.world_size == 8 and count == 1 << 19 and not full:
+        pytest.skip("only with --full: 8 ranks of 4 threads take their time")
     check(ranks, _differing, count)

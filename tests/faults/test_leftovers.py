@@ -153,7 +153,7 @@ def failures_case(kind, cycles):
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_group_that_failed_frees_its_memory(ranks, kind):
     """Some 2 MB; MPI keeps the communicator, of some 100 KB."""
-    assert max(ranks.run(failures_case, kind, 30)) < 800_000
+    assert max(ranks.run(failures_case, kind, 15)) < 800_000
 
 
 def unreceived_case():

@@ -1,16 +1,23 @@
 """Copied into the site-packages of the tests' environments, where a .pth file imports it at the start of each Python.
-Tests start a thousand processes, whose imports of torch are half of what they cost. What few of them need is put off:
+Tests start a thousand processes, whose imports of torch are half of what they cost. What few of them need is put off or
+left out:
 
 - torch's compiler, which DDP and optimizers import to tell it what it must not compile, until more is asked of it;
 - torch's kernels in Python for tensors on "meta", until what computes on such tensors is imported: the compiler,
   DTensor, decompositions of operations;
+- NVIDIA's bindings, which torch takes if they are there, for its notes on CUDA graphs;
+- the sources, and the paths of all modules, among which torch looks for who registers an operation; compiling what
+  `dataclasses` writes;
 - garbage collection, while torch or its compiler is imported, which make hardly any; and none is looked for among
-  torch's objects later, as each Python otherwise does when it ends.
+  torch's objects later, as each Python otherwise does when it ends;
+- the threads of NumPy's linear algebra, which spin before they sleep.
 
 C10D_TEST_WHOLE_TORCH=1 in the environment: all is imported as torch does it."""
 
+import contextlib
 import functools
 import gc
+import marshal
 import os
 import sys
 import threading
@@ -78,6 +85,60 @@ def uncollected(run):
     return run_uncollected
 
 
+@contextlib.contextmanager
+def callers_cheaply():
+    """Whoever asks `inspect` for the file and the line, or the module, of a caller gets it without the paths of all
+    modules being resolved for that, and without the source being read."""
+    import inspect
+
+    frame_info, module_of = inspect.getframeinfo, inspect.getmodule
+
+    def getmodule(thing, _filename=None):
+        if inspect.isframe(thing):
+            return sys.modules.get(thing.f_globals.get("__name__"))
+        return module_of(thing, _filename)
+
+    inspect.getframeinfo, inspect.getmodule = lambda frame, context=1: frame_info(frame, context=0), getmodule
+    try:
+        yield
+    finally:
+        inspect.getframeinfo, inspect.getmodule = frame_info, module_of
+
+
+class Compiled:
+    """What `dataclasses` writes for torch's classes, some 700 functions, is compiled once for all processes: code by
+    its text, in a file beside this one."""
+
+    path = f"{os.path.splitext(__file__)[0]}.{sys.implementation.cache_tag}.marshal"
+
+    def __init__(self):
+        self.by_text, self.is_new = {}, False
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            self.by_text = marshal.load(file)
+
+    def exec(self, text, *namespaces):
+        code = self.by_text.get(text)
+        if code is None:
+            code = self.by_text[text] = compile(text, "<string>", "exec")
+            self.is_new = True
+        exec(code, *namespaces)
+
+    @contextlib.contextmanager
+    def used(self):
+        import dataclasses
+
+        dataclasses.exec = self.exec  # found before the one that is built in
+        try:
+            yield
+        finally:
+            del dataclasses.exec
+        if self.is_new:
+            with contextlib.suppress(OSError):  # there may be nobody who may write here
+                with open(f"{self.path}.{os.getpid()}", "wb") as file:
+                    marshal.dump(self.by_text, file)
+                os.replace(file.name, self.path)
+
+
 def disable(function=None, recursive=True, **options):
     """As torch._dynamo's, which does nothing where nothing is compiled; once the compiler is there, it is asked."""
     if not callable(function):
@@ -142,7 +203,7 @@ class Imported:
 
 
 class Finder:
-    has_torch = False
+    has_torch = importing = False
 
     def find_spec(self, name, path=None, target=None):
         for module in (compiler, meta):
@@ -152,6 +213,8 @@ class Finder:
                 module.load()
                 if name in sys.modules:
                     return vars(Imported(sys.modules[name]).module)["__spec__"]
+        if name == "cuda.bindings" and self.importing:
+            raise ModuleNotFoundError(f"no module named {name!r} for torch", name=name)
         if name != "torch" or self.has_torch:
             return None
         self.has_torch = True
@@ -160,9 +223,12 @@ class Finder:
             run = uncollected(spec.loader.exec_module)
 
             def exec_module(module):
+                self.importing = True
                 try:
-                    run(module)
+                    with callers_cheaply(), Compiled().used():
+                        run(module)
                 finally:
+                    self.importing = False
                     gc.freeze()
 
             spec.loader.exec_module = exec_module
@@ -170,4 +236,5 @@ class Finder:
 
 
 if os.environ.get("C10D_TEST_WHOLE_TORCH") != "1":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.meta_path.insert(0, Finder())
