@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(config, items):
             and (chosen.get("ranks") == 8 or Layout.chosen() is not None)
             and chosen.get("section") in ONE_WAY_EACH
         ):
-            item.add_marker(pytest.mark.full("how a tensor lies in memory has nothing to do with how many ranks there are"))
+            item.add_marker(pytest.mark.full("how a tensor lies in memory is not about how many ranks there are"))
     if config.getoption("full"):
         for item in items:
             if "conform" in getattr(item, "fixturenames", ()):
