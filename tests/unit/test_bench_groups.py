@@ -41,9 +41,33 @@ def test_groups_of_each_backend_are_made_and_called(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_command():
-    out = run("-m", "c10d_custom.bench.forked", json.dumps([2, ["custom", "no such backend"], 1]))
+    out = run("-m", "c10d_custom.bench.forked", json.dumps([2, ["custom", "no such backend"], 1, True]))
     assert out.returncode == 1
     assert "2 ranks did not come to a group of the backend 'no such backend'" in out.stderr
+
+
+FAULTS = """
+import mmap, os, resource, sys
+from c10d_custom.bench import forked
+
+memory = bytearray(4096 * mmap.PAGESIZE)
+memory[::mmap.PAGESIZE] = bytes(range(256)) * 16
+
+def child(_):
+    if sys.argv[1] == "unshare":
+        forked._unshare()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory[1::mmap.PAGESIZE] = bytes(4096)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, flush=True)
+    assert memory[::mmap.PAGESIZE] == bytes(range(256)) * 16
+
+assert os.waitpid(forked._forked(child, 0), 0)[1] == 0
+"""
+
+
+def test_a_rank_s_memory_is_its_own_before_it_is_timed():
+    shared, own = (int(run("-c", FAULTS, how).stdout) for how in ("leave", "unshare"))
+    assert shared >= 4096 and own < 100, (shared, own)
 
 
 def test_the_ranks_begin_with_torch_and_without_us():

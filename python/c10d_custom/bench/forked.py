@@ -1,5 +1,6 @@
 """The ranks of ``bench --groups``: processes forked from one that has imported torch, as a program has that makes a
-group, and nothing of this package but what `import torch` does.
+group, and nothing of this package but what `import torch` does. If asked to, each first takes its memory for itself, as a
+process has it that a launcher has started: else who imports most pays for copies that belong to the fork.
 
 A round: all ranks wait at a gate; from its opening on, each makes a default group of the round's backend, and calls it.
 They then make more groups of that backend, each of all ranks, and keep them. (A destroyed one's threads that end and
@@ -7,7 +8,10 @@ connections that close would take their time from the next, above all from that 
 
 from __future__ import annotations
 
+import array
+import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -33,13 +37,13 @@ def groups_of_a_round(size: int) -> int:
     return max(_FEWEST, _GROUPS // size)
 
 
-def measured(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+def measured(size: int, names: Sequence[str], rounds: int, unshare: bool) -> dict[str, dict[str, list[float]]]:
     """{backend: {what: seconds until the slowest rank had it, each time}}. What: "init", a default group; "call", that
     and a first all_reduce; "group" and "group call", the same of another group."""
     found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in WHAT} for name in names}
     for round in range(rounds):
         for name in names if round % 2 == 0 else reversed(names):
-            began, said = _round(size, name)
+            began, said = _round(size, name, unshare)
             for what in ("init", "call"):
                 found[name][what].append(max(one[what] for one in said) - began)
             for what in ("group", "group call"):
@@ -47,7 +51,7 @@ def measured(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str
     return found
 
 
-def _round(size: int, backend: str) -> tuple[float, list[dict[str, Any]]]:
+def _round(size: int, backend: str, unshare: bool) -> tuple[float, list[dict[str, Any]]]:
     """(when the gate opened, what each rank said)"""
     # Before the gate opens, or ranks that come to the store before it is served try again half a second later.
     agent, port = _store()
@@ -57,6 +61,8 @@ def _round(size: int, backend: str) -> tuple[float, list[dict[str, Any]]]:
         for fd in (ready, opens, said, ends):
             os.close(fd)
         signal.alarm(SECONDS)
+        if unshare:
+            _unshare()
         os.close(is_ready)
         os.read(gate, 1)
         os.write(says, f"{json.dumps(_rank(rank, size, port, backend))}\n".encode())
@@ -126,6 +132,23 @@ def _rank(rank: int, size: int, port: int, backend: str) -> dict[str, Any]:
     return {"init": made, "call": called, **more}
 
 
+def _unshare() -> None:
+    """Write to each page of this process's own memory that is there, as it is: what a fork shares is copied now."""
+    with open("/proc/self/maps") as file:
+        lines = [line.split() for line in file]
+    with open("/proc/self/pagemap", "rb") as file:
+        for where, mode, *_ in lines:
+            if mode != "rw-p":
+                continue
+            first, last = (int(address, 16) for address in where.split("-"))
+            file.seek(first // mmap.PAGESIZE * 8)
+            entries = array.array("Q", file.read((last - first) // mmap.PAGESIZE * 8))
+            for number, entry in enumerate(entries):
+                if entry >> 63:  # see the kernel's documentation of pagemap: it is present
+                    byte = ctypes.c_ubyte.from_address(first + number * mmap.PAGESIZE)
+                    byte.value = byte.value
+
+
 def _another(name: str, limit: timedelta) -> tuple[float, float]:
     """Seconds that it took to make another group, and with its first call."""
     dist.barrier()
@@ -145,7 +168,7 @@ def _call(name: str, group: Any) -> None:
 
 
 if __name__ == "__main__":
-    size, names, rounds = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     noop.register()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    print(json.dumps(measured(size, names, rounds)))
+    print(json.dumps(measured(*arguments)))

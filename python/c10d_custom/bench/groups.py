@@ -4,6 +4,7 @@ numbers of ranks and each backend."""
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..transport.shm import free_memory
 from . import environment
 from .busy import burning
 from .forked import SECONDS, WHAT
@@ -31,8 +33,15 @@ def refused(against: Sequence[str]) -> str | None:
     return next((name for name in against if name in ("mpi", "floor")), None)
 
 
+def _room_for(size: int) -> bool:
+    """Whether so many processes as large as this one, which has imported torch too, fit into half of what is free."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    return size * pages * mmap.PAGESIZE < free_memory.left()[0] // 2
+
+
 def _forked(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, list[float]]]:
-    command = [sys.executable, "-m", f"{__package__}.forked", json.dumps([size, names, rounds])]
+    command = [sys.executable, "-m", f"{__package__}.forked", json.dumps([size, names, rounds, _room_for(size)])]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60 + SECONDS * rounds * len(names))
     if out.returncode:
         raise SystemExit(1)  # it has said why
