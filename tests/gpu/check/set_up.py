@@ -29,7 +29,7 @@ def main(folder, device):
         return 1
     site = Path(folder)
     if (site / "c10d_custom").is_dir():
-        print(f"SUMMARY: built before, in {site}")
+        print(f"SUMMARY: built before, in {site.parent.name}/{site.name}")
         return 0
     before = [path for path in site.parent.glob("gpu-check-*") if time.time() - path.stat().st_mtime > AGE]
     # setuptools would pack modules that have been deleted since.
@@ -43,7 +43,7 @@ def main(folder, device):
         return 1
     shutil.rmtree(site, ignore_errors=True)
     part.rename(site)
-    print(f"SUMMARY: built in {site}")
+    print(f"SUMMARY: built in {site.parent.name}/{site.name}")
     return 0
 
 
