@@ -5,12 +5,16 @@ for PERIOD elements is one for every count. PERIOD is prime and no divisor of a 
 that lands in the wrong block, or in the wrong rank's place, never looks right.
 """
 
+import ctypes
 import functools
 
 import torch
 import torch.distributed as dist
 
 PERIOD = 4099
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -70,6 +74,11 @@ def raw(tensor):
     return flat.view(torch.uint8)
 
 
+def same_bytes(one, other):
+    """As torch.equal of two tensors of bytes, each without gaps, in a tenth of the time: that looks at each byte."""
+    return one.numel() == other.numel() and not _memcmp(one.data_ptr(), other.data_ptr(), one.numel())
+
+
 def of_parts(parts, dtype):
     """Complex numbers of tensors whose last dimension is their two parts: torch.view_as_complex, of every type."""
     return parts.contiguous().view(dtype).squeeze(-1)
@@ -80,8 +89,8 @@ def tile(pattern, count, start=0):
     size = pattern.dtype.itemsize
     begin = start % PERIOD
     repeats = -(-(begin + count) // PERIOD)
-    elements = raw(pattern) if repeats < 2 else raw(pattern).repeat(repeats)
-    return elements[begin * size : (begin + count) * size].clone().view(pattern.dtype)
+    elements = raw(pattern).clone() if repeats < 2 else raw(pattern).repeat(repeats)
+    return elements[begin * size : (begin + count) * size].view(pattern.dtype)
 
 
 def inputs(dtype, rank, kind, op, count, start=0):
