@@ -7,8 +7,8 @@ The quick selection covers, at every world size and for every collective:
     sizes     every byte size below, for dtypes of different widths
     layouts   every layout, for a few dtypes, small and multi-block, sync and async, whole group and subgroup
 Collectives that handle a chunk for each rank get smaller large chunks at 4 and 8 ranks; layouts that are the same on
-all ranks are left out at 8 (conftest.py). Where an axis is not crossed (sync/async, root, multi-block size), its values
-rotate from case to case. --full crosses them:
+all ranks are left out at 3 and 8 (conftest.py). Where an axis is not crossed (sync/async, root, multi-block size),
+its values rotate from case to case. --full crosses them:
     pairs     dtype (x op) x every size x kind x sync/async x group (small: the small ones of these)
     layouts   dtype (x op) x layout x four sizes x sync/async x group
 """

@@ -57,7 +57,7 @@ def in_arenas(name, cases, some):
         Placed.__init__ = plain
 
 
-@pytest.mark.world_sizes(2, 3, 4)
+@pytest.mark.world_sizes(2, 4)
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
 @pytest.mark.parametrize("section", ["pairs", "sizes", "offset", "mixed"])
 @pytest.mark.parametrize("name", PERFORM)

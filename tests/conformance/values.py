@@ -120,7 +120,8 @@ def pattern(dtype, rank, kind, product=False):
 def _random_bits(dtype, generator):
     if dtype is torch.bool:  # any other byte is not a bool
         return torch.randint(0, 2, (PERIOD,), generator=generator).to(torch.bool)
-    return torch.randint(0, 256, (PERIOD * dtype.itemsize,), generator=generator, dtype=torch.uint8).view(dtype)
+    words = torch.randint(-(2**63), 2**63 - 1, (PERIOD * dtype.itemsize // 8 + 1,), generator=generator)
+    return words.view(torch.uint8)[: PERIOD * dtype.itemsize].view(dtype)
 
 
 def _small_integers(dtype, product, generator):

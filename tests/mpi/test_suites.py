@@ -74,7 +74,6 @@ RUNS = {
     "torchrun:3+1": ["conformance/test_all_reduce.py", "conformance/test_bits.py", *FOUR_RANKS],
     "openmpi:2+2": [
         *(f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "send_recv", "work")),
-        TRAINING[0],
         *FOUR_RANKS,
         *(
             f"faults/{name}"

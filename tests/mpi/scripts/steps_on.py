@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 SIZE = 50_000  # of 8 bytes: the way of large tensors
+PAUSE = 0.02  # s, after each step: what else is under way on this machine may be what is waited for
 
 
 def step_on(w, step, ranks):
@@ -81,6 +82,7 @@ class Worker:
             dist.broadcast(stop, 0)
             if stop:
                 return
+            time.sleep(PAUSE)
 
 
 if __name__ == "__main__":
