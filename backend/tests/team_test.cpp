@@ -154,9 +154,10 @@ void ranks(uint32_t n, uint32_t threads) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const uint64_t jobs = argc > 1 ? 2 * strtoull(argv[1], nullptr, 10) : 400;
   for (uint32_t threads : {1u, 2u, 4u}) {
-    shares_all(threads, 400);
+    shares_all(threads, jobs);
     same_bits(threads);
   }
   helps();
