@@ -221,7 +221,7 @@ def test_random_programs(ranks, full):
     run_state_machine_as_test(
         Programs,
         settings=settings(
-            max_examples=300 if full else 15,
+            max_examples=300 if full else 8 if ranks.layout else 15,
             stateful_step_count=12,
             deadline=None,
             derandomize=not full,
