@@ -59,14 +59,16 @@ EVERYTHING = ["conformance", PROGRAMS, *TRAINING, *FAULTS, "torch_suite"]
 
 # One pytest for each layout, since starting one takes seconds. Once MPI is up, the same code runs whoever started it:
 # by default each suite runs once over 2+2, by torchrun or, if it takes long or has a sweep, by mpirun, and a few sweeps
-# by both, for their bits; over 3+1 runs what shows that hosts of unlike size find each other.
+# by both, for their bits; over 3+1 runs what shows that hosts of unlike size find each other. Of whole programs, those
+# run whose ranks have most to tell each other.
 RUNS = {
     "2+2": [*SWEEPS, "conformance/test_random_programs.py", TRAINING[0], *FAULTS],
     "3+1": SWEEPS,
     "torchrun:2+2": [
         *FEW_SWEEPS,
         *TRANSPORTS,
-        PROGRAMS,
+        *FOUR_RANKS,
+        *(f"{PROGRAMS}::test_{name}" for name in ("sgd_partitioned", "ddp_checkpoint")),
         "faults/test_leftovers.py::test_a_group_leaves_no_keys_in_the_store",
         "faults/test_leftovers.py::test_mpi_gets_its_communicators_back",
         "torch_suite",

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
 from .base import Transport
-from .tickets import PyTicket, Queue
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from .base import Ticket
     from .cuda.transport import CudaTransport
+    from .tickets import Queue
     from .trace_file import Peer, Record
 
 
@@ -104,6 +104,7 @@ class ByDevice(Transport):
         try:
             from .cuda import driver as cuda_driver  # not before: most groups have no tensors there
             from .cuda.transport import CudaTransport
+            from .tickets import Queue
 
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
             if self._queue is None:
@@ -157,6 +158,8 @@ class ByDevice(Transport):
         if self._queue is None:
             return self.cpu.submit(call)
         if call.stream_op is not None and call.stream_op.captured:
+            from .tickets import PyTicket
+
             ticket = PyTicket(self.cpu.complete)
             ticket.finish()
             return ticket
