@@ -6,6 +6,8 @@
 #       checkout's package, installed as a user would install it. Sets venv_bin.
 #   requirements EXTRA
 #       prints the requirements of an extra of the package, one a line; test_requirements: those of the tests
+#   install_in PYTHON ARGUMENT...
+#       what pip, or C10D_INSTALLER, is to install for that Python; after venv_prepare
 #   venv_quick_start VENV
 #       has each Python of that environment put off much of its import of torch: tests/harness/torch_start.py
 #   venv_mpi PACKAGE
@@ -48,12 +50,12 @@ requirements() {
 
 test_requirements() { requirements test; }
 
-install_in() {   # PYTHON ARGUMENT...: into that Python's environment
+install_in() {
     local python=$1
     shift
     if [[ ${C10D_INSTALLER:-pip} == uv ]]; then
-        "$venv_bin/python" -m pip install --quiet --disable-pip-version-check uv
-        if "$venv_bin/python" -m uv pip install --quiet --python "$python" "$@"; then return; fi
+        if "$venv_bin/python" -m pip install --quiet --disable-pip-version-check uv &&
+            "$venv_bin/python" -m uv pip install --quiet --python "$python" "$@"; then return; fi
         echo "uv could not; now pip tries"
     fi
     # Python compiles what it imports; pip would compile all 8,000 files.

@@ -75,7 +75,9 @@ def raw(tensor):
 
 
 def same_bytes(one, other):
-    """As torch.equal of two tensors of bytes, each without gaps, in a tenth of the time: that looks at each byte."""
+    """As torch.equal of two tensors of bytes, on any device, in a tenth of the time: that looks at each byte."""
+    assert one.dtype == other.dtype == torch.uint8
+    one, other = one.cpu().contiguous(), other.cpu().contiguous()
     return one.numel() == other.numel() and not _memcmp(one.data_ptr(), other.data_ptr(), one.numel())
 
 
