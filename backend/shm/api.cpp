@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 17; }
+int c10d_abi_version() { return 18; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -75,9 +75,11 @@ int refuse(Status st, Failure* f) {
 }  // namespace
 }  // namespace c10d_custom
 
-c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error) {
-  Group* g = Group::open(fd, rank, spin_ns, interrupted, error);
-  return g ? new Handle(g) : nullptr;
+int c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), c10d_handle** handle) {
+  int error = 0;
+  Group* g = Group::open(fd, rank, spin_ns, interrupted, &error);
+  if (g) *handle = new Handle(g);
+  return error;
 }
 
 void c10d_leave(c10d_handle* h) {

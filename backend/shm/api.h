@@ -137,10 +137,11 @@ using c10d_arena = c10d_custom::Arena;
 // -errno. Bytes in *total.
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
 
-// Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure.
-// Returns nullptr with *error = errno on failure. `interrupted` (may be null) is asked now and then
-// by the process's main thread while it sleeps in a collective; if not 0 the call gives up.
-C10D_API c10d_handle* c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), int* error);
+// Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure. Returns 0, with the
+// group in *handle, where an exception that a signal handler raises in the caller does not lose it; or an errno.
+// `interrupted` (may be null) is asked now and then by the process's main thread while it sleeps in a collective; if
+// not 0 the call gives up.
+C10D_API int c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), c10d_handle** handle);
 // Tells the peers and fails what is in flight; when it returns, every ticket is done.
 C10D_API void c10d_leave(c10d_handle*);
 // 1 if the calling thread is inside a call of this handle, that is, in `interrupted`. Such a thread

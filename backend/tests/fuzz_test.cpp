@@ -94,9 +94,10 @@ void headers(Random& random, uint64_t trial) {
   if (random() % 4 == 0) raw[random() % sizeof raw] ^= uint8_t(1 << random() % 8);
   require(pwrite(fd, raw, sizeof raw, 0) == ssize_t(sizeof raw), "cannot write a header", trial);
   memcpy(&h.geometry, raw + offsetof(SegmentHeader, geometry), sizeof g);
-  int error = 0;
-  c10d_handle* group = c10d_open(fd, uint32_t(random() % 3), 0, nullptr, &error);
+  c10d_handle* group = nullptr;
+  const int error = c10d_open(fd, uint32_t(random() % 3), 0, nullptr, &group);
   if (!group) return require(error != 0, "refused without a reason", trial);
+  require(error == 0, "opened, and an error", trial);
   require(true_total(h.geometry) == length, "a header that promises more than the segment holds was taken", trial);
   c10d_free(group);
 }
@@ -115,9 +116,7 @@ struct World {
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);
     base = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-    int error;
-    victim = c10d_open(fd, me, 0, nullptr, &error);
-    require(base != MAP_FAILED && victim, "no world", 0);
+    require(base != MAP_FAILED && !c10d_open(fd, me, 0, nullptr, &victim), "no world", 0);
   }
   ~World() {
     c10d_free(victim);

@@ -212,9 +212,8 @@ void world(uint32_t n, uint64_t seed, uint64_t steps) {
   std::vector<std::thread> ranks;
   std::vector<c10d_handle*> groups(n);
   for (uint32_t r = 0; r < n; ++r) {
-    int error = 0;
-    groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
-    require(groups[r], "cannot open", r, uint64_t(error));
+    const int error = c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
+    require(!error, "cannot open", r, uint64_t(error));
     c10d_keep_trace(groups[r], 8);
   }
   close(fd);
@@ -252,8 +251,7 @@ void devices(uint32_t n) {
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
   std::vector<std::thread> ranks;
-  int error;
-  for (uint32_t r = 0; r < n; ++r) groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
+  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
   close(fd);
   for (uint32_t me = 0; me < n; ++me)
     ranks.emplace_back([&, me] {
@@ -290,8 +288,7 @@ void in_flight(uint32_t n) {
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
   std::vector<std::thread> ranks;
-  int error;
-  for (uint32_t r = 0; r < n; ++r) groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
+  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
   close(fd);
   constexpr uint64_t kCalls = 40;
   for (uint32_t me = 0; me < n; ++me)
@@ -332,8 +329,8 @@ void faults() {
   auto pair = [&](auto first, auto second) {
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);
-    int error;
-    c10d_handle* g[2] = {c10d_open(dup(fd), 0, 0, nullptr, &error), c10d_open(fd, 1, 0, nullptr, &error)};
+    c10d_handle* g[2];
+    require(!c10d_open(dup(fd), 0, 0, nullptr, &g[0]) && !c10d_open(fd, 1, 0, nullptr, &g[1]), "cannot open", 2, 0);
     std::thread a([&] { first(g[0]); }), b([&] { second(g[1]); });
     a.join(), b.join();
     c10d_free(g[0]), c10d_free(g[1]);

@@ -149,8 +149,7 @@ struct World {
     const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0, kArena};
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);
-    int error = 0;
-    for (uint32_t r = 0; r < n; ++r) groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
+    for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
     close(fd);
   }
   ~World() {

@@ -111,12 +111,9 @@ struct World {
       uint64_t total;
       const int fd = c10d_segment_create(&geometry, &total);
       require(fd >= 0, "no segment", 0);
-      groups.emplace_back();
-      for (uint32_t r = 0; r < n; ++r) {
-        int error = 0;
-        groups.back().push_back(c10d_open(dup(fd), r, 20 * 1000, nullptr, &error));
-        require(groups.back().back(), "not opened", 0);
-      }
+      groups.emplace_back(n);
+      for (uint32_t r = 0; r < n; ++r)
+        require(!c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups.back()[r]), "not opened", 0);
       close(fd);
     }
   }

@@ -139,9 +139,8 @@ void ranks(uint32_t n, uint32_t threads) {
   require(fd >= 0, "no segment", n, 0);
   std::vector<c10d_handle*> groups(n);
   for (uint32_t r = 0; r < n; ++r) {
-    int error = 0;
-    groups[r] = c10d_open(dup(fd), r, 20 * 1000, nullptr, &error);
-    require(groups[r], "cannot open", r, uint64_t(error));
+    const int error = c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
+    require(!error, "cannot open", r, uint64_t(error));
     c10d_set_threads(groups[r], threads);
   }
   close(fd);

@@ -1,10 +1,16 @@
-"""The sizes that a group's shared memory is made with, and what of it is taken at once."""
+"""The sizes that a group's shared memory is made with, what of it is taken at once, and what is left of it where its
+ranks do not all come."""
 
 import os
+from ctypes import c_void_p
 
 import pytest
 
 from c10d_custom.config import Config
+from c10d_custom.creation.letters import Letters, Mailbox, Neighbours
+from c10d_custom.creation.processes import Processes
+from c10d_custom.errors import PeerLostError, TransportError
+from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import free_memory, segment
 from c10d_custom.transport.shm.segment import geometry
 
@@ -22,6 +28,52 @@ def test_rings_take_no_memory_before_they_are_used():
         assert os.fstat(fd).st_blocks * 512 < segment.at_once(geometry(Config(), 4, 0)) / 8
     finally:
         os.close(fd)
+
+
+class Ctrl(BaseException):
+    """Of a signal handler."""
+
+
+@pytest.mark.parametrize(
+    "raised, dies, error, text",
+    [
+        pytest.param(
+            RuntimeError("Broken pipe"), False, TransportError, "the store does not answer.*Broken pipe", id="store"
+        ),
+        pytest.param(RuntimeError("Broken pipe"), True, PeerLostError, "rank 1 has died.*Broken pipe", id="death"),
+        pytest.param(Ctrl(), False, Ctrl, None, id="handler"),
+    ],
+)
+def test_a_wait_for_the_others_that_ends_leaves_no_segment(raised, dies, error, text):
+    def held():
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:c10d_custom" in line for line in maps), len(os.listdir("/proc/self/fd"))
+
+    mapped = []
+
+    class Others(Processes):
+        def obituary(self):
+            return "rank 1 has died" if dies and mapped else ""  # it served the store, and that is heard of first
+
+    def look():
+        mapped.append(held()[0])
+        raise raised
+
+    boxes = [Mailbox(), Mailbox()]
+    try:
+        neighbours = Neighbours(boxes[0], [box.name for box in boxes])
+        letters = Letters(neighbours, [0, 1], 0, "g", 30, Others(), look, set)
+        before, at = held(), (c_void_p * 1)()
+        with pytest.raises(error, match=text):
+            segment.open_segment(letters, Config(), Interrupted(), 0, at)
+        assert mapped == [before[0] + 1], "it was there"
+        for letter in boxes[1]._letters:
+            os.close(letter[1].descriptor)
+        assert held() == before
+    finally:
+        for box in boxes:
+            box.close()
+    lib.c10d_free(at[0])
 
 
 @pytest.fixture

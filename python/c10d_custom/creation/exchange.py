@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import CustomBackendError, PeerLostError, TransportError
+from ..errors import CustomBackendError, TransportError
 from .gathering import Gathering
 from .processes import Processes
 
@@ -203,7 +203,7 @@ class Exchange(Gathering):
             if meanwhile is not None and now >= next_word:
                 meanwhile()
                 next_word = now + min(now - self.started, _LOOK)
-            if self._look is not None and now >= self._next_look:
+            if now >= self._next_look:
                 self._look()
                 self._next_look = time.monotonic() + _LOOK
             self.sleep(pause)
@@ -266,13 +266,3 @@ class Exchange(Gathering):
                 keys.pop()
         except RuntimeError as error:
             raise self._store_lost(error) from error
-
-    def _store_lost(self, error: BaseException) -> CustomBackendError:
-        if isinstance(error, TransportError):
-            return error  # BoundedStore's says it all
-        if obituary := self.processes.obituary():
-            return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
-        return TransportError(
-            f"group creation, rank {self.rank}: the store does not answer; has the process that serves "
-            f"it (rank 0, often) ended? ({error})"
-        )

@@ -31,7 +31,7 @@ class Gathering(ABC):
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
-        self._look = look
+        self._look_at = look
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
     def left(self) -> float:
@@ -92,6 +92,27 @@ class Gathering(ABC):
     @abstractmethod
     def _silent(self, topic: str) -> str:
         """Who has not come, for an error's end."""
+
+    def _look(self) -> None:
+        """At what a long wait may have to hear of."""
+        if self._look_at is None:
+            return
+        try:
+            self._look_at()
+        except RuntimeError as error:
+            if isinstance(error, CustomBackendError):
+                raise
+            raise self._store_lost(error) from error
+
+    def _store_lost(self, error: BaseException) -> CustomBackendError:
+        if isinstance(error, TransportError):
+            return error  # BoundedStore's says it all
+        if obituary := self.processes.obituary():
+            return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
+        return TransportError(
+            f"group creation, rank {self.rank}: the store does not answer; has the process that serves "
+            f"it (rank 0, often) ended? ({error})"
+        )
 
     def _nothing_from(self, who: str) -> TransportError:
         return TransportError(

@@ -308,7 +308,7 @@ class Letters(Gathering):
             self.require_all_coming()
             if now >= until:
                 raise self._nothing_from(who if isinstance(who, str) else who())
-            if self._look is not None and now >= next_look:
+            if now >= next_look:
                 self._look()
                 next_look = time.monotonic() + _LOOK
         return what

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from ctypes import byref, c_int, c_uint64
+from ctypes import byref, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,12 @@ def _segment() -> None:
         raise ImportError(str(error)) from error
     from ..transport.shm.segment import geometry
 
-    total, failed = c_uint64(), c_int()
+    total, handle = c_uint64(), c_void_p()
     fd = lib.c10d_segment_create(byref(geometry(_SMALL, 2, 0)), byref(total))
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
-    handle = lib.c10d_open(fd, 0, 0, Interrupted(), byref(failed))
-    if not handle:
-        raise OSError(failed.value, os.strerror(failed.value))
-    lib.c10d_close(handle)
+    if failed := lib.c10d_open(fd, 0, 0, Interrupted(), byref(handle)):
+        raise OSError(failed, os.strerror(failed))
     lib.c10d_free(handle)
 
 

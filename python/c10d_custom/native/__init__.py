@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
@@ -143,7 +143,7 @@ class Core(c.CDLL):
     signatures: ClassVar[dict[str, tuple[Any, ...]]] = {
         "abi_version": (c.c_int,),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
-        "open": (_Handle, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(c.c_int)),
+        "open": (c.c_int, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(_Handle)),
         "inside": (c.c_int, _Handle),
         "leave": (None, _Handle),
         "close": (None, _Handle),

@@ -19,7 +19,7 @@ from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.processes import Processes
-from ...errors import CustomBackendError, TransportError
+from ...errors import TransportError
 from ..base import Transport
 from ..call_log import CallLog
 from ..failure import rank_name
@@ -115,7 +115,7 @@ class HierarchicalTransport(Transport):
             token = int(table["token"], 16)
             try:
                 self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective, self.detector.alarm)
-            except CustomBackendError:
+            except BaseException:  # of a signal handler, too: MPI is still at it
                 abandon(True)
                 raise
             cleanup.pop_all()

@@ -17,11 +17,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, byref, c_int, c_uint64
+from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
 
 from ...creation.letters import Letters
-from ...errors import DOCTOR, CustomBackendError, TransportError
+from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
 from . import free_memory as memory
 
@@ -75,25 +75,24 @@ def at_once(made: Geometry) -> int:
     return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
 
 
-def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_bytes: int) -> int:
-    """Returns the native group handle of this rank. Any rank's failure is raised by all.
-    ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its board."""
-    handle: Any = None
+def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_bytes: int, at: Any) -> None:
+    """Puts the native group of this rank into ``at``, an array of one pointer, whose owner frees it; it is closed where
+    this raises. Any rank's failure is raised by all. ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its
+    board."""
     with contextlib.ExitStack() as cleanup:
         share: Any = _by_letter if isinstance(exchange, Letters) else _by_socket
         failure, mine = share(exchange, cleanup, lambda: _create(config, exchange.size, board_bytes))
-        if failure is None:
-            try:
-                handle = _open(mine(), exchange.rank, config, interrupted)
-            except (OSError, TransportError) as error:
-                failure = f"rank {exchange.rank} cannot map the group's shared memory: {error}"
         try:
+            if failure is None:
+                try:
+                    _open(mine(), exchange.rank, config, interrupted, at)
+                except (OSError, TransportError) as error:
+                    failure = f"rank {exchange.rank} cannot map the group's shared memory: {error}"
             exchange.gather_and_decide("mapped", failure, _all_well)
-        except CustomBackendError:
-            if handle is not None:
-                lib.c10d_close(handle)
+        except BaseException:
+            if at[0]:
+                lib.c10d_close(at[0])
             raise
-        return handle
 
 
 class _Descriptor:
@@ -320,9 +319,6 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
     return answer, fds, flags
 
 
-def _open(fd: int, rank: int, config: Config, interrupted: Any) -> int:
-    error = c_int()
-    handle = lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, byref(error))
-    if not handle:
-        raise OSError(error.value, os.strerror(error.value))
-    return handle
+def _open(fd: int, rank: int, config: Config, interrupted: Any, at: Any) -> None:
+    if error := lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, at):
+        raise OSError(error, os.strerror(error))

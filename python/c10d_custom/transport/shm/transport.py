@@ -38,7 +38,8 @@ class ShmTransport(LocalTransport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
     group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
 
-    _handle: Any = None  # c10d_handle*
+    _at: Any = None  # an array of one c10d_handle*, which the core fills: no signal handler's exception loses it
+    _handle: int  # the same
     _fast: FastCollective | None = None
     neighbours: Neighbours | None = None  # of the default group: by which its ranks make others
 
@@ -57,7 +58,9 @@ class ShmTransport(LocalTransport):
         signals = self._signals()
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
-        self._handle = open_segment(exchange, config, self._poll, board_bytes)
+        self._at = (c_void_p * 1)()
+        open_segment(exchange, config, self._poll, board_bytes, self._at)
+        self._handle = self._at[0]
         self._arena_bytes = geometry(config, self.size, board_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)
         lib.c10d_set_threads(self._handle, config.threads)
@@ -283,8 +286,8 @@ class ShmTransport(LocalTransport):
     def __del__(self) -> None:
         if self._fast is not None:
             self._fast.close()
-        if self._handle is not None:
-            lib.c10d_free(self._handle)
+        if self._at is not None and self._at[0]:
+            lib.c10d_free(self._at[0])
 
     def _signals(self) -> Iterator[int]:
         # The core asks this generator's next value every so often while the main thread sleeps in it:
