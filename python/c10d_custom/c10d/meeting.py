@@ -160,7 +160,7 @@ class _Meeting:
     def _transport(self, exchange: Exchange, attempt: Attempt | None, membership: Membership) -> ByDevice:
         mailbox = _mailbox() if self.is_default else None
         try:
-            if mailbox is not None:
+            if mailbox is not None and self.rank:
                 exchange.sleep = mailbox.fetch  # rank 0's first letter follows its verdict
             everywhere, by_letters = locations(exchange, mailbox.name if mailbox else "")
             exchange.sleep = time.sleep

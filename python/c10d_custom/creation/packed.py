@@ -11,8 +11,8 @@ from typing import Any
 
 def packed(value: Any) -> str:
     """Of what JSON can express."""
-    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
 def unpacked(text: str) -> Any:
-    return json.loads(zlib.decompress(base64.b85decode(text)))
+    return json.loads(zlib.decompress(base64.b64decode(text)))

@@ -55,7 +55,10 @@ def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bo
             exchange.processes.add(rank, place.pid, place.started)
 
     def decide(said: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"table": packed(said), "by letters": _can_write([Location(**value) for value in said])}
+        by_letters = _can_write([Location(**value) for value in said])
+        if not by_letters:  # names that nobody can guess take three times the rest
+            said = [{**value, "mailbox": ""} for value in said]
+        return {"table": packed(said), "by letters": by_letters}
 
     decided = exchange.gather_and_decide(
         FIRST_TOPIC, here.described(), decide, meet, heard_later=lambda decided: decided["by letters"]
