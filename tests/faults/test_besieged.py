@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore
 
+from c10d_custom.c10d import process_group
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import TransportError
 from c10d_custom.transport.hosts.failure_detector import FailureDetector
@@ -113,6 +114,29 @@ def test_a_store_whose_server_is_stopped(tmp_path):
             assert (
                 seconds < LONG and "127.0.0.1, port" in text and "has not answered for" in text and "stopped" in text
             ), found
+
+
+SERVER = """
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("restartable", [False, True])
+def test_a_store_whose_server_has_ended(restartable, monkeypatch):
+    """The error names the group and the rank, where the store is and what may be wrong with it."""
+    if restartable:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        port = int(server.stdout.readline())
+        store = dist.TCPStore("127.0.0.1", port, None, False)
+        server.kill()
+    with pytest.raises(TransportError, match=rf"creation of group g, rank 1: the store broke: .* port {port}\."):
+        process_group.build(store, 1, 2, SECONDS, "g")
 
 
 def test_a_thousand_strangers():

@@ -21,6 +21,7 @@ from ..creation.letters import Letters, Mailbox, Neighbours
 from ..creation.membership import Membership, digest_of
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
+from ..errors import CustomBackendError
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
 from .at_exit import close_groups_first
@@ -67,12 +68,17 @@ def meet(
         known = processes or _members_of_world(members)
         meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default)
         prefix = _known.get(os.getpid()) or f"{restart_attempt()}"
-        if world is not None:
-            transport, own = meeting.among(world, prefix)
-        elif processes is not None or dist.group.WORLD is not None or not Attempt.possible():
-            transport, own = meeting.under(prefix)
-        else:
-            transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
+        try:
+            if world is not None:
+                transport, own = meeting.among(world, prefix)
+            elif processes is not None or dist.group.WORLD is not None or not Attempt.possible():
+                transport, own = meeting.under(prefix)
+            else:
+                transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
+        except CustomBackendError:
+            raise
+        except dist.DistError as error:
+            raise bounded.broke(error) from error
     if traced(configuration()):
         from . import trace_dump
 

@@ -58,6 +58,13 @@ class BoundedStore:
     def delete_key(self, key: str) -> bool:
         return self._ask(self.plain.delete_key, key)
 
+    def broke(self, error: BaseException) -> TransportError:
+        """The error for one of the store's own, which says neither whose call it ended nor where the store is."""
+        return TransportError(
+            f"{self._what}: the store broke: {error} It is {_whereabouts(self.plain)}. Has the process that serves it "
+            "(rank 0, or the launcher's agent) ended?"
+        )
+
     def close(self) -> None:
         self._asker.end()
 
