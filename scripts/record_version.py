@@ -30,11 +30,20 @@ def counted(path):
     return total - bad - skipped, bad, skipped
 
 
+def _numbers(version):
+    return tuple(map(int, version.split(".")))
+
+
+def _of(record):
+    """What there is one record of: a torch, a Python but for its last number, a suite."""
+    return _numbers(record["torch"]), _numbers(record["python"])[:2], record["suite"]
+
+
 def main(suite, files):
     passed, failed, skipped = map(sum, zip(*map(counted, files), strict=True))
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else []
     version, python = VERSION, platform.python_version()
-    records = [r for r in records if (r["torch"], r["suite"]) != (version, suite)]
+    records = [r for r in records if _of(r) != (_numbers(version), _numbers(python)[:2], suite)]
     records.append(
         {
             "torch": version,
@@ -46,7 +55,7 @@ def main(suite, files):
             "skipped": skipped,
         }
     )
-    records.sort(key=lambda r: (tuple(map(int, r["torch"].split("."))), r["suite"]), reverse=True)
+    records.sort(key=_of, reverse=True)
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 
 
