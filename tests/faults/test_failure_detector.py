@@ -15,6 +15,8 @@ from torch.distributed import HashStore
 
 from c10d_custom import native
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.creation.processes import Processes
+from c10d_custom.errors import AbortedError
 from c10d_custom.native import over_hosts
 from c10d_custom.transport.hosts import detector_links
 from c10d_custom.transport.hosts.detector_links import Neighbours
@@ -292,6 +294,13 @@ def test_a_rank_that_called_several_times_before_it_was_answered_is_connected(mo
             detector.leave()
         for detector in made.values():
             detector.close()
+
+
+def test_nobody_waits_for_a_rank_that_is_known_not_to_come():
+    """As shrink_group knows of those of other hosts."""
+    processes = Processes(left_for=lambda: "rank 1 was lost")
+    with pytest.raises(AbortedError, match="rank 1 was lost, and does not come"):
+        FailureDetector(Exchange(HashStore(), 0, 2, NEVER, processes), [[0], [1]], print)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from torch.distributed import HashStore, PrefixStore
 
 from c10d_custom.creation import exchange as module
 from c10d_custom.creation.exchange import Exchange, life
-from c10d_custom.errors import TransportError
+from c10d_custom.creation.processes import Processes
+from c10d_custom.errors import AbortedError, TransportError
 
 TOPICS = 3
 LOOK = "compare_set"  # of which a rank that waits makes more, the longer it waits
@@ -81,6 +82,19 @@ def test_after_a_rank_that_was_not_seen_to_hear_all_go_one_number_on(monkeypatch
     assert first.gather_and_decide("t", 0, sum) == 1
     first.complete()
     assert (life(store, 0), life(store, 1)) == (1, 1)
+
+
+def test_rank_0_waits_for_no_word_of_ranks_that_do_not_come_any_more(monkeypatch):
+    """As shrink_group knows of those of other hosts, whose processes cannot be seen."""
+    monkeypatch.setattr(module, "_HEARD_SECONDS", 60.0)
+    store, began = HashStore(), time.monotonic()
+    store.append("t/said", "[1, 1]\n")  # and no more of rank 1
+    lost = Processes(left_for=lambda: "rank 1 was lost" if store.check(["t/verdict"]) else None)
+    first = Exchange(store, 0, 2, 60.0, lost)
+    assert first.gather_and_decide("t", 0, sum) == 1
+    assert time.monotonic() - began < 30
+    with pytest.raises(AbortedError, match="rank 1 was lost, and does not come"):
+        first.require_all_coming()
 
 
 def test_who_waits_for_rank_0_does_not_read_what_all_others_have_said():

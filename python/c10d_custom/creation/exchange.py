@@ -237,7 +237,7 @@ class Exchange(Gathering):
                 if waiting and pause > _FIRST:
                     waiting -= {why["rank"] for why in _lines(peek(self.store, _GAVE_UP))}
                 if waiting:
-                    if time.monotonic() >= until:
+                    if time.monotonic() >= until or self.processes.left_for():
                         return False
                     time.sleep(pause)
                     pause = min(1.5 * pause, _MOST)

@@ -37,12 +37,9 @@ class Gathering(ABC):
     def left(self) -> float:
         return max(0.001, self.deadline - time.monotonic())
 
-    def require_all_alive(self) -> None:
+    def require_all_coming(self) -> None:
         if obituary := self.processes.obituary():
             raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
-
-    def require_all_coming(self) -> None:
-        self.require_all_alive()
         if why := self.processes.left_for():
             raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
 

@@ -76,7 +76,7 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> dict[socket.socket, i
         while door is not None and door.waiting:
             links.update(door.admit(_SLICE))
             if door.waiting:
-                exchange.require_all_alive()
+                exchange.require_all_coming()
                 if exchange.left() <= _SLICE:
                     raise TransportError(
                         f"group creation: ranks {sorted(door.waiting)} did not connect to rank {exchange.rank} in time"
