@@ -135,6 +135,22 @@ def agreed(outcome, *members):
     return len({new.name for new in outcome.values()}) == 1
 
 
+def test_a_launcher_has_time_to_end_the_other_ranks_of_a_host_that_has_lost_one(monkeypatch):
+    """They are in no group that is made: MPICH crashes where one dies meanwhile."""
+
+    class Ended(Survivor):
+        def here(self):
+            if time.monotonic() > self.began + 0.3:
+                raise Dead
+            return super().here()
+
+    monkeypatch.setattr(presiding.launcher, "watches", lambda: True)
+    job = Job(2, 2)
+    job.lose(3)
+    assert agreed(job.run(0, 1, 2, kind={2: Ended}), 0, 1)
+    assert len(job.made) == 1
+
+
 @pytest.mark.parametrize(
     "counts, lost",
     [((2, 2), [3]), ((2, 2), [0, 1]), ((2, 2), [0, 2]), ((3, 1), [0, 3]), ((1, 1, 1), [0, 2]), ((2, 2), [])],

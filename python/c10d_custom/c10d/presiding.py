@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.distributed import DistError, TCPStore
 
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
+from ..launch import launcher
 from ..transport.hosts.line import At
 from .survivors_over_hosts import RESTART, Promise, SurvivorsOverHosts, wait
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _SLICE = 20e-3  # s: between two looks at this host's ranks
 _REDIAL = 0.2  # s: between two calls of a rank that is not reached
 _SETTLE = 0.2  # s: for the news of a loss, once a making has failed
+_LAUNCHER_ENDS = 1.0  # s: within which a launcher ends the other ranks of a host that has lost one
 _STRANGERS = 64  # callers that have not said who they are, besides one for each rank
 _SOONER, _SOONER_MOST = 0.1, 1.0  # a president gives up sooner than the others, who hear from it who is missing
 
@@ -49,6 +51,7 @@ class _President:
         self._knows = False  # what an earlier president can have decided
         self._over = False  # all have been told how it ends
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
+        self._settled_at = own.began + (_LAUNCHER_ENDS if launcher.watches() else 0.0)
 
     def run(self) -> Promise:
         failed: tuple[list[int], str] | None = None
@@ -92,13 +95,21 @@ class _President:
             self._hear(_SLICE, enough=True)
             missing = self._missing()
             self.own.missing = missing
-            if not missing:
+            if not missing and not self._more_may_end():
                 return sorted([self.own.rank, *self._lines])
             if missing != told:
                 told = missing
                 self._tell({"do": "missing", "for": [(rank, at.name) for rank, at in missing.items()]})
             if time.monotonic() >= self._by:
                 self._fail(CollectiveTimeoutError.__name__, self.own.text_of_missing(missing))
+
+    def _more_may_end(self) -> bool:
+        """Whether a launcher may be ending ranks that have come, of a host that has lost one. A rank that died while
+        MPI makes a communicator would take others with it: MPICH crashes in a send to a process that is gone."""
+        if time.monotonic() >= self._settled_at:
+            return False
+        come = {self.own.rank, *self._said}
+        return any(0 < len(come.intersection(ranks)) < len(ranks) for ranks in self.own.old.hosts.ranks)
 
     def _missing(self) -> dict[int, At]:
         """What is known of the ranks that have neither come nor ended."""

@@ -52,6 +52,11 @@ def starts_mpi() -> bool:
     return found is not None and (found.name != "srun" or "PMI_FD" in os.environ or "PMIX_NAMESPACE" in os.environ)
 
 
+def watches() -> bool:
+    """Whether a launcher has started this process that may end it once another one has ended."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or detect() is not None
+
+
 def _number(*names: str) -> int | None:
     for name in names:
         text = os.environ.get(name, "")
