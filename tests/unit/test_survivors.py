@@ -151,6 +151,14 @@ def test_a_launcher_has_time_to_end_the_other_ranks_of_a_host_that_has_lost_one(
     assert len(job.made) == 1
 
 
+def test_a_launcher_has_half_of_a_short_time(monkeypatch):
+    monkeypatch.setattr(presiding.launcher, "watches", lambda: True)
+    monkeypatch.setattr(presiding, "_LAUNCHER_ENDS", 1000.0)
+    job = Job(2, 2)
+    job.lose(3)
+    assert agreed(job.run(0, 1, 2, seconds=2.0), 0, 1, 2)
+
+
 @pytest.mark.parametrize(
     "counts, lost",
     [((2, 2), [3]), ((2, 2), [0, 1]), ((2, 2), [0, 2]), ((3, 1), [0, 3]), ((1, 1, 1), [0, 2]), ((2, 2), [])],

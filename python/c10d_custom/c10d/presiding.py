@@ -51,7 +51,7 @@ class _President:
         self._knows = False  # what an earlier president can have decided
         self._over = False  # all have been told how it ends
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
-        self._settled_at = own.began + (_LAUNCHER_ENDS if launcher.watches() else 0.0)
+        self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if launcher.watches() else 0.0)
 
     def run(self) -> Promise:
         failed: tuple[list[int], str] | None = None
