@@ -42,19 +42,16 @@ def _of(record):
 def main(suite, files):
     passed, failed, skipped = map(sum, zip(*map(counted, files), strict=True))
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else []
-    version, python = VERSION, platform.python_version()
-    records = [r for r in records if _of(r) != (_numbers(version), _numbers(python)[:2], suite)]
-    records.append(
-        {
-            "torch": version,
-            "suite": suite,
-            "python": python,
-            "date": datetime.date.today().isoformat(),
-            "passed": passed,
-            "failed": failed,
-            "skipped": skipped,
-        }
-    )
+    record = {
+        "torch": VERSION,
+        "suite": suite,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "passed": passed,
+        "failed": failed,
+        "skipped": skipped,
+    }
+    records = [r for r in records if _of(r) != _of(record)] + [record]
     records.sort(key=_of, reverse=True)
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 

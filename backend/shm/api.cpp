@@ -77,8 +77,7 @@ int refuse(Status st, Failure* f) {
 
 int c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), c10d_handle** handle) {
   int error = 0;
-  Group* g = Group::open(fd, rank, spin_ns, interrupted, &error);
-  if (g) *handle = new Handle(g);
+  if (Group* g = Group::open(fd, rank, spin_ns, interrupted, &error)) *handle = new Handle(g);
   return error;
 }
 

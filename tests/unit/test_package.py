@@ -300,6 +300,16 @@ def test_a_bad_environment_variable_is_refused_by_name(monkeypatch, text):
         config.Config.from_env()
 
 
+LINES = 400  # of a file: one concept
+
+
+def test_no_file_is_long():
+    files = [f for folder in ("backend", "python", "tests", "scripts") for f in (ROOT / folder).rglob("*")]
+    code = [f for f in files if f.suffix in {".py", ".c", ".cpp", ".h", ".inc"} and "build" not in f.parts]
+    assert len(code) > 500
+    assert {str(f): n for f in code if (n := len(f.read_text().splitlines())) > LINES} == {}
+
+
 def test_the_tested_torches_are_those_that_are_recorded():
     records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
     tested = sorted(tuple(map(int, r["torch"].split(".")[:2])) for r in records if not r["failed"])
