@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..call import Op
 from ..errors import UsageError
 from ..lowering.collectives import Lowering, check_one_device, only, own_tensors, put_back
 from ..native import SLOW_PATH
-from .blocking import posted_to_be_awaited
+from .called_from import amid_backward_pass, posted_to_be_awaited
 from .completer import Completer
 from .dynamo import opaque_to_dynamo
 from .followed import callers_of, forget
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..call import Call, Message
     from ..transport.base import Ticket, Transport
     from ..transport.by_device import ByDevice
+    from .ddp_buckets import Buckets
     from .fast_path import FastPath
 
 
@@ -72,6 +74,7 @@ class Issuing:
         self._splits = 0
         self._callers = callers_of(transport)
         self._closed = False
+        self._buckets: Buckets | None = None  # ddp_buckets.py's
         _live.add(self)
 
     # --- settings
@@ -163,6 +166,10 @@ class Issuing:
             return SLOW_PATH
         tensors, ticket = own_tensors(target), None
         sources = None if source is target else own_tensors(source)
+        if op is Op.all_reduce and amid_backward_pass():
+            from .ddp_buckets import about_to_be_reduced  # when wanted: an import takes its time at a rank's start
+
+            sources = about_to_be_reduced(self, tensors[0])
         try:
             ticket = submit(op, source, target, root, redop, nanoseconds)
             if ticket is None:

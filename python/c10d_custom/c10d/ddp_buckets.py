@@ -1,0 +1,83 @@
+"""DDP's buckets, moved to memory that collectives need not copy (docs/zero-copy.md).
+
+DDP's Reducer makes a bucket, keeps views of it, and reduces it in each backward pass. Where the memory of the
+bucket's storage is exchanged for some of the group's arena, all of its views see that, and the Reducer goes on as
+before. Whoever has the memory's address, as numpy() of a gradient has, would not: so it is done to buckets only that
+nobody but the Reducer sees, those of DistributedDataParallel without gradient_as_bucket_view."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..errors import TransportError
+
+if TYPE_CHECKING:
+    from .issuing import Issuing
+
+_WORTH = 256 << 10  # bytes
+
+
+def about_to_be_reduced(operations: Issuing, bucket: torch.Tensor) -> list[torch.Tensor] | None:
+    """The first time says nothing: a bucket may be made anew in each pass. The second time it is moved. Returns what
+    has its former memory then, to be kept until this call is over, for earlier ones may still read there."""
+    if operations._buckets is None:
+        operations._buckets = Buckets()
+    return operations._buckets.reduced(operations, bucket)
+
+
+class Buckets:
+    """Those of one group. Of each storage that a backward pass has reduced: whether it is to stay where it is."""
+
+    def __init__(self) -> None:
+        self._seen: dict[StorageWeakRef, bool] = {}
+        # What _only_the_reducer_sees, which takes 25 ms, has said since a storage was last seen for the first time: all
+        # of a new Reducer are, before one of them is seen again.
+        self._private: bool | None = None
+        self._on = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and os.environ.get("DDP_DISABLE_COMM_MEM") != "1"
+
+    def reduced(self, operations: Issuing, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+        """As about_to_be_reduced."""
+        if not self._on or tensor.layout is not torch.strided or tensor.dim() != 1 or tensor.nbytes < _WORTH:
+            return None
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or not operations.cpu_transport.has_arena():
+            return None
+        key = StorageWeakRef(storage)
+        stays = self._seen.get(key)
+        if stays is None:
+            self._seen = {k: v for k, v in self._seen.items() if not k.expired()}
+            self._seen[key], self._private = False, None
+        if stays is not False:
+            return None
+        self._seen[key] = True
+        if self._private is None:
+            self._private = _only_the_reducer_sees(operations)
+        return _move(operations, tensor, storage) if self._private else None
+
+
+def _only_the_reducer_sees(group: Any) -> bool:
+    """Whether the buckets of all DistributedDataParallel that use this group, and there are some, are not their
+    gradients as well."""
+    found = False
+    for holder in gc.get_referrers(group):
+        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        if attributes.get("process_group") is group and "gradient_as_bucket_view" in attributes:
+            if attributes["gradient_as_bucket_view"]:
+                return False
+            found = True
+    return found
+
+
+def _move(operations: Issuing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> list[torch.Tensor] | None:
+    try:
+        buffer = operations.cpu_transport.take(tensor.nbytes)
+    except TransportError:  # there is not enough
+        return None
+    memory = torch.frombuffer(buffer, dtype=tensor.dtype).copy_(tensor)
+    storage._swap_data_ptr_(memory.untyped_storage())  # type: ignore[attr-defined]
+    return [memory]
