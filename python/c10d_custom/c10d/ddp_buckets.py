@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import TransportError
 
-if TYPE_CHECKING:
-    from .issuing import Issuing
-
 _WORTH = 256 << 10  # bytes
 
 
-def about_to_be_reduced(operations: Issuing, bucket: torch.Tensor) -> list[torch.Tensor] | None:
+def about_to_be_reduced(group: Any, bucket: torch.Tensor) -> list[torch.Tensor] | None:
     """The first time says nothing: a bucket may be made anew in each pass. The second time it is moved. Returns what
-    has its former memory then, to be kept until this call is over, for earlier ones may still read there."""
-    if operations._buckets is None:
-        operations._buckets = Buckets()
-    return operations._buckets.reduced(operations, bucket)
+    has its former memory then, to be kept until this call is over, for earlier ones may still read there. ``group``: an
+    Issuing."""
+    if group._buckets is None:
+        group._buckets = Buckets()
+    return group._buckets.reduced(group, bucket)
 
 
 class Buckets:
@@ -40,12 +38,12 @@ class Buckets:
         self._private: bool | None = None
         self._on = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and os.environ.get("DDP_DISABLE_COMM_MEM") != "1"
 
-    def reduced(self, operations: Issuing, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    def reduced(self, group: Any, tensor: torch.Tensor) -> list[torch.Tensor] | None:
         """As about_to_be_reduced."""
         if not self._on or tensor.layout is not torch.strided or tensor.dim() != 1 or tensor.nbytes < _WORTH:
             return None
         storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.nbytes or not operations.cpu_transport.has_arena():
+        if storage.nbytes() != tensor.nbytes or not group.cpu_transport.has_arena():
             return None
         key = StorageWeakRef(storage)
         stays = self._seen.get(key)
@@ -56,8 +54,8 @@ class Buckets:
             return None
         self._seen[key] = True
         if self._private is None:
-            self._private = _only_the_reducer_sees(operations)
-        return _move(operations, tensor, storage) if self._private else None
+            self._private = _only_the_reducer_sees(group)
+        return _move(group, tensor, storage) if self._private else None
 
 
 def _only_the_reducer_sees(group: Any) -> bool:
@@ -65,7 +63,7 @@ def _only_the_reducer_sees(group: Any) -> bool:
     gradients as well."""
     found = False
     for holder in gc.get_referrers(group):
-        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        attributes = holder if isinstance(holder, dict) else vars(holder) if isinstance(holder, torch.nn.Module) else {}
         if attributes.get("process_group") is group and "gradient_as_bucket_view" in attributes:
             if attributes["gradient_as_bucket_view"]:
                 return False
@@ -73,9 +71,9 @@ def _only_the_reducer_sees(group: Any) -> bool:
     return found
 
 
-def _move(operations: Issuing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> list[torch.Tensor] | None:
+def _move(group: Any, tensor: torch.Tensor, storage: torch.UntypedStorage) -> list[torch.Tensor] | None:
     try:
-        buffer = operations.cpu_transport.take(tensor.nbytes)
+        buffer = group.cpu_transport.take(tensor.nbytes)
     except TransportError:  # there is not enough
         return None
     memory = torch.frombuffer(buffer, dtype=tensor.dtype).copy_(tensor)
