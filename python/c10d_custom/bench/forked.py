@@ -133,12 +133,13 @@ def _rank(rank: int, size: int, port: int, backend: str) -> dict[str, Any]:
 
 
 def _unshare() -> None:
-    """Write to each page of this process's own memory that is there, as it is: what a fork shares is copied now."""
+    """Write to each page of this process's own memory that is there, as it is: what a fork shares is copied now. Not to
+    the stack, on which the call itself that writes may keep something."""
     with open("/proc/self/maps") as file:
         lines = [line.split() for line in file]
     with open("/proc/self/pagemap", "rb") as file:
-        for where, mode, *_ in lines:
-            if mode != "rw-p":
+        for where, mode, *_, name in lines:
+            if mode != "rw-p" or name == "[stack]":
                 continue
             first, last = (int(address, 16) for address in where.split("-"))
             file.seek(first // mmap.PAGESIZE * 8)
