@@ -1,6 +1,7 @@
 """What the Work of an asynchronous call promises, and who keeps its tensors alive."""
 
 import gc
+import os
 import time
 from datetime import timedelta
 
@@ -314,3 +315,31 @@ def _wait_times_out():
 @pytest.mark.world_sizes(2, 4)
 def test_wait_times_out(ranks):
     check(ranks, _wait_times_out)
+
+
+def _wakes(pauses):
+    """A program that computes for 40 ms after each small asynchronous call is not woken meanwhile."""
+    t = torch.ones(3)
+    dist.barrier()
+    before = _switches()
+    for _ in range(pauses):
+        dist.all_reduce(t, async_op=True).wait()
+        time.sleep(0.04)
+    woken = _switches() - before
+    # A few for each call, and this thread's sleep. A worker that looked every 0.3 ms would make 130 of them.
+    return [f"{woken} switches to a thread of this process in {pauses} pauses"] if woken > 20 * pauses else []
+
+
+def _switches():
+    """How often a thread of this process has given up its core or lost it."""
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/status") as status:
+            found += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+    return found
+
+
+@pytest.mark.world_sizes(2)
+def test_the_worker_sleeps_between_calls(ranks, beyond_gloo):
+    beyond_gloo("what our threads do")
+    check(ranks, _wakes, 25)
