@@ -113,6 +113,23 @@ def test_a_gradient_that_is_a_bucket_stays_where_it_is():
     run(seen_by_numpy, 2)
 
 
+def frozen(rank, size):
+    """A program that has hidden its objects from the garbage collector, and so from who looks for DDP's modules."""
+    seen_as_views = DDP(model(), gradient_as_bucket_view=True)
+    gc.freeze()
+    try:
+        DDP(model())  # not hidden, and without views
+        for ddp in (seen_as_views, DDP(model())):
+            reduced = passes(ddp, rank, size, zeroed=False)
+            assert reduced[0] is None or min(reduced) > 1, reduced
+    finally:
+        gc.unfreeze()
+
+
+def test_where_modules_cannot_be_found_nothing_moves():
+    run(frozen, 2)
+
+
 def hooked(rank, size, hook):
     ddp = DDP(model())
     ddp.register_comm_hook(None, hook)
