@@ -1,6 +1,7 @@
 """DDP's buckets, which move to memory that collectives need not copy: which of them, when, and that nobody notices."""
 
 import gc
+import inspect
 import os
 from unittest import mock
 
@@ -79,6 +80,11 @@ def made(rank, size, options, calls, moves):
         assert reduced[0] > calls and moved(reduced, calls) == (moves and CAN), reduced
 
 
+def newer(option, moves):
+    lacks = pytest.mark.skipif(option not in inspect.signature(DDP).parameters, reason="this torch's DDP has it not")
+    return pytest.param({option: True}, 1, moves, marks=lacks)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "options, calls, moves",
@@ -88,8 +94,13 @@ def made(rank, size, options, calls, moves):
         ({"static_graph": True}, 1, True),
         ({"find_unused_parameters": True}, 1, True),
         ({"gradient_as_bucket_view": True}, 1, False),
+        newer("batched_grad_copy", True),
+        newer("lazy_bucket_allocation", False),
     ],
-    ids=["default", "two_buckets", "static_graph", "find_unused", "gradient_as_bucket_view"],
+    ids=[
+        *("default", "two_buckets", "static_graph", "find_unused", "gradient_as_bucket_view"),
+        *("batched_grad_copy", "lazy_bucket_allocation"),
+    ],
 )
 def test_which_move(size, options, calls, moves):
     run(made, size, options, calls, moves)
@@ -97,8 +108,7 @@ def test_which_move(size, options, calls, moves):
 
 def seen_by_numpy(rank, size):
     """Gradients that are views of buckets, and whose memory the program has, too."""
-    DDP(model())  # one whose buckets nobody sees
-    ddp = DDP(model(), gradient_as_bucket_view=True)
+    _, ddp = both = DDP(model()), DDP(model(), gradient_as_bucket_view=True)
     arrays = None
     for step in range(5):
         product(ddp, rank, step).backward()
@@ -107,6 +117,7 @@ def seen_by_numpy(rank, size):
         if arrays is not None:
             assert_same([torch.from_numpy(a) for a in arrays], expected(size, step))
         ddp.zero_grad(set_to_none=False)
+    assert len(both) == 2  # so long there was one whose buckets nobody else sees
 
 
 def test_a_gradient_that_is_a_bucket_stays_where_it_is():
@@ -118,7 +129,6 @@ def frozen(rank, size):
     seen_as_views = DDP(model(), gradient_as_bucket_view=True)
     gc.freeze()
     try:
-        DDP(model())  # not hidden, and without views
         for ddp in (seen_as_views, DDP(model())):
             reduced = passes(ddp, rank, size, zeroed=False)
             assert reduced[0] is None or min(reduced) > 1, reduced
@@ -159,7 +169,7 @@ def forgotten(rank, size):
         passes(DDP(model()), rank, size)
         gc.collect()
     if blocks() is not None:
-        assert len(dist.group.WORLD._buckets._seen) < 4
+        assert len(dist.group.WORLD._buckets._decided) < 4
 
 
 @pytest.mark.skipif(backend() != "custom", reason="what our groups keep")

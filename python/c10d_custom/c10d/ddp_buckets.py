@@ -29,10 +29,11 @@ def about_to_be_reduced(group: Any, bucket: torch.Tensor) -> list[torch.Tensor] 
 
 
 class Buckets:
-    """Those of one group. Of each storage that a backward pass has reduced: whether it is to stay where it is."""
+    """Those of one group."""
 
     def __init__(self) -> None:
-        self._seen: dict[StorageWeakRef, bool] = {}
+        # Of each storage that a backward pass has reduced: whether it has been decided where it is to be.
+        self._decided: dict[StorageWeakRef, bool] = {}
         # What _only_the_reducer_sees, which takes 70 ms, has said since a storage was last seen for the first time: all
         # of a new Reducer are, before one of them is seen again.
         self._private: bool | None = None
@@ -46,16 +47,16 @@ class Buckets:
         if storage.nbytes() != tensor.nbytes or not group.cpu_transport.has_arena():
             return None
         key = StorageWeakRef(storage)
-        stays = self._seen.get(key)
-        if stays is None:
-            self._seen = {k: v for k, v in self._seen.items() if not k.expired()}
-            self._seen[key], self._private = False, None
-        if stays is not False:
-            return None
-        self._seen[key] = True
-        if self._private is None:
-            self._private = _only_the_reducer_sees(group)
-        return _move(group, tensor, storage) if self._private else None
+        if key not in self._decided:
+            self._decided = {k: v for k, v in self._decided.items() if not k.expired()}
+            self._decided[key], self._private = False, None
+        elif not self._decided[key]:
+            self._decided[key] = True
+            if self._private is None:
+                self._private = _only_the_reducer_sees(group)
+            if self._private:
+                return _move(group, tensor, storage)
+        return None
 
 
 def _only_the_reducer_sees(group: Any) -> bool:
