@@ -143,6 +143,14 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "largest all_reduce of CUDA tensors in which every rank reads every rank's "
         "whole input; above, each rank reduces its part",
     )
+    cuda_host_bytes: int = _number(
+        "C10D_CUSTOM_CUDA_HOST_BYTES",
+        2 << 20,
+        0,
+        1 << 34,
+        "largest collective of CUDA tensors (bytes of a rank's inputs or outputs) that ranks which share a GPU take "
+        "through host memory, where they need not wait for their turns on the GPU; under MPS, a 32nd of it",
+    )
     trace: int = _number(
         "C10D_CUSTOM_TRACE",
         256,

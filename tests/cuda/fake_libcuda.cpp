@@ -75,6 +75,10 @@ int fake_left() { return int(memory.size() + priorities.size() + events.size());
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* d, int ordinal) { return *d = ordinal + 7, CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice d) {
+  if (d != 7 || attribute != CU_DEVICE_ATTRIBUTE_MPS_ENABLED) return CUDA_ERROR_INVALID_VALUE;
+  return *out = 1, CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxRetain(CUcontext* c, CUdevice d) {
   if (d != 7) return CUDA_ERROR_INVALID_DEVICE;
   return *c = CUcontext(0x1230), CUDA_SUCCESS;

@@ -1,10 +1,13 @@
 """Tests that need a GPU. Without one they are skipped; --device cpu runs their bodies on CPU tensors instead."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from c10d_custom.transport.cuda.answers import answers_of
+from c10d_custom.transport.cuda.decisions import decide
 from conformance.cases import check
 
 from .selection import chosen, run_cases_on, time_for
@@ -12,11 +15,25 @@ from .selection import chosen, run_cases_on, time_for
 HERE = Path(__file__).resolve().parent
 
 
+def lacking(kind):
+    """Why these tests cannot be as they are asked for; None if they can. GPU_CHECK_NEEDS: a choice that probes must have
+    led to (decisions.py)."""
+    needs = os.environ.get("GPU_CHECK_NEEDS")
+    if kind == "cpu":
+        return needs and "needs a GPU"
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    found = decide(answers_of(str(torch.cuda.get_device_properties(0).uuid)))
+    if needs and needs not in [decision.choice for decision in found.values()]:
+        return f"the probes have not found here what {needs!r} needs (scripts/gpu_check probe)"
+    return None
+
+
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("device") == "cuda" and not torch.cuda.is_available():
+    if reason := lacking(config.getoption("device")):
         for item in items:
             if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

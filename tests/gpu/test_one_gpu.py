@@ -32,7 +32,8 @@ def given(device, tmp_path_factory):
 def run(arguments, before=(), seconds=120):
     """Its own process group of CUDA's settings: as many hardware queues as ranks, and nothing loaded while kernels
     wait."""
-    settings = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER", "PYTHONPATH": str(TESTS)}
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    settings = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER", "PYTHONPATH": path}
     return subprocess.run(
         [*before, sys.executable, "-m", "gpu.one_gpu", *arguments],
         env={**os.environ, **settings},

@@ -12,7 +12,7 @@ def figures(folder):
     return [
         result
         for path in sorted(Path(folder).glob("*.json"))
-        for result in json.loads(path.read_text())
+        for result in (found if isinstance(found := json.loads(path.read_text()), list) else ())  # others: objects
         if "variant" not in result and "refused" not in result
     ]
 

@@ -7,20 +7,21 @@ from c10d_custom import config
 from . import ranks
 from .session import Session, microseconds
 
-SIZES = (4, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20, 256 << 20)
+SIZES = (4, *(n << 10 for n in (16, 64, 256, 1024, 2048, 4096, 8192, 32 << 10, 256 << 10)))
 # Each is tried where the package has its variables.
-MODE, ORDER, STAGING, ONE_SHOT = (
-    f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES")
+MODE, ORDER, STAGING, ONE_SHOT, HOST = (
+    f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES", "HOST_BYTES")
 )
+ON_THE_GPU = {MODE: "shared", HOST: "0"}
 VARIANTS = {
     "as it is": {},
-    "events": {MODE: "shared", ORDER: "events"},
-    "memory operations": {MODE: "shared", ORDER: "values"},
-    "one-shot only": {ONE_SHOT: str(1 << 30), STAGING: str(1 << 30)},
-    "two-shot only": {ONE_SHOT: "0"},
+    "on the GPU": ON_THE_GPU,
+    "memory operations": {**ON_THE_GPU, ORDER: "values"},
+    "one-shot only": {**ON_THE_GPU, ONE_SHOT: str(1 << 30)},
+    "two-shot only": {**ON_THE_GPU, ONE_SHOT: str(1)},
+    "in place if it can": {**ON_THE_GPU, ONE_SHOT: "0"},
     "staged": {MODE: "staged"},
-    "staging of 16 MiB": {STAGING: str(16 << 20)},
-    "staging of 512 MiB": {STAGING: str(512 << 20)},
+    "staging of 512 MiB": {**ON_THE_GPU, STAGING: str(512 << 20)},
 }
 
 

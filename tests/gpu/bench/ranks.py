@@ -4,13 +4,15 @@ import functools
 import json
 import logging
 import os
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
+from c10d_custom.bench.case import REDUCING, ROOTED, Case
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.references import Backend
-from c10d_custom.c10d import meeting as creation
+from c10d_custom.c10d import meeting
 
 from ..device import device_of
 from .timing import take
@@ -31,44 +33,52 @@ def _group_under(settings):
     """A group made while these variables have these values, which it keeps."""
     kept = {variable: os.environ.get(variable) for variable in settings}
     os.environ.update(settings)
-    creation.configuration.cache_clear()
+    meeting.configuration.cache_clear()
     try:
         return dist.new_group()
     finally:
         for variable, value in kept.items():
             os.environ.pop(variable) if value is None else os.environ.update({variable: value})
-        creation.configuration.cache_clear()
+        meeting.configuration.cache_clear()
+
+
+@functools.cache
+def case_of(operation, count):
+    """``operation``: one of OPERATIONS, or its name and "_async"."""
+    name, size = operation.removesuffix("_async"), dist.get_world_size()
+    return Case(
+        name,
+        OPERATIONS[name].split(count, size),
+        torch.float32,
+        "SUM" if name in REDUCING else None,
+        0 if name in ROOTED else -1,
+        name != operation,
+        dist.get_rank(),
+        size,
+    )
 
 
 @functools.lru_cache(maxsize=1)
 def buffers(kind, operation, count):
-    """(source, target) of an operation on the device; one tensor where it works in place."""
-    made = OPERATIONS[operation].make(count, dist.get_rank(), dist.get_world_size())
-    device = device_of(kind)
-    target = None if made.target is None else device.put(made.target)
-    source = target if made.source is made.target else None if made.source is None else device.put(made.source)
-    return source, target
+    """An operation's Buffers, on the device."""
+    case, device = case_of(operation, count), device_of(kind)
+    made = OPERATIONS[case.operation].make(case)
+    source = None if made.source is None else device.put(made.source)
+    target = source if made.target is made.source else None if made.target is None else device.put(made.target)
+    return replace(made, source=source, target=target)
 
 
 def call_of(kind, backend, operation, count):
-    return getattr(reference(backend), operation)(*buffers(kind, operation, count))
+    return reference(backend).bind(case_of(operation, count), buffers(kind, operation, count))
 
 
 def wrong_elements(kind, backend, operation, count):
     """How many elements of one call's result are not what they must be, on this rank."""
-    made = OPERATIONS[operation].make(count, dist.get_rank(), dist.get_world_size())
-    made.fill()
-    source, target = buffers(kind, operation, count)
-    for here, content in ((source, made.source), (target, made.target)):
-        if here is not None:
-            here.copy_(content)
+    there = buffers(kind, operation, count)
+    there.fill()
     call_of(kind, backend, operation, count)()
-    if target is not None:
-        made.target.copy_(target)
-    wrong = made.wrong()
-    for tensor in (source, target):
-        if tensor is not None:
-            tensor.zero_()  # timed calls move zeros: repeated in-place sums would overflow
+    wrong = replace(there, target=None if there.target is None else there.target.cpu()).wrong()
+    there.clear()
     return wrong
 
 

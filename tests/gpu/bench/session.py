@@ -15,6 +15,7 @@ from .timing import calls_for, figure
 ROUNDS = 3
 BLOCK = 0.12  # seconds, about
 LONGEST = 60  # for one block, on the slowest path tried
+BEFORE, AFTER = 5, 4  # seconds of --seconds that pass before this program's clock starts, and for the ranks to end
 
 
 class OutOfTime(Exception):
@@ -32,7 +33,7 @@ class Session:
         args = parser.parse_args()
         self.device, self.largest, self._json = args.device, args.largest, args.json
         self.only = [int(n) for n in args.ranks.split(",") if n]
-        self._end = time.monotonic() + args.seconds - 4  # for the ranks to end
+        self._end = time.monotonic() + args.seconds - BEFORE - AFTER
         self.results, self.left_out, self._failed = [], 0, []
 
     def left(self):

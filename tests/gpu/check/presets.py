@@ -36,8 +36,13 @@ def bench(name, limit):
     return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *more)
 
 
-MODE, ORDER, STAGING = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER", "C10D_CUSTOM_CUDA_STAGING_BYTES"
+MODE, ORDER = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER"
+STAGING, ONE_SHOT = "C10D_CUSTOM_CUDA_STAGING_BYTES", "C10D_CUSTOM_CUDA_ONE_SHOT_BYTES"
+ON_THE_GPU = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0"}  # small calls, too
+# For tests/gpu/conftest.py. Without the setting it is for larger calls.
+IN_PLACE = {**ON_THE_GPU, ONE_SHOT: "0", "GPU_CHECK_NEEDS": "mapped"}
 NARROW = ("-k", "not large and (all_reduce or reduce_scatter or all_gather or all_to_all_single or send_recv)")
+BY_VALUES = {**ON_THE_GPU, ORDER: "values"}
 CASES = ("test_conformance.py", "-k", "not large")
 
 BEGIN = (
@@ -57,34 +62,40 @@ PRESETS = {
     "right": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 2 ranks", 60, "2", *CASES),
+        tests("conformance, 2 ranks", 70, "2", *CASES),
         tests("streams", 50, "2,4", "test_streams.py"),
         tests("DDP, FSDP2, hooks", 40, "2,4", "test_ddp.py", "test_fsdp.py"),
         tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
-        tests("staged", 70, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
-        tests("by stream memory operations", 70, "2", "test_conformance.py", *NARROW, settings={ORDER: "values"}),
-        tests("by events, if probes allow", 40, "2", "test_conformance.py", *NARROW, settings={ORDER: "events"}),
+        tests("on the GPU", 50, "2", "test_conformance.py", *NARROW, settings=ON_THE_GPU),
+        tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
+        tests("by stream memory operations", 50, "2", "test_conformance.py", *NARROW, settings=BY_VALUES),
     ),
     "faults": (
         *BEGIN,
         COMPILE,
-        tests("faults", 130, "2,4", "test_faults.py"),
-        tests("faults, by stream memory operations", 90, "2,4", "test_faults.py", settings={ORDER: "values"}),
-        tests("faults, by events, if probes allow", 60, "2,4", "test_faults.py", settings={ORDER: "events"}),
+        tests("faults", 100, "2,4", "test_faults.py"),
+        tests("faults, on the GPU", 75, "2,4", "test_faults.py", settings=ON_THE_GPU),
+        tests("faults, by stream memory operations", 75, "2,4", "test_faults.py", settings=BY_VALUES),
         tests("memory of processes that end", 40, "2", "test_memory.py", "-k", "ended"),
         tests("p2p", 40, "2,4", "test_p2p.py", settings={MODE: "p2p"}, cpu=False),
     ),
     "more": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 4 ranks", 80, "4", *CASES),
-        tests("conformance, 8 ranks", 85, "8", *CASES),
+        tests("conformance, 4 ranks", 100, "4", *CASES),
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 30, "4", "test_messages.py"),
         tests("memory of groups", 35, "2,4", "test_memory.py", "-k", "groups"),
-        tests("1 MiB of staging", 30, "4", "test_conformance.py", *NARROW, settings={STAGING: str(1 << 20)}),
+        tests("1 MiB of staging", 40, "4", "test_conformance.py", *NARROW, settings={**ON_THE_GPU, STAGING: str(1 << 20)}),
+        tests("in place, where probes allow", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
         tests("programs", 30, "2", "test_programs.py"),
         tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
+    ),
+    "wide": (
+        *BEGIN,
+        COMPILE,
+        tests("conformance, 8 ranks", 190, "8", *CASES),
+        tests("8 ranks, on the GPU", 120, "8", "test_conformance.py", *NARROW, settings=ON_THE_GPU),
     ),
     "speed": (
         *BEGIN,

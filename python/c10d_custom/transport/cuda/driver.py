@@ -33,12 +33,13 @@ class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
     can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
     time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
-    decisions.py has it. Errors of CUDA are TransportError, or cupy's."""
+    decisions.py has it; ``side_by_side``: whether it runs kernels of different processes at once. Errors of CUDA are TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
     process: int
     probed: Mapping[str, bool | float] | None = None
+    side_by_side: bool = False
     identity: int
     mappings: Mappings
 
@@ -185,6 +186,7 @@ class CudaDriver(Driver):
         self.mappings = Mappings(self)
         self._cuda = Libcuda()
         self._context = self._cuda.primary_context(self.device.index)
+        self.side_by_side = self._cuda.side_by_side(self.device.index)
         self._kernels: Kernels | None = None
         self._after: list[int] = []  # streams of which `resolve` takes one that is idle
         self._lock = threading.RLock()

@@ -22,6 +22,7 @@ _EVENT_DISABLE_TIMING, _EVENT_INTERPROCESS = 2, 4
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _BUFFER_ID, _IPC_CAPABLE = 7, 10  # CU_POINTER_ATTRIBUTE_..., that of cuIpcGetMemHandle
+_MPS = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 HANDLE_BYTES = 64
 
@@ -38,6 +39,7 @@ _INT, _UINT, _SIZE, _ADDRESS, _POINTER = c.c_int, c.c_uint, c.c_size_t, c.c_uint
 CALLS: dict[str, tuple[Any, ...]] = {
     "cuInit": (_UINT,),
     "cuDeviceGet": (_POINTER, _INT),
+    "cuDeviceGetAttribute": (_POINTER, _UINT, _INT),
     "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
     "cuCtxPushCurrent_v2": (_POINTER,),
     "cuCtxPopCurrent_v2": (_POINTER,),
@@ -114,6 +116,11 @@ class Libcuda:
         """The context that CUDA's runtime uses, torch's too; it stays until the process ends."""
         device = self._get(c.c_int, "cuDeviceGet", index)
         return self._get(c.c_void_p, "cuDevicePrimaryCtxRetain", device)
+
+    def side_by_side(self, index: int) -> bool:
+        """Whether kernels of different processes run at once there, by MPS. Drivers before 12.4 cannot tell: False."""
+        out, device = c.c_int(), self._get(c.c_int, "cuDeviceGet", index)
+        return self._calls["cuDeviceGetAttribute"](c.byref(out), _MPS, device) == 0 and out.value != 0
 
     @contextlib.contextmanager
     def pushed(self, context: int) -> Iterator[None]:

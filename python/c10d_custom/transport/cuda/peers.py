@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
 from . import in_place, p2p
+from .by_size import limit
 from .decisions import choose_order, decide
 from .event_order import EventOrder
 from .fused import Fused
@@ -51,7 +52,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
         raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "order", "one_shot_bytes"):
+    for variable in ("staging_bytes", "order", "one_shot_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -94,6 +95,7 @@ class Setup:
         self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
+        self.host_limit = 0  # up to so many bytes a collective goes through host memory (by_size.py)
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
@@ -118,11 +120,15 @@ class Setup:
                 "order": c.cuda_order,
                 "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
+                "host_bytes": c.cuda_host_bytes,
+                "side_by_side": self.driver.side_by_side,
                 "memory": found["memory"].choice,
             }
         )
         mode = self.mode = choose(table)
         self.in_place = all(w["memory"] == "mapped" for w in table) and len({w["gpu"] for w in table}) == 1
+        if mode.name == "shared" and self.cpu.size > 1:
+            self.host_limit = limit(c.cuda_host_bytes, all(w["side_by_side"] for w in table))
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:

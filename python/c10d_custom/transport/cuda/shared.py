@@ -62,6 +62,9 @@ class SharedCollectives:
     def let_go(self) -> None:
         self.peers.let_go(self.k)
 
+    def close(self) -> None:
+        """Its memory is that of the Peers."""
+
 
 class _Run:
     def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:

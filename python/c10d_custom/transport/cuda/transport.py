@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
+from .by_size import CollectivesBySize
 from .guard import Guard
 from .peers import Mode, Setup, close_all
 from .pinned import Pinned
@@ -49,7 +50,7 @@ class CudaTransport:
     def __init__(self, cpu: Transport, driver: Driver, config: Config, one_host: bool) -> None:
         self.cpu, self.driver, self._config, self._one_host = cpu, driver, config, one_host
         self.mode: Mode | None = None
-        self._collectives: Any = None  # once set up: SharedCollectives or StagedCollectives
+        self._collectives: Any = None  # once set up: StagedCollectives, SharedCollectives, or both
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
@@ -204,6 +205,9 @@ class CudaTransport:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
             self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
+            if setup.host_limit:
+                staged = StagedCollectives(here, self.driver, self._config, self.stream, self._late)
+                self._collectives = CollectivesBySize(here, staged, self._collectives, setup.host_limit)
             self._fused = peers.fused
             if peers.order is not None and peers.order.on_stream:
                 self._waiting = peers.order
@@ -299,7 +303,7 @@ class CudaTransport:
                     self.cpu.rank,
                     here.unmarked(1),
                 )
-            if isinstance(self._collectives, StagedCollectives):
+            if self._collectives is not None:
                 self._collectives.close()
             self._pinned.close()
             self._failed = []
