@@ -137,11 +137,19 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
     )
     cuda_one_shot_bytes: int = _number(
         "C10D_CUSTOM_CUDA_ONE_SHOT_BYTES",
-        512 << 10,
+        8 << 20,
         0,
         1 << 34,
         "largest all_reduce of CUDA tensors in which every rank reads every rank's "
         "whole input; above, each rank reduces its part",
+    )
+    cuda_in_place_bytes: int = _number(
+        "C10D_CUSTOM_CUDA_IN_PLACE_BYTES",
+        512 << 10,
+        0,
+        1 << 34,
+        "above, collectives of ranks that all share a GPU are one kernel, which reads and writes the tensors where "
+        "they lie (all_reduce, broadcast, all_gather and reduce_scatter, where probes have found that it can be)",
     )
     cuda_host_bytes: int = _number(
         "C10D_CUSTOM_CUDA_HOST_BYTES",

@@ -23,7 +23,7 @@ struct Allocation {
 std::map<void*, Allocation> memory;
 constexpr size_t kNotExportable = 13;  // bytes of an allocation that this GPU does not export
 unsigned long long allocations = 1ull << 40;
-std::atomic<int> unsafe{0}, slow_ms{0}, fails{0}, busy{0};
+std::atomic<int> unsafe{0}, slow_ms{0}, fails{0}, busy{0}, by_rows{0};
 std::atomic<uintptr_t> handles{1};
 thread_local int contexts = 0;
 thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -71,6 +71,7 @@ void fake_busy(int yes) { busy = yes; }
 int fake_mode() { return mode; }
 int fake_contexts() { return contexts; }
 int fake_priority(void* stream) { return priorities.at(CUstream(stream)); }
+int fake_by_rows() { return by_rows.exchange(0); }
 int fake_left() { return int(memory.size() + priorities.size() + events.size()); }
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
@@ -189,6 +190,17 @@ CUresult cuIpcOpenEventHandle(CUevent* e, CUipcEventHandle h) {
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream) {
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), n);
+  return called();
+}
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* what, CUstream) {
+  if (what->srcMemoryType != CU_MEMORYTYPE_HOST || what->dstMemoryType != CU_MEMORYTYPE_DEVICE ||
+      what->srcPitch < what->WidthInBytes || what->dstPitch < what->WidthInBytes || what->srcXInBytes || what->srcY ||
+      what->dstXInBytes || what->dstY)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t row = 0; row < what->Height; ++row)
+    std::memcpy(reinterpret_cast<char*>(what->dstDevice) + row * what->dstPitch,
+                static_cast<const char*>(what->srcHost) + row * what->srcPitch, what->WidthInBytes);
+  ++by_rows;
   return called();
 }
 CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char value, size_t n, CUstream) {

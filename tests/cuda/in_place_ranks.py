@@ -17,7 +17,7 @@ from fake_world import World
 from test_shared import SHARED, Program
 from thread_ranks import run_ranks
 
-LARGE = 5000  # floats: more than cuda_one_shot_bytes
+LARGE = 5000  # floats: more than cuda_in_place_bytes
 
 
 def run(size, body, seed=0, config=None, **more):

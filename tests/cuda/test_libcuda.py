@@ -18,7 +18,7 @@ import torch
 
 from c10d_custom.errors import TransportError
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.libcuda import CALLS, Handle, Libcuda
+from c10d_custom.transport.cuda.libcuda import _BY_ROWS, CALLS, Handle, Libcuda, Memcpy2D
 
 KINDS = {
     ctypes.c_void_p: "Pointer",
@@ -30,6 +30,7 @@ KINDS = {
     Handle: "Struct<64>",
 }
 CHECK = """
+#include <cstddef>
 #include <cuda.h>
 #include <type_traits>
 struct Pointer { template <class T> static constexpr bool is = std::is_pointer_v<T>; };
@@ -104,6 +105,11 @@ def driver(path, fake, monkeypatch):
 def test_the_types_are_those_of_cuda_h(tmp_path):
     kinds = {name: ", ".join(KINDS[t] for t in arguments) for name, arguments in CALLS.items()}
     lines = [f'static_assert(fits<{kind}>(&{name}), "");' for name, kind in kinds.items()]
+    lines += [f'static_assert(sizeof(CUDA_MEMCPY2D) == {ctypes.sizeof(Memcpy2D)}, "");']
+    lines += [
+        f'static_assert(offsetof(CUDA_MEMCPY2D, {name}) == {getattr(Memcpy2D, name).offset}, "");'
+        for name, _ in Memcpy2D._fields_
+    ]
     source = tmp_path / "check.cpp"
     source.write_text(CHECK + "\n".join(lines))
     compiled(source, "-c", "-o", os.devnull)
@@ -121,6 +127,9 @@ def one_of_each(d):
     d.wait_value(stream, memory + 8, 0xFFFFFFFF)
     d.copy(stream, pinned, memory, 12)
     assert ctypes.string_at(pinned, 12) == bytes(4) + b"\x07\0\0\0" + b"\xff" * 4
+    ctypes.memmove(pinned, b"0123456789ab", 12)
+    d.copy_in(stream, memory, pinned, 11)
+    assert ctypes.string_at(memory, 12) == b"0123456789" + b"a\xff"
     d.record(event, stream)
     d.wait(urgent, event)
     assert d.done(event) and not d.capturing()
@@ -138,6 +147,17 @@ def test_every_call_does_what_its_name_says(driver, fake):
     with driver.activate():
         one_of_each(driver)
     assert fake.fake_left() == left
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2, 3, 4, 4095, _BY_ROWS - 1, _BY_ROWS, _BY_ROWS + 1])
+def test_small_copies_to_the_gpu_go_by_rows_which_are_all_of_it(driver, fake, nbytes):
+    source, target = ctypes.create_string_buffer(os.urandom(nbytes + 8)), ctypes.create_string_buffer(nbytes + 8)
+    addresses = ctypes.addressof(target) + 4, ctypes.addressof(source) + 4
+    fake.fake_by_rows()
+    with driver.activate():
+        driver.copy_in(driver.create_stream(urgent=False), *addresses, nbytes)
+    assert target.raw == bytes(4) + source.raw[4 : 4 + nbytes] + bytes(4)
+    assert (fake.fake_by_rows() > 0) == (0 < nbytes < _BY_ROWS)
 
 
 def test_an_allocation_is_known_by_what_cuda_says_of_an_address(driver):

@@ -15,7 +15,8 @@ from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "found_mode": "trial", "staging_bytes": 1, "order": "auto", "one_shot_bytes": 1, "host_bytes": 1}
+    alike = {"mode": mode, "found_mode": "trial", "order": "auto"}
+    alike |= dict.fromkeys(("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"), 1)
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -43,7 +44,7 @@ def test_modes_that_cannot_be_are_refused():
         choose(words("aa", "p2p"))
 
 
-@pytest.mark.parametrize("what", ["mode", "staging_bytes", "order", "one_shot_bytes", "host_bytes"])
+@pytest.mark.parametrize("what", ["mode", "staging_bytes", "order", "one_shot_bytes", "in_place_bytes", "host_bytes"])
 def test_variables_that_differ_are_refused(what):
     mixed = words("aa")
     mixed[1][what] = "other"

@@ -229,14 +229,6 @@ def test_the_same_staged(size, full):
         program(2000 * size + seed, size, 10, {"cuda_mode": "staged"})
 
 
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("order", ["host", "values", "events"])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_the_same_with_the_small_ones_through_host_memory(size, order, full):
-    for seed in range((100 if size < 5 else 30) if full else (2 if size < 5 else 1)):
-        program(5000 * size + seed, size, 10, {**SHARED, "cuda_order": order, "cuda_host_bytes": HALF})
-
-
 @pytest.mark.parametrize("one_shot", [0, 1 << 30])
 def test_each_form_of_all_reduce_alone(one_shot):
     for seed in range(4):

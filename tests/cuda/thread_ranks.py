@@ -25,7 +25,13 @@ from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
 from fake_world import World
 
-SMALL = {"spin_us": 0, "cuda_staging_bytes": 65536, "cuda_one_shot_bytes": 4096, "cuda_host_bytes": 0}
+SMALL = {
+    "spin_us": 0,
+    "cuda_staging_bytes": 65536,
+    "cuda_one_shot_bytes": 4096,
+    "cuda_in_place_bytes": 4096,
+    "cuda_host_bytes": 0,
+}
 _here = threading.local()
 
 

@@ -16,8 +16,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def lacking(kind):
-    """Why these tests cannot be as they are asked for; None if they can. GPU_CHECK_NEEDS: a choice that probes must have
-    led to (decisions.py)."""
+    """Why these tests cannot be as they are asked for; None if they can. GPU_CHECK_NEEDS: what probes must have led to
+    (a choice of decisions.py)."""
     needs = os.environ.get("GPU_CHECK_NEEDS")
     if kind == "cpu":
         return needs and "needs a GPU"

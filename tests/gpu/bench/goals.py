@@ -9,10 +9,13 @@ MB = 1 << 20
 
 
 def figures(folder):
+    """Those that can be judged; of other parts of the check, the folder has objects."""
+    found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     return [
         result
-        for path in sorted(Path(folder).glob("*.json"))
-        for result in (found if isinstance(found := json.loads(path.read_text()), list) else ())  # others: objects
+        for results in found
+        if isinstance(results, list)
+        for result in results
         if "variant" not in result and "refused" not in result
     ]
 

@@ -9,17 +9,18 @@ from .session import Session, microseconds
 
 SIZES = (4, *(n << 10 for n in (16, 64, 256, 1024, 2048, 4096, 8192, 32 << 10, 256 << 10)))
 # Each is tried where the package has its variables.
-MODE, ORDER, STAGING, ONE_SHOT, HOST = (
-    f"C10D_CUSTOM_CUDA_{name}" for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES", "HOST_BYTES")
+MODE, ORDER, STAGING, ONE_SHOT, IN_PLACE, HOST = (
+    f"C10D_CUSTOM_CUDA_{name}"
+    for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES", "IN_PLACE_BYTES", "HOST_BYTES")
 )
-ON_THE_GPU = {MODE: "shared", HOST: "0"}
+ON_THE_GPU = {MODE: "shared", HOST: "0", IN_PLACE: str(1 << 34)}
 VARIANTS = {
     "as it is": {},
     "on the GPU": ON_THE_GPU,
     "memory operations": {**ON_THE_GPU, ORDER: "values"},
     "one-shot only": {**ON_THE_GPU, ONE_SHOT: str(1 << 30)},
-    "two-shot only": {**ON_THE_GPU, ONE_SHOT: str(1)},
-    "in place if it can": {**ON_THE_GPU, ONE_SHOT: "0"},
+    "two-shot only": {**ON_THE_GPU, ONE_SHOT: "0"},
+    "in place if it can": {**ON_THE_GPU, IN_PLACE: "0"},
     "staged": {MODE: "staged"},
     "staging of 512 MiB": {**ON_THE_GPU, STAGING: str(512 << 20)},
 }

@@ -91,7 +91,12 @@ class _Pool:
     def run(self, function, *arguments):
         if self.session.left() <= 0:
             raise OutOfTime
-        return self._pool.run(function, *arguments, timeout=min(LONGEST, self.session.left()))
+        try:
+            return self._pool.run(function, *arguments, timeout=min(LONGEST, self.session.left()))
+        except RankFailure:
+            if self.session.left() > 0:
+                raise
+            raise OutOfTime from None
 
     def time(self, operation, size, backends):
         """{backend: Figure, or the text of its refusal}, in alternating blocks; None where no time is left."""

@@ -37,11 +37,11 @@ def bench(name, limit):
 
 
 MODE, ORDER = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER"
-STAGING, ONE_SHOT = "C10D_CUSTOM_CUDA_STAGING_BYTES", "C10D_CUSTOM_CUDA_ONE_SHOT_BYTES"
-ON_THE_GPU = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0"}  # small calls, too
-# For tests/gpu/conftest.py. Without the setting it is for larger calls.
-IN_PLACE = {**ON_THE_GPU, ONE_SHOT: "0", "GPU_CHECK_NEEDS": "mapped"}
+# Small calls, too:
+ON_THE_GPU = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0", "C10D_CUSTOM_CUDA_IN_PLACE_BYTES": str(1 << 34)}
+IN_PLACE = {"C10D_CUSTOM_CUDA_IN_PLACE_BYTES": "0", "GPU_CHECK_NEEDS": "mapped"}  # GPU_CHECK_NEEDS: for conftest.py
 NARROW = ("-k", "not large and (all_reduce or reduce_scatter or all_gather or all_to_all_single or send_recv)")
+LITTLE = {**ON_THE_GPU, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
 BY_VALUES = {**ON_THE_GPU, ORDER: "values"}
 CASES = ("test_conformance.py", "-k", "not large")
 
@@ -84,12 +84,12 @@ PRESETS = {
         COMPILE,
         tests("conformance, 4 ranks", 100, "4", *CASES),
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
-        tests("messages, 4 ranks", 30, "4", "test_messages.py"),
-        tests("memory of groups", 35, "2,4", "test_memory.py", "-k", "groups"),
-        tests("1 MiB of staging", 40, "4", "test_conformance.py", *NARROW, settings={**ON_THE_GPU, STAGING: str(1 << 20)}),
+        tests("messages, 4 ranks", 25, "4", "test_messages.py"),
+        tests("memory of groups", 30, "2,4", "test_memory.py", "-k", "groups"),
+        tests("1 MiB of staging", 55, "4", "test_conformance.py", *NARROW, settings=LITTLE),
         tests("in place, where probes allow", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
         tests("programs", 30, "2", "test_programs.py"),
-        tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
+        tests("agreement with gloo and NCCL", 25, "2,4", "test_agreement.py"),
     ),
     "wide": (
         *BEGIN,

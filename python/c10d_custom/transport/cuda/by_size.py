@@ -36,7 +36,8 @@ class CollectivesBySize:
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """As StagedCollectives.run or SharedCollectives.run."""
-        (self._staged if self._bytes(call, left) <= self._limit else self._shared).run(call, left)
+        through_host = not self._shared.goes_in_place(call) and self._bytes(call, left) <= self._limit
+        (self._staged if through_host else self._shared).run(call, left)
 
     def _bytes(self, call: Call, left: Callable[[], float]) -> int:
         """Alike on all ranks, if they call alike."""

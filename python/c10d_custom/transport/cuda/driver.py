@@ -33,7 +33,8 @@ class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
     can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
     time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
-    decisions.py has it; ``side_by_side``: whether it runs kernels of different processes at once. Errors of CUDA are TransportError, or cupy's."""
+    decisions.py has it; ``side_by_side``: whether it runs kernels of different processes at once. Errors of CUDA are
+    TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
@@ -141,6 +142,10 @@ class Driver(ABC):
     @abstractmethod
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Between any two memories, pinned host memory too."""
+
+    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
+        self.copy(stream, target, source, nbytes)
 
     @abstractmethod
     def zero(self, stream: int, address: int, nbytes: int) -> None:
@@ -268,6 +273,9 @@ class CudaDriver(Driver):
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         self._cuda.copy(stream, target, source, nbytes)
+
+    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        self._cuda.copy_in(stream, target, source, nbytes)
 
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         self._cuda.zero(stream, address, nbytes)

@@ -52,7 +52,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
         raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "order", "one_shot_bytes", "host_bytes"):
+    for variable in ("staging_bytes", "order", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -120,6 +120,7 @@ class Setup:
                 "order": c.cuda_order,
                 "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
+                "in_place_bytes": c.cuda_in_place_bytes,
                 "host_bytes": c.cuda_host_bytes,
                 "side_by_side": self.driver.side_by_side,
                 "memory": found["memory"].choice,

@@ -59,6 +59,11 @@ class SharedCollectives:
         for what this one has enqueued before."""
         _Run(self, call, left).run()
 
+    def goes_in_place(self, call: Call) -> bool:
+        """Whether it is tried so: alike on all ranks that call alike."""
+        in_place = self.peers.in_place
+        return in_place is not None and in_place.takes(call, self.config.cuda_in_place_bytes)
+
     def let_go(self) -> None:
         self.peers.let_go(self.k)
 
@@ -97,10 +102,9 @@ class _Run:
             self._meet()
 
     def _in_place(self) -> bool:
-        in_place, least = self.peers.in_place, self.g.config.cuda_one_shot_bytes
-        if in_place is None or not in_place.takes(self.call, least):
+        if not self.g.goes_in_place(self.call):
             return False
-        if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
+        if self.peers.in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
             return True
         self.agreed = None  # collectives of the hosts have come in between
         return False

@@ -133,7 +133,7 @@ class StagedCollectives:
         )
         for address, region in targets:
             if region.nbytes:
-                self.driver.copy(self.stream, address, region.address, region.nbytes)
+                self.driver.copy_in(self.stream, address, region.address, region.nbytes)
 
     def let_go(self) -> None:
         """No stream waits for another rank."""

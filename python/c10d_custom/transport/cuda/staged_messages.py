@@ -183,7 +183,7 @@ class StagedMessages:
                 try:
                     ticket.stream_op.begin(self._in)
                     if m.tensor.nbytes:
-                        self.driver.copy(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
+                        self.driver.copy_in(self._in, m.tensor.data_ptr(), ticket.address, m.tensor.nbytes)
                     if m.copy_back:
                         self.driver.copy_tensors(self._in, m.copy_back)
                     ticket.stream_op.finish(self._in)

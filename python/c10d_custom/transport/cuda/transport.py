@@ -205,7 +205,7 @@ class CudaTransport:
             self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         else:
             self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
-            if setup.host_limit:
+            if setup.host_limit and not peers.order.on_stream:  # there calls need not hold the host
                 staged = StagedCollectives(here, self.driver, self._config, self.stream, self._late)
                 self._collectives = CollectivesBySize(here, staged, self._collectives, setup.host_limit)
             self._fused = peers.fused

@@ -1,0 +1,157 @@
+"""Which collectives of ranks that share a GPU go through host memory, and that what they give is right."""
+
+from unittest import mock
+
+import pytest
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions, ReduceScatterOptions
+
+from c10d_custom.errors import CollectiveMismatchError
+from c10d_custom.transport.cuda import transport as cuda_transport
+from device_tensors import contents, device_tensor, options, warm
+from fake_driver import FakeDriver
+from fake_world import World
+from in_place_ranks import programs
+from test_shared import HALF, SHARED, program
+from thread_ranks import run_ranks
+
+LIMIT = 6000
+BY_SIZE = {**SHARED, "cuda_host_bytes": LIMIT}
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_every_collective_among_larger_ones(size, full):
+    for seed in range((200 if size < 5 else 50) if full else (3 if size < 5 else 1)):
+        program(5000 * size + seed, size, 10, {**SHARED, "cuda_host_bytes": HALF})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_every_collective_among_those_in_place(size, full):
+    config = {"cuda_host_bytes": 1024, "cuda_in_place_bytes": 2048}
+    seeds = range(7000 * size, 7000 * size + ((50 if size < 5 else 20) if full else (2 if size < 5 else 1)))
+    assert sum(programs(seed, size, config, seconds=60.0) for seed in seeds) > 0
+
+
+class Ways:
+    """A context in which the ways that collectives of all ranks took are noted."""
+
+    def __enter__(self):
+        self.noted = noted = []
+
+        def noting(kind):
+            def run(self, call, left):
+                noted.append(kind.__name__.removesuffix("Collectives"))
+                return kind.run(self, call, left)
+
+            return type(kind.__name__, (kind,), {"run": run})
+
+        kinds = cuda_transport.StagedCollectives, cuda_transport.SharedCollectives
+        self._patches = [mock.patch.object(cuda_transport, kind.__name__, noting(kind)) for kind in kinds]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *error):
+        for patch in self._patches:
+            patch.stop()
+
+
+def way_of(call, size=3, config=BY_SIZE, **more):
+    """``call(rank)`` on every rank: the way that it took, alike on all."""
+
+    def body(r):
+        warm(r)
+        if r.rank == 0:
+            ways.noted.clear()
+        r.world.barrier(size)
+        call(r)
+        r.synchronize()
+
+    with Ways() as ways:
+        run_ranks(size, body, config=config, **more)
+    assert len(ways.noted) == size and len(set(ways.noted)) == 1, ways.noted
+    return ways.noted[0]
+
+
+def all_reduce(nbytes):
+    return lambda r: r.pg.allreduce([device_tensor(r, nbytes // 4, 1.0)], options(False))
+
+
+def broadcast(nbytes):
+    return lambda r: r.pg.broadcast([device_tensor(r, nbytes // 4, 1.0)], BroadcastOptions()).wait()
+
+
+def all_gather(nbytes):
+    def call(r):
+        parts = [device_tensor(r, nbytes // 4 // r.size, 1.0) for _ in range(r.size)]
+        r.pg.allgather([parts], [device_tensor(r, nbytes // 4 // r.size, 1.0)], AllgatherOptions()).wait()
+
+    return call
+
+
+def reduce_scatter(nbytes):
+    def call(r):
+        parts = [device_tensor(r, nbytes // 4 // r.size, 1.0) for _ in range(r.size)]
+        r.pg.reduce_scatter([device_tensor(r, nbytes // 4 // r.size, 1.0)], [parts], ReduceScatterOptions()).wait()
+
+    return call
+
+
+@pytest.mark.parametrize("operation", [all_reduce, broadcast, all_gather, reduce_scatter])
+def test_up_to_the_limit_through_host_memory(operation):
+    assert way_of(operation(LIMIT)) == "Staged"
+    assert way_of(operation(LIMIT + 12)) == "Shared"
+
+
+@pytest.mark.parametrize("most, way", [(LIMIT, "Staged"), (LIMIT + 8, "Shared")])
+def test_where_parts_are_uneven_the_largest_sum_of_any_rank_counts(most, way):
+    """Rank 0 sends nearly all of it, and to rank 1 alone."""
+    counts = [[2, most // 4 - 3, 1], [1, 0, 0], [0, 1, 0]]
+
+    def call(r):
+        sends, takes = counts[r.rank], [row[r.rank] for row in counts]
+        source, target = device_tensor(r, sum(sends), float(r.rank)), device_tensor(r, sum(takes), -1.0)
+        r.pg.alltoall_base(target, source, takes, sends, AllToAllOptions()).wait()
+        assert contents(r, target).tolist() == [float(s) for s, n in enumerate(takes) for _ in range(n)]
+
+    assert way_of(call) == way
+
+
+@pytest.mark.parametrize("who, nbytes", [({0, 1, 2}, LIMIT // 32 // 4 * 4), ({0, 1}, LIMIT)], ids=["all", "some"])
+def test_where_kernels_of_all_ranks_run_at_once_the_limit_is_lower(who, nbytes):
+    def drivers():
+        world = World(1)
+        made = [FakeDriver(world, r) for r in range(3)]
+        for r in who:
+            made[r].side_by_side = True
+        return {"world": world, "drivers": made}
+
+    assert way_of(all_reduce(nbytes), **drivers()) == "Staged"
+    assert way_of(all_reduce(nbytes + 4), **drivers()) == "Shared"
+
+
+def test_what_goes_in_place_does_not_go_through_host_memory():
+    config = {**BY_SIZE, "cuda_in_place_bytes": 1000}
+    assert way_of(all_reduce(1000), config=config, in_place=True) == "Staged"
+    assert way_of(all_reduce(1004), config=config, in_place=True) == "Shared"
+    assert way_of(all_reduce(1004), config=config) == "Staged"
+
+
+@pytest.mark.parametrize("config", [{"cuda_order": "values"}, {"cuda_order": "events"}, {"cuda_host_bytes": 0}])
+def test_where_streams_wait_for_each_other_nothing_goes_through_host_memory(config):
+    assert way_of(all_reduce(4), config={**BY_SIZE, **config}) == "Shared"
+
+
+def test_one_rank_alone_needs_no_host_memory():
+    assert way_of(all_reduce(4), size=1) == "Shared"
+
+
+def test_ranks_on_both_sides_of_the_limit_are_told():
+    def body(r):
+        warm(r)
+        count = (LIMIT + 400 * (r.rank == 2)) // 4
+        with pytest.raises(CollectiveMismatchError, match=f"{LIMIT // 4}.*{LIMIT // 4 + 100}|{LIMIT // 4 + 100}.*"):
+            r.pg.allreduce([device_tensor(r, count, 1.0)], options(False))
+
+    run_ranks(3, body, config=BY_SIZE)
