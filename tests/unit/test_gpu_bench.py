@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("operations", ["--largest", "65536"]),
         ("modes", ["--largest", "1024"]),
         ("one_rank", ["--largest", "1024"]),
+        ("turns", ["--largest", "1024"]),
         ("ddp", ["--ranks", "2", "--largest", "400000"]),
     ],
 )
@@ -44,7 +45,7 @@ def test_the_benchmarks_on_the_cpu(tmp_path, module, options):
     (tmp_path / "about.json").write_text("{}")  # as another part of the check leaves it
     figures = goals.figures(tmp_path)
     assert out.returncode == 0 and "SUMMARY:" in out.stdout, out.stdout + out.stderr
-    assert module == "modes" or {f["backend"] for f in figures} >= {"custom", "gloo"}
+    assert module in ("modes", "turns") or {f["backend"] for f in figures} >= {"custom", "gloo"}
     assert all(f["single_us"] > 0 and f["row_us"] > 0 for f in figures)
 
 

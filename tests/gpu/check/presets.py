@@ -100,7 +100,8 @@ PRESETS = {
     "speed": (
         *BEGIN,
         COMPILE,
-        bench("all_reduce", 140),
+        bench("turns", 20),
+        bench("all_reduce", 125),
         bench("ddp", 60),
         bench("modes", 70),
         bench("operations", 50),

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from .staged import StagedCollectives
 
 
-_SIDE_BY_SIDE = 32  # by how much the limit is lower under MPS
-
-
-def limit(host_bytes: int, side_by_side: bool) -> int:
-    """``host_bytes``: C10D_CUSTOM_CUDA_HOST_BYTES; ``side_by_side``: whether kernels of different ranks run at once."""
-    return host_bytes // _SIDE_BY_SIDE if side_by_side else host_bytes
-
-
 class CollectivesBySize:
     """``limit``: the most bytes of a call, of a rank's inputs or its outputs, that go through host memory; alike on
     all ranks. One collective at a time."""

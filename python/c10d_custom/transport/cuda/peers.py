@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
 from . import in_place, p2p
-from .by_size import limit
 from .decisions import choose_order, decide
 from .event_order import EventOrder
 from .fused import Fused
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
+_SIDE_BY_SIDE = 32  # by how much less pays through host memory where kernels of all ranks run at once
 _MARK = 1  # in the segment: this rank holds no memory of another any more
 _ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
@@ -129,7 +129,8 @@ class Setup:
         mode = self.mode = choose(table)
         self.in_place = all(w["memory"] == "mapped" for w in table) and len({w["gpu"] for w in table}) == 1
         if mode.name == "shared" and self.cpu.size > 1:
-            self.host_limit = limit(c.cuda_host_bytes, all(w["side_by_side"] for w in table))
+            side_by_side = all(w["side_by_side"] for w in table)
+            self.host_limit = c.cuda_host_bytes // (_SIDE_BY_SIDE if side_by_side else 1)
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:

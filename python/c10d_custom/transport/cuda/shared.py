@@ -102,9 +102,10 @@ class _Run:
             self._meet()
 
     def _in_place(self) -> bool:
-        if not self.g.goes_in_place(self.call):
+        in_place = self.peers.in_place
+        if in_place is None or not self.g.goes_in_place(self.call):
             return False
-        if self.peers.in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
+        if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
             return True
         self.agreed = None  # collectives of the hosts have come in between
         return False
