@@ -1,5 +1,6 @@
 """Which collectives of ranks that share a GPU go through host memory, and that what they give is right."""
 
+import logging
 from unittest import mock
 
 import pytest
@@ -145,6 +146,12 @@ def test_where_streams_wait_for_each_other_nothing_goes_through_host_memory(conf
 
 def test_one_rank_alone_needs_no_host_memory():
     assert way_of(all_reduce(4), size=1) == "Shared"
+
+
+def test_the_log_says_it_once(caplog):
+    with caplog.at_level(logging.INFO, "c10d_custom"):
+        way_of(all_reduce(4))
+    assert sum("in shared mode" in m and f"; up to {LIMIT} bytes through host memory" in m for m in caplog.messages) == 3
 
 
 def test_ranks_on_both_sides_of_the_limit_are_told():

@@ -193,6 +193,7 @@ class CudaTransport:
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
         peers: Peers | None = None
+        small = ""
         here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
@@ -208,17 +209,19 @@ class CudaTransport:
             if setup.host_limit and not peers.order.on_stream:  # there calls need not hold the host
                 staged = StagedCollectives(here, self.driver, self._config, self.stream, self._late)
                 self._collectives = CollectivesBySize(here, staged, self._collectives, setup.host_limit)
+                small = f"; up to {setup.host_limit} bytes through host memory"
             self._fused = peers.fused
             if peers.order is not None and peers.order.on_stream:
                 self._waiting = peers.order
             if self._fused is not None or self._waiting is not None:
                 self._guard = Guard(self)
         log.info(
-            "group %s, rank %d: CUDA tensors in %s mode: %s",
+            "group %s, rank %d: CUDA tensors in %s mode: %s%s",
             self.cpu.name or "(unnamed)",
             self.cpu.rank,
             self.mode.name,
             self.mode.reason,
+            small,
         )
 
     def _where(self, call: Call | Message | None) -> str:
