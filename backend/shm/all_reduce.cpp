@@ -1,7 +1,7 @@
 // all_reduce and reduce of messages too large for a small slot.
 //
 // Two ranks: each copies its input through its ring and reduces straight from (own input, peer's
-// ring) to its output: one synchronisation a block.
+// ring) to its output: one synchronisation a block. Nobody reads the ring of a reduce's root.
 // More: two stages, as in reduce-scatter + all-gather (Rabenseifner 2004), block by block: each rank
 // reduces one part of every block and puts it into its ring, all ranks copy the reduced parts out. reduce() leaves the
 // copy to the root. A rank's own part never passes through its ring unreduced.
@@ -30,7 +30,7 @@ bool ring_all_reduce(Collective& c) {
 
   if (n == 2) {
     return pipeline(
-        c, blocks, true, keeps,
+        c, blocks, c.args.op == kAllReduce || !keeps, keeps,
         [&](uint64_t k) { g.copy_in(g.block(me, g.blocks_done + k), c.in(0) + begin(k), bytes(k)); }, NoReduce{},
         [&](uint64_t k) {
           for (uint32_t r = 0; r < 2; ++r) src[r] = r == me ? c.in(0) + begin(k) : g.block(r, g.blocks_done + k);

@@ -64,7 +64,7 @@ def cost(operation: str, nbytes: int, n: int, config: Config = _CONFIG) -> Cost:
             all_of_it, half = (2 * S, S + n * S), (S, S)
             blocks, syncs = 0, 1
         elif n == 2:
-            all_of_it, half = (2 * S, 3 * S), (S, S)
+            all_of_it, half = (2 * S, 3 * S if operation == "all_reduce" else S), (S, S)
             blocks, syncs = _blocks(S, block), 1
         else:
             all_of_it, half = (2 * S, 3 * S - s), (S, 2 * rest + s)
