@@ -141,7 +141,7 @@ class Libcuda:
         return self._get(c.c_void_p, "cuDevicePrimaryCtxRetain", device)
 
     def side_by_side(self, index: int) -> bool:
-        """Whether kernels of different processes run at once there, by MPS. Drivers before 12.4 cannot tell: False."""
+        """Whether kernels of different processes run at once there, by MPS. A driver that cannot tell: False."""
         out, device = c.c_int(), self._get(c.c_int, "cuDeviceGet", index)
         return self._calls["cuDeviceGetAttribute"](c.byref(out), _MPS, device) == 0 and out.value != 0
 

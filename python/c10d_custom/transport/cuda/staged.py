@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 256
 _MOST = 16 << 20  # bytes of a slot, but for calls whose parts are uneven: those go in one piece
+_LEAST = 1 << 20
 _IN_PLACE = Op.all_reduce, Op.reduce
 
 
@@ -83,7 +84,8 @@ class StagedCollectives:
         if not poll(lambda: self.driver.done(self._events[0]), time.monotonic() + left(), lambda: False):
             raise self._late(call, "what was queued on its stream before")
         self.free()
-        self._size = max(nbytes, min(self._slot_bytes, 1 << 20))
+        # In steps: growing waits for the GPU, and pinning memory takes its time.
+        self._size = max(nbytes, min(self._slot_bytes, max(_LEAST, 1 << (nbytes - 1).bit_length())))
         self._slots = [self.driver.allocate_pinned(self._size) for _ in range(2)]
 
     def _fetch(self, call: Call, slot: int, lo: int, hi: int, in_place: bool) -> Piece:
