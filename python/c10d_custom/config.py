@@ -137,11 +137,11 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
     )
     cuda_one_shot_bytes: int = _number(
         "C10D_CUSTOM_CUDA_ONE_SHOT_BYTES",
-        8 << 20,
+        512 << 10,
         0,
         1 << 34,
         "largest all_reduce of CUDA tensors in which every rank reads every rank's "
-        "whole input; above, each rank reduces its part",
+        "whole input; above, each rank reduces its part. Of ranks that take turns on a GPU: 16 times that",
     )
     cuda_in_place_bytes: int = _number(
         "C10D_CUSTOM_CUDA_IN_PLACE_BYTES",

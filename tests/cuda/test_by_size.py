@@ -144,6 +144,31 @@ def test_where_streams_wait_for_each_other_nothing_goes_through_host_memory(conf
     assert way_of(all_reduce(4), config={**BY_SIZE, **config}) == "Shared"
 
 
+@pytest.mark.parametrize("gpus, way", [("ABB", "Staged"), ("ABC", "Shared")])
+def test_ranks_that_share_no_gpu_need_no_host_memory(gpus, way):
+    assert way_of(all_reduce(4), gpus=gpus) == way
+
+
+@pytest.mark.parametrize("gpus, side_by_side, most", [("AAA", False, 4096), ("AAA", True, 256), ("ABC", False, 256)])
+def test_where_ranks_take_turns_every_rank_reads_all_of_more(gpus, side_by_side, most):
+    """One-shot has one round, two-shot two."""
+
+    def body(r):
+        warm(r)
+        shared, rounds = next(iter(r.pg._transport._cuda.values()))._collectives, []
+        for nbytes in (most, most + 4):
+            before = shared.k
+            r.pg.allreduce([device_tensor(r, nbytes // 4, 1.0)], options(False))
+            rounds.append(shared.k - before)
+        return rounds
+
+    world = World(1)
+    drivers = [FakeDriver(world, r, gpus[r]) for r in range(3)]
+    for driver in drivers:
+        driver.side_by_side = side_by_side
+    assert run_ranks(3, body, config=SHARED, world=world, drivers=drivers) == [[1, 2]] * 3
+
+
 def test_one_rank_alone_needs_no_host_memory():
     assert way_of(all_reduce(4), size=1) == "Shared"
 

@@ -28,7 +28,7 @@ from fake_world import World
 SMALL = {
     "spin_us": 0,
     "cuda_staging_bytes": 65536,
-    "cuda_one_shot_bytes": 4096,
+    "cuda_one_shot_bytes": 256,
     "cuda_in_place_bytes": 4096,
     "cuda_host_bytes": 0,
 }

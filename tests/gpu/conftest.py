@@ -23,8 +23,10 @@ def lacking(kind):
         return needs and "needs a GPU"
     if not torch.cuda.is_available():
         return "no CUDA device"
+    if needs is None:
+        return None
     found = decide(answers_of(str(torch.cuda.get_device_properties(0).uuid)))
-    if needs and needs not in [decision.choice for decision in found.values()]:
+    if needs not in [decision.choice for decision in found.values()]:
         return f"the probes have not found here what {needs!r} needs (scripts/gpu_check probe)"
     return None
 

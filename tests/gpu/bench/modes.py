@@ -13,16 +13,16 @@ MODE, ORDER, STAGING, ONE_SHOT, IN_PLACE, HOST = (
     f"C10D_CUSTOM_CUDA_{name}"
     for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES", "IN_PLACE_BYTES", "HOST_BYTES")
 )
-ON_THE_GPU = {MODE: "shared", HOST: "0", IN_PLACE: str(1 << 34)}
+BY_GPU_MEMORY = {MODE: "shared", HOST: "0", IN_PLACE: str(1 << 34)}
 VARIANTS = {
     "as it is": {},
-    "on the GPU": ON_THE_GPU,
-    "memory operations": {**ON_THE_GPU, ORDER: "values"},
-    "one-shot only": {**ON_THE_GPU, ONE_SHOT: str(1 << 30)},
-    "two-shot only": {**ON_THE_GPU, ONE_SHOT: "0"},
-    "in place if it can": {**ON_THE_GPU, IN_PLACE: "0"},
+    "by GPU memory": BY_GPU_MEMORY,
+    "memory operations": {**BY_GPU_MEMORY, ORDER: "values"},
+    "one-shot only": {**BY_GPU_MEMORY, ONE_SHOT: str(1 << 30)},
+    "two-shot only": {**BY_GPU_MEMORY, ONE_SHOT: "0"},
+    "in place if it can": {**BY_GPU_MEMORY, IN_PLACE: "0"},
     "staged": {MODE: "staged"},
-    "staging of 512 MiB": {**ON_THE_GPU, STAGING: str(512 << 20)},
+    "staging of 512 MiB": {**BY_GPU_MEMORY, STAGING: str(512 << 20)},
 }
 
 

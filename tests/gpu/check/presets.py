@@ -38,11 +38,11 @@ def bench(name, limit):
 
 MODE, ORDER = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER"
 # Small calls, too:
-ON_THE_GPU = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0", "C10D_CUSTOM_CUDA_IN_PLACE_BYTES": str(1 << 34)}
+BY_GPU_MEMORY = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0", "C10D_CUSTOM_CUDA_IN_PLACE_BYTES": str(1 << 34)}
 IN_PLACE = {"C10D_CUSTOM_CUDA_IN_PLACE_BYTES": "0", "GPU_CHECK_NEEDS": "mapped"}  # GPU_CHECK_NEEDS: for conftest.py
 NARROW = ("-k", "not large and (all_reduce or reduce_scatter or all_gather or all_to_all_single or send_recv)")
-LITTLE = {**ON_THE_GPU, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
-BY_VALUES = {**ON_THE_GPU, ORDER: "values"}
+LITTLE = {**BY_GPU_MEMORY, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
+BY_VALUES = {**BY_GPU_MEMORY, ORDER: "values"}
 CASES = ("test_conformance.py", "-k", "not large")
 
 BEGIN = (
@@ -66,7 +66,7 @@ PRESETS = {
         tests("streams", 50, "2,4", "test_streams.py"),
         tests("DDP, FSDP2, hooks", 40, "2,4", "test_ddp.py", "test_fsdp.py"),
         tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
-        tests("on the GPU", 50, "2", "test_conformance.py", *NARROW, settings=ON_THE_GPU),
+        tests("by GPU memory", 50, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
         tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
         tests("by stream memory operations", 50, "2", "test_conformance.py", *NARROW, settings=BY_VALUES),
     ),
@@ -74,7 +74,7 @@ PRESETS = {
         *BEGIN,
         COMPILE,
         tests("faults", 100, "2,4", "test_faults.py"),
-        tests("faults, on the GPU", 75, "2,4", "test_faults.py", settings=ON_THE_GPU),
+        tests("faults, by GPU memory", 75, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
         tests("faults, by stream memory operations", 75, "2,4", "test_faults.py", settings=BY_VALUES),
         tests("memory of processes that end", 40, "2", "test_memory.py", "-k", "ended"),
         tests("p2p", 40, "2,4", "test_p2p.py", settings={MODE: "p2p"}, cpu=False),
@@ -95,7 +95,7 @@ PRESETS = {
         *BEGIN,
         COMPILE,
         tests("conformance, 8 ranks", 190, "8", *CASES),
-        tests("8 ranks, on the GPU", 120, "8", "test_conformance.py", *NARROW, settings=ON_THE_GPU),
+        tests("8 ranks, by GPU memory", 120, "8", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
     ),
     "speed": (
         *BEGIN,

@@ -28,7 +28,7 @@ class CollectivesBySize:
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """As StagedCollectives.run or SharedCollectives.run."""
-        through_host = not self._shared.goes_in_place(call) and self._bytes(call, left) <= self._limit
+        through_host = self._shared.in_place_for(call) is None and self._bytes(call, left) <= self._limit
         (self._staged if through_host else self._shared).run(call, left)
 
     def _bytes(self, call: Call, left: Callable[[], float]) -> int:

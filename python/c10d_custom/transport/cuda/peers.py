@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
-_SIDE_BY_SIDE = 32  # by how much less pays through host memory where kernels of all ranks run at once
+_SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
 _MARK = 1  # in the segment: this rank holds no memory of another any more
 _ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
@@ -95,6 +95,7 @@ class Setup:
         self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
+        self.turns = False  # whether kernels of ranks that share a GPU run one after the other
         self.host_limit = 0  # up to so many bytes a collective goes through host memory (by_size.py)
         self.opened: list[Peers] = []
 
@@ -127,10 +128,11 @@ class Setup:
             }
         )
         mode = self.mode = choose(table)
-        self.in_place = all(w["memory"] == "mapped" for w in table) and len({w["gpu"] for w in table}) == 1
-        if mode.name == "shared" and self.cpu.size > 1:
-            side_by_side = all(w["side_by_side"] for w in table)
-            self.host_limit = c.cuda_host_bytes // (_SIDE_BY_SIDE if side_by_side else 1)
+        gpus = {w["gpu"] for w in table}
+        self.in_place = all(w["memory"] == "mapped" for w in table) and len(gpus) == 1
+        if len(gpus) < self.cpu.size:
+            self.turns = not all(w["side_by_side"] for w in table)
+            self.host_limit = c.cuda_host_bytes // (1 if self.turns else _SIDE_BY_SIDE)
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
@@ -205,15 +207,16 @@ class Setup:
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
-    ``half``: bytes of a half; ``fused``: in p2p mode, for as many ranks as it takes, a Fused; ``in_place``: where
-    all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports closes
-    before the exporter frees."""
+    ``half``: bytes of a half; ``turns``: as the Setup's; ``fused``: in p2p mode, for as many ranks as it takes, a
+    Fused; ``in_place``: where all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports
+    closes before the exporter frees."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup: Any = setup  # until `forget_setup`
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.half = setup.config.cuda_staging_bytes // 2
+        self.turns = setup.turns
         self.staging: dict[int, int] = {}
         self.order: Any = None  # an Order, from `allocate` on
         self.fused: Fused | None = None

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from ..base import LocalTransport
     from .driver import Driver
     from .fused import Fused
+    from .in_place import InPlace
     from .peers import Peers
 
 
 _ALIGN = 256
+_TURNS = 16  # by how much more is one-shot where one step of kernels less saves every rank a turn
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
@@ -59,10 +61,10 @@ class SharedCollectives:
         for what this one has enqueued before."""
         _Run(self, call, left).run()
 
-    def goes_in_place(self, call: Call) -> bool:
-        """Whether it is tried so: alike on all ranks that call alike."""
+    def in_place_for(self, call: Call) -> InPlace | None:
+        """What tries it in place; None: nothing does. Alike on all ranks that call alike."""
         in_place = self.peers.in_place
-        return in_place is not None and in_place.takes(call, self.config.cuda_in_place_bytes)
+        return in_place if in_place is not None and in_place.takes(call, self.config.cuda_in_place_bytes) else None
 
     def let_go(self) -> None:
         self.peers.let_go(self.k)
@@ -102,8 +104,8 @@ class _Run:
             self._meet()
 
     def _in_place(self) -> bool:
-        in_place = self.peers.in_place
-        if in_place is None or not self.g.goes_in_place(self.call):
+        in_place = self.g.in_place_for(self.call)
+        if in_place is None:
             return False
         if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
             return True
@@ -203,7 +205,7 @@ class _Run:
     def _all_reduce(self) -> None:
         call = self.call
         source, target, total = call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), call.inputs[0].nbytes
-        one_shot = total <= min(self.g.config.cuda_one_shot_bytes, self.half)
+        one_shot = total <= min(self.g.config.cuda_one_shot_bytes * (_TURNS if self.peers.turns else 1), self.half)
         for at in range(0, total, self.half):
             step = self._one_shot if one_shot else self._two_shot
             step(source + at, target + at, min(self.half, total - at))
