@@ -1,6 +1,6 @@
-"""After a loss, the ranks that are left over several hosts go on in their processes (shrink_group), started by hand: as
-torchrun starts them, but that it would end the rest of a host. Under launchers: test_shrink_launchers.py; how they
-agree, without hosts: unit/test_survivors.py."""
+"""After a loss, the ranks that are left over several hosts hear of it in whatever they do, and go on in their processes
+(shrink_group). They are started by hand: as torchrun starts them, but that it would end the rest of a host. Under
+launchers: test_shrink_launchers.py; how they agree, without hosts: unit/test_survivors.py."""
 
 from pathlib import Path
 
@@ -114,6 +114,49 @@ def test_a_rank_that_does_not_come_or_cannot_be_reached_is_named_and_may_come_la
         finally:
             hosts.heal("hostb")
         require_right(job.ask("shrink 30"), job.left)
+        job.require_good_end()
+
+
+def require_named(said, name, within=5.0):
+    """``within``: s, much less than the time-out of 30."""
+    for value in said.values():
+        assert value["error"] == "PeerLostError" and name in value["text"] and value["seconds"] < within, said
+
+
+@pytest.mark.parametrize(
+    "counts, lost, name",
+    [
+        pytest.param([1, 1], 1, "rank 1 on hostb", id="another host"),
+        pytest.param([2, 2], 3, "rank 3 on hostb", id="of two on a host"),
+        pytest.param([3, 1], 1, "rank 1 on hosta", id="not the last", marks=pytest.mark.full("as those above")),
+    ],
+)
+def test_a_member_that_is_dead_ends_the_making_of_a_group(hosts, counts, lost, name):
+    with Job(hosts, counts) as job:
+        job.up()
+        for rank in set(job.left) - {lost}:
+            job.tell(rank, "group 30")  # while it is waited for
+        job.tell(lost, "die")
+        job.left.remove(lost)
+        require_named({rank: job.line(rank) for rank in job.left}, name)
+        for what in ("group 30", "split 30"):  # and when it is dead already
+            require_named(job.ask(what), name)
+        for value in job.ask("destroy").values():
+            assert value["error"] is None and value["seconds"] < 5.0, value
+        job.require_good_end()
+
+
+def test_a_rank_that_has_called_shrink_group_does_not_come_to_another(hosts):
+    with Job(hosts, [2, 2]) as job:
+        job.up()
+        for rank in (0, 1, 2):
+            job.tell(rank, "group 30")
+        job.tell(3, "shrink 30")
+        for rank in (0, 1, 2):
+            said = job.line(rank)
+            assert said["error"] == "AbortedError" and "rank 3 called shrink_group" in said["text"], said
+            job.tell(rank, "shrink 30")
+        require_right({rank: job.line(rank) for rank in job.left}, job.left)
         job.require_good_end()
 
 

@@ -300,7 +300,7 @@ def test_a_bad_environment_variable_is_refused_by_name(monkeypatch, text):
         config.Config.from_env()
 
 
-LINES = 400  # of a file: one concept
+LINES = 600  # of a file, which holds one concept: cutting one in two would be worse
 
 
 def test_no_file_is_long():

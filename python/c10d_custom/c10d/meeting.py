@@ -120,7 +120,7 @@ class _Meeting:
         with Membership(part, self.rank, self.members, self.name) as membership:
             group = f"{self.name} {membership.digest}"
             own = part.under(membership.digest).under(f"{neighbours.life(group)}")
-            processes = Members(world, self.members, roll=True)
+            processes = Members(world, self.members, shrinking=True)
             letters = Letters(
                 neighbours, self.members, self.rank, group, self.seconds, processes, membership.look, membership.waiting
             )
@@ -243,20 +243,19 @@ def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:
         return None
 
 
-def _world_on_a_host() -> ShmTransport | None:
-    """The default group's transport, if it has a segment in which to look for its ranks."""
+def _world() -> Transport | None:
+    """The default group's transport of CPU tensors, if it is of this package."""
     world = operations_of(dist.group.WORLD)
-    transport = world.cpu_transport if world is not None else None
-    return transport if isinstance(transport, ShmTransport) else None
+    return world.cpu_transport if world is not None else None
 
 
 def _neighbourly_world() -> ShmTransport | None:
     """The same, if its ranks can write each other letters."""
-    world = _world_on_a_host()
-    return world if world is not None and world.neighbours is not None else None
+    world = _world()
+    return world if isinstance(world, ShmTransport) and world.neighbours is not None else None
 
 
 def _members_of_world(members: list[int]) -> Members | None:
-    """processes.Members for ``members``, global ranks, if the default group has a segment in which to look."""
-    parent = _world_on_a_host() if members else None
-    return Members(parent, members, roll=True) if parent is not None else None
+    """processes.Members for ``members``, global ranks, if the default group can tell who of them is gone."""
+    parent = _world() if members else None
+    return Members(parent, members, shrinking=True) if parent is not None else None

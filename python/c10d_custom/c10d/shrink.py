@@ -40,11 +40,15 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     if not isinstance(old, process_group.CustomProcessGroup):
         raise UsageError('shrink_group: the default group is not there, or not one of the backend "custom"')
     backend, own = get_backend_config(old), old.timeout
+    transport = old.cpu_transport
+    if isinstance(transport, HierarchicalTransport):
+        transport.tell_that_it_shrinks()
     for each in issuing.live():
         each.abort()
     wait = own if timeout is None else timeout
-    over_hosts = isinstance(old.cpu_transport, HierarchicalTransport)
-    survivors = SurvivorsOverHosts(old, wait, preside) if over_hosts else Survivors(old, wait)
+    survivors = (
+        SurvivorsOverHosts(old, wait, preside) if isinstance(transport, HierarchicalTransport) else Survivors(old, wait)
+    )
     try:
         store, new = survivors.agree()
         new.set_timeout(own)

@@ -1,4 +1,5 @@
-"""Which ranks of this host have ended, while their group is being made. Once it is, the native core watches."""
+"""Which ranks have ended, while their group is being made: of this host, or of those that the group it is made from
+knows. Once it is made, its transport watches."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import os
 import select
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 
 def started(pid: int) -> int | None:
@@ -66,42 +67,40 @@ class Processes:
 if TYPE_CHECKING:
 
     class Parent(Protocol):
-        """What Members asks of a group's transport: see LocalTransport of transport/base.py."""
+        """What Members asks of a group's transport: see Transport of transport/base.py."""
 
-        who: Callable[[int], str]
+        def gone(self) -> dict[int, str]: ...
 
-        def states(self, sequence: int) -> list[Any] | None: ...
-
-        def roll(self, round: int) -> tuple[dict[int, int], list[int]]: ...
+        def shrinking(self) -> list[int]: ...
 
 
 class Members(Processes):
-    """Of a group that is made by some ranks of another, on one host: they are known before they have told who they are.
-    ``parent``: that group's transport; ``ranks``: theirs in it; ``roll``: whether its roll call (shrink_group) ends all
+    """Of a group that is made by some ranks of another: they are known before they have told who they are.
+    ``parent``: that group's transport; ``ranks``: theirs in it; ``shrinking``: whether its shrink_group ends all
     this."""
 
-    def __init__(self, parent: Parent, ranks: Sequence[int], roll: bool = False) -> None:
+    def __init__(self, parent: Parent, ranks: Sequence[int], shrinking: bool = False) -> None:
         super().__init__()
-        self._parent, self._in_parent, self._roll = parent, ranks, roll
+        self._parent, self._in_parent, self._shrinking = parent, ranks, shrinking
 
     def add(self, rank: int, pid: int, start: int | None) -> None:
-        """They are known."""
+        """Does nothing: the parent knows that rank."""
 
-    def _states(self) -> list[Any]:
-        states = self._parent.states(0) or []  # none: closed
-        return [states[r] for r in self._in_parent] if states else []
+    def _gone(self) -> dict[int, str]:
+        gone = self._parent.gone()
+        return {rank: gone[r] for rank, r in enumerate(self._in_parent) if r in gone} if gone else {}
 
     def ended(self) -> set[int]:
-        return {rank for rank, state in enumerate(self._states()) if not state.alive}
+        return set(self._gone())
 
     def obituary(self) -> str:
-        return "; ".join(
-            f"{self._who(rank)} (pid {state.pid}) has died, or left the group that this one is made from"
-            for rank, state in enumerate(self._states())
-            if not state.alive
-        )
+        return "; ".join(f"{self._name(rank)} {fate}" for rank, fate in self._gone().items())
+
+    def _name(self, rank: int) -> str:
+        global_rank = self._in_parent[rank]
+        return f"rank {rank}" if rank == global_rank else f"rank {rank} (global rank {global_rank})"
 
     def left_for(self) -> str | None:
-        if self._roll and (present := self._parent.roll(1)[0]):
-            return f"{', '.join(map(self._parent.who, present))} called shrink_group"
+        if self._shrinking and (ranks := self._parent.shrinking()):
+            return f"{', '.join(f'rank {rank}' for rank in ranks)} called shrink_group"
         return None

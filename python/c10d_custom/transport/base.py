@@ -216,6 +216,15 @@ class Transport(ABC):
     def broken(self) -> bool:
         """True if the next call of this group fails: a rank is gone, or a call has failed."""
 
+    @abstractmethod
+    def gone(self) -> dict[int, str]:
+        """{rank: what has become of it, for an error} of the ranks that are known to have died or to have left the
+        group. None, once it is closed."""
+
+    @abstractmethod
+    def shrinking(self) -> list[int]:
+        """The ranks that are known to have called shrink_group."""
+
     def failed(self, error: BaseException) -> None:
         """Called with each exception made for a call that failed on the group, in the thread that made it. Whoever
         watches the transport replaces it."""

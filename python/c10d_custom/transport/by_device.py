@@ -204,6 +204,12 @@ class ByDevice(Transport):
     def broken(self) -> bool:
         return self.cpu.broken()
 
+    def gone(self) -> dict[int, str]:
+        return self.cpu.gone()
+
+    def shrinking(self) -> list[int]:
+        return self.cpu.shrinking()
+
     def abort(self) -> None:
         self.cpu.abort()
 

@@ -58,6 +58,30 @@ def shrink(seconds):
     return {**said, "seconds": time.monotonic() - began}
 
 
+def outcome(make):
+    """What comes of it: the error, if any, and the seconds."""
+    began = time.monotonic()
+    try:
+        make()
+        said = {"error": None}
+    except RuntimeError as error:
+        said = {"error": type(error).__name__, "text": str(error)}
+    return {**said, "seconds": time.monotonic() - began}
+
+
+def group(seconds):
+    return outcome(lambda: dist.new_group(timeout=timedelta(seconds=seconds)))
+
+
+def split(seconds):
+    ranks = list(range(dist.get_world_size()))
+    return outcome(lambda: dist.group.WORLD.split_group(ranks, timedelta(seconds=seconds)))
+
+
+def destroy():
+    return outcome(dist.destroy_process_group)
+
+
 def reduce_until_it_fails():
     try:
         while True:
@@ -98,8 +122,17 @@ def main():
             break
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        say(**{"reduce": reduce_until_it_fails, "shrink": shrink, "use": used}[what](*map(float, rest)))
-    dist.destroy_process_group()
+        todo = {
+            "reduce": reduce_until_it_fails,
+            "shrink": shrink,
+            "use": used,
+            "group": group,
+            "split": split,
+            "destroy": destroy,
+        }
+        say(**todo[what](*map(float, rest)))
+    if dist.is_initialized():
+        dist.destroy_process_group()
     say(ended=True)
 
 

@@ -13,7 +13,7 @@ from ... import native
 from ...creation.exchange import Exchange
 from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
-from ..failure import ErrorText
+from ..failure import ErrorText, rank_name
 from ..fingerprint import Fingerprint, mismatch_table
 from .flat_exchange import fingerprint, parse
 
@@ -56,9 +56,7 @@ class HostsErrorText(ErrorText):
         return self.t.who(rank)
 
     def fate(self, rank: int) -> str:
-        if rank in self.t.detector.left:
-            return f"{self.who(rank)} has left the group (destroy_process_group, or its process ended)"
-        return f"{self.who(rank)} (pid {self.t.locations[rank].pid}) has died, or its host is gone"
+        return f"{rank_name(self.t.members, rank)} {fate(self.t, rank)}"
 
     def missing(self) -> str:
         # This rank knows whom it waited for, and they may have waited for others: those who timed out alike say so in
@@ -75,6 +73,14 @@ class HostsErrorText(ErrorText):
 
     def table(self) -> str:
         return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
+
+
+def fate(transport: Group, rank: int) -> str:
+    """What has become of a rank that is gone: the part of a sentence that follows its name."""
+    host = f"on {transport.locations[rank].hostname}"
+    if rank in transport.detector.left:
+        return f"{host} has left the group (destroy_process_group, or its process ended)"
+    return f"{host} (pid {transport.locations[rank].pid}) has died, or its host is gone"
 
 
 def _published(transport: Group, number: int, call: Call, seconds: float) -> dict[int, Fingerprint | None]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 _NEWS = struct.Struct("<IIiiQ")  # kind, status, rank it is about, rank that found out, number
-_LEFT, _FAILED, _ENDED = 1, 2, 3
+_LEFT, _FAILED, _ENDED, _SHRINKS = 1, 2, 3, 4
 _WORD = 0.2  # s: for the word of who watches the host of a rank whose end another has seen
 _READ = 4096  # bytes
 _OVER = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -76,6 +76,7 @@ class FailureDetector:
         self.rank = exchange.rank
         self.left: set[int] = set()
         self.ended: set[int] = set()  # their hosts have ended a connection of theirs, as when a process ends
+        self.shrinking: set[int] = set()  # they have called shrink_group
         self.fault: Fault | None = None
         self.disagreement: Fault | None = None
         self._on_fault = on_fault
@@ -107,6 +108,10 @@ class FailureDetector:
         if not self._is_news(fault):
             return
         self._send(_FAILED, fault.status, fault.peer, fault.by, fault.number)
+
+    def shrink(self) -> None:
+        """This rank has called shrink_group."""
+        self._send(_SHRINKS, 0, self.rank, self.rank, 0)
 
     def leave(self) -> None:
         """This rank wants nothing more of the group."""
@@ -201,6 +206,10 @@ class FailureDetector:
         if kind == _LEFT:
             if peer not in self.left:
                 self.left.add(peer)
+                self._spread(news, but=link)
+        elif kind == _SHRINKS:
+            if peer not in self.shrinking:
+                self.shrinking.add(peer)
                 self._spread(news, but=link)
         elif kind == _ENDED:
             self._gone_without_leave |= peer not in self.left

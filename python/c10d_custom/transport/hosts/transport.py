@@ -28,7 +28,7 @@ from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .board import Board, slot_bytes
-from .error_text import HostsErrorText, heard_of
+from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import FailureDetector, Fault
 from .flat_exchange import FlatExchange
 from .health import Health, group_rank
@@ -220,6 +220,23 @@ class HierarchicalTransport(Transport):
     def broken(self) -> bool:
         """As ShmTransport's."""
         return self.health.broken()
+
+    def gone(self) -> dict[int, str]:
+        # Both look: the detector hears of this host's ranks, too, but what it hears first only.
+        detector = self.detector
+        fault = detector.fault
+        found = detector.ended | detector.left
+        if fault is not None and fault.status == native.PEER_LOST:
+            found = found | {fault.peer}
+        found |= {self.hosts.here[index] for index in self.local.gone()}
+        return {rank: fate(self, rank) for rank in sorted(found - {self.rank, -1})}
+
+    def shrinking(self) -> list[int]:
+        return sorted(self.detector.shrinking)
+
+    def tell_that_it_shrinks(self) -> None:
+        """This rank has called shrink_group: it takes part in the making of no other group."""
+        self.detector.shrink()
 
     def submit(self, call: Call) -> Ticket:
         return self._queue.submit(call)

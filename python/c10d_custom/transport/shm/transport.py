@@ -268,6 +268,16 @@ class ShmTransport(LocalTransport):
                 awaited.append(rank)
         return present, awaited
 
+    def gone(self) -> dict[int, str]:
+        return {
+            rank: f"(pid {state.pid}) has died, or left the group"
+            for rank, state in enumerate(self.states(0) or [])
+            if not state.alive
+        }
+
+    def shrinking(self) -> list[int]:
+        return list(self.roll(1)[0])
+
     def next_sequence(self) -> int:
         return lib.c10d_next_seq(self._handle)
 
