@@ -11,7 +11,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 18; }
+int c10d_abi_version() { return 19; }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -305,6 +305,16 @@ int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes
 void c10d_set_mark(c10d_handle* h, uint32_t mark) {
   Use g(h);
   if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
+}
+
+void c10d_enter_monitored_barrier(c10d_handle* h, uint32_t number) {
+  Use g(h);
+  if (!g.status) g->ctl(g->rank).monitored_barriers.store(number, std::memory_order_release);
+}
+
+uint32_t c10d_monitored_barriers(c10d_handle* h, uint32_t rank) {
+  Use g(h);
+  return g.status || rank >= g->n ? 0 : g->ctl(rank).monitored_barriers.load(std::memory_order_acquire);
 }
 
 int c10d_enlist(c10d_handle* h, uint32_t round, uint32_t note) {

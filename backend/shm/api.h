@@ -36,6 +36,8 @@ enum Op : uint32_t {
   kAllToAll,
   kGather,
   kScatter,
+  kMonitoredBarrier,  // of a rank that waits in a monitored barrier, which is made of messages, while others are in a
+                      // collective: tells them so
   kRejected,  // the caller's arguments were refused; tells the other ranks so, waits for nobody
   kOps,
 };
@@ -57,10 +59,11 @@ struct Span {
 // One collective. Spans: broadcast in[1] at the root, out[1] elsewhere; all_reduce in[1] out[1];
 // reduce in[1], out[1] at the root; all_gather in[1] out[n]; reduce_scatter in[n] out[1];
 // all_to_all in[n] out[n]; gather in[1], out[n] at the root; scatter in[n] at the root, out[1].
+// In gather and scatter, where parts differ, the root's count is kNever, and every other rank's that of its own part.
 struct CallArgs {
   uint32_t op, redop, dtype;
   int32_t root;
-  uint64_t count;  // goes into the fingerprint; kNever where ranks may differ
+  uint64_t count;  // goes into the fingerprint; kNever where parts may differ
   uint32_t item_bytes;
   uint32_t device;     // Memory
   double factor;       // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
@@ -206,6 +209,9 @@ C10D_API int c10d_peer_stopped(c10d_handle*, uint32_t rank);
 C10D_API int c10d_peer_sizes(c10d_handle*, uint32_t rank, uint64_t seq, uint64_t* sizes);
 // A word of this rank's that the others see in PeerState, also once it has left, until it closes.
 C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
+// How many monitored barriers a rank has entered: this one says so, or any rank of the group is asked.
+C10D_API void c10d_enter_monitored_barrier(c10d_handle*, uint32_t number);
+C10D_API uint32_t c10d_monitored_barriers(c10d_handle*, uint32_t rank);
 // How the ranks that are left after a failure find out who they are, also on a group that has left, until it closes.
 // enlist: this rank is in `round`, of those from 1 up, and says `note`; kAborted if others have struck it off. roll: 0
 // if `rank` is not in it yet, 1 if it is (and *note, 0 from one that has gone on to the next round), 2 if it is not and

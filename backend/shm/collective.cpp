@@ -126,14 +126,20 @@ void Collective::announce() {
       t[n + i] = part(args.out, args.nout, i);
     }
   }
+  announced_ = true;
   g.advance(mine.arrive, seq);
 }
 
 bool Collective::differs(uint32_t peer) {
   const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
   if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
-      a.count != b.count || a.device != b.device || a.outer != b.outer)
+      a.device != b.device || a.outer != b.outer)
     return true;
+  if (has_parts_at_root()) {
+    uneven_ |= a.count != b.count || uses_table();
+    return uneven_ && ((is_root() && !fits_root(peer)) || (int32_t(peer) == args.root && !fits_root(me)));
+  }
+  if (a.count != b.count) return true;
   if (!uses_table()) return false;
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
   if (args.op == kReduceScatter)  // every rank must cut its input alike
@@ -144,6 +150,25 @@ bool Collective::differs(uint32_t peer) {
 bool Collective::parts_fit(uint32_t a, uint32_t b) const {
   const uint64_t *of_a = g.table(a, seq), *of_b = g.table(b, seq);
   return of_a[b] == of_b[n + a] && of_b[a] == of_a[n + b];
+}
+
+uint64_t Collective::part(uint32_t r) const {
+  const uint64_t count = g.ctl(r).fingerprint[seq & 1].count;
+  return count == kNever ? g.table(r, seq)[args.op == kGather ? args.root : int32_t(n) + args.root]
+                         : count * args.item_bytes;
+}
+
+bool Collective::fits_root(uint32_t r) const {
+  const uint32_t root = uint32_t(args.root);
+  const uint64_t count = g.ctl(root).fingerprint[seq & 1].count;
+  if (count != kNever) return g.ctl(r).fingerprint[seq & 1].count == count;
+  return g.table(root, seq)[args.op == kGather ? n + r : r] == part(r);
+}
+
+uint64_t Collective::longest_part(uint64_t own) const {
+  if (uneven_)
+    for (uint32_t r = 0; r < n; ++r) own = std::max(own, part(r));
+  return own;
 }
 
 Status Collective::mismatch(uint32_t peer) {
@@ -166,23 +191,29 @@ bool Collective::agree() {
     if (differs(r)) return mismatch(r), false;
   }
   // All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
-  if (uses_table() && args.op != kReduceScatter)
+  if (uneven_) {
+    for (uint32_t r = 0; r < n; ++r)
+      if (!fits_root(r)) return mismatch(r), false;
+  } else if (uses_table() && args.op != kReduceScatter && !has_parts_at_root()) {
     for (uint32_t a = 0; a < n; ++a)
       for (uint32_t b = a + 1; b < n; ++b)
         if (!parts_fit(a, b)) return mismatch(a), false;
-  return true;
+  }
+  return agreed_ = true;
 }
 
 bool Collective::shape_ok() const {
   auto root_only = [&](uint32_t want, uint32_t have) { return is_root() ? have == want : true; };
   auto equal = [&](const Span* spans, uint64_t bytes) {
-    return std::all_of(spans, spans + n, [&](const Span& s) { return s.bytes == bytes; });
+    return uses_table() ? spans[me].bytes == bytes
+                        : std::all_of(spans, spans + n, [&](const Span& s) { return s.bytes == bytes; });
   };
   const bool rooted = args.op == kBroadcast || args.op == kReduce || args.op == kGather || args.op == kScatter;
   if (rooted && (args.root < 0 || uint32_t(args.root) >= n)) return false;
   if (args.item_bytes == 0 || args.item_bytes > 64 || 64 % args.item_bytes) return false;
   switch (args.op) {
-    case kBarrier: return true;
+    case kBarrier:
+    case kMonitoredBarrier: return true;
     case kBroadcast: return is_root() ? args.nin == 1 : args.nout == 1;
     case kAllReduce: return args.nin == 1 && args.nout == 1 && in_bytes(0) == out_bytes(0) && kernel();
     case kReduce:
@@ -212,6 +243,7 @@ bool Collective::announce_early() {
 
 Status Collective::go_on() {
   g.call = number;
+  announced_ = true;
   if (healthy()) finish_small();
   return status_;
 }

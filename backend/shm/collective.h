@@ -61,9 +61,11 @@ class Collective {
   bool agree();
   // The two at the beginning of what moves data: they may have been done before.
   void announce_once() {
-    if (!place_) announce();
+    if (!announced_) announce();
   }
-  bool agree_once() { return place_ || agree(); }
+  bool agree_once() { return agreed_ || agree(); }
+  // Bytes of the longest part of a gather or scatter on which all have agreed, of which a rank's own are `own`.
+  uint64_t longest_part(uint64_t own) const;
 
   char* in(uint32_t i) const { return static_cast<char*>(args.in[i].data); }
   char* out(uint32_t i) const { return static_cast<char*>(args.out[i].data); }
@@ -92,6 +94,12 @@ class Collective {
   bool differs(uint32_t peer);
   // Whether two ranks give each other what they expect, as their tables say.
   bool parts_fit(uint32_t a, uint32_t b) const;
+  // In gather and scatter each part is known to two: the root, and the rank whose part it is. So these announce their
+  // own counts, which the root's must fit: equal to all, or, where its is kNever, what its table has for each.
+  bool has_parts_at_root() const { return args.op == kGather || args.op == kScatter; }
+  // What rank r has announced that it gives to the root, or gets from it.
+  uint64_t part(uint32_t r) const;
+  bool fits_root(uint32_t r) const;
   Status mismatch(uint32_t peer);
   bool fits_small();
   uint64_t own_place();
@@ -105,6 +113,8 @@ class Collective {
   Failure* const failure_;
   Status status_ = kOk;
   uint64_t place_ = 0;  // this rank's of the fingerprint
+  bool announced_ = false, agreed_ = false;
+  bool uneven_ = false;  // the parts of a gather or scatter may differ; known once all have agreed
   std::vector<char*> placed_;
   double factors_[64];
   std::unique_ptr<double[]> many_factors_;

@@ -1,4 +1,5 @@
-// Operations in which a rank has different bytes for each rank: scatter, gather, reduce_scatter (also uneven).
+// Operations in which a rank has different bytes for each rank: scatter, gather, reduce_scatter (also uneven). In an
+// uneven scatter or gather the ranks know how many blocks there are once they have agreed.
 // all_to_all goes its own way (all_to_all.cpp).
 //
 // A block of a ring is cut into parts, one for each rank it may carry bytes for; block k holds the
@@ -33,7 +34,7 @@ bool ring_personal(Collective& c) {
     for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, sent(i));
   if (drains)
     for (uint32_t i = 0; i < n; ++i) longest = std::max(longest, got(i));
-  const uint64_t blocks = (longest + chunk - 1) / chunk;
+  auto in_blocks = [&](uint64_t bytes) { return bytes / chunk + (bytes % chunk != 0); };
   auto piece = [&](uint64_t size, uint64_t k) { return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk); };
 
   if (const int error = from_root && fills ? g.reserve_every_ring() : 0) return c.exhausted(error);
@@ -59,7 +60,8 @@ bool ring_personal(Collective& c) {
     if (const uint64_t size = piece(c.out_bytes(0), k))
       g.team.reduce(kernel, c.out(0) + k * chunk, src.data(), n, size, c.args.item_bytes, c.factors());
   };
-  if (!pipeline(c, blocks, fills, drains, fill, NoReduce{}, drain)) return false;
+  auto recount = [&](uint64_t blocks) { return reduces ? blocks : in_blocks(c.longest_part(longest)); };
+  if (!pipeline(c, in_blocks(longest), fills, drains, fill, NoReduce{}, drain, recount)) return false;
   // What a rank keeps for itself (reduce_scatter reads its own input where it lies).
   if (!reduces && fills && drains) {
     const uint64_t size = c.in_bytes(to_root ? 0 : me);

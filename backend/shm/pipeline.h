@@ -34,9 +34,15 @@ struct Reduce {
   void operator()(uint64_t k) const { f(k); }
 };
 
-// A rank with nothing to fill (or drain) passes fills = false (drains = false).
-template <class Fill, class Red, class Drain>
-bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce, Drain drain) {
+struct AsCounted {
+  uint64_t operator()(uint64_t blocks) const { return blocks; }
+};
+
+// A rank with nothing to fill (or drain) passes fills = false (drains = false). `recount`: how many blocks there are,
+// as all ranks know once they have agreed; not fewer than this rank has counted before.
+template <class Fill, class Red, class Drain, class Recount = AsCounted>
+bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce, Drain drain,
+              Recount recount = {}) {
   Group& g = c.g;
   RankCtl& mine = g.ctl(c.me);
   const uint64_t base = g.blocks_done, window = g.geometry.window;
@@ -83,6 +89,10 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   else
     fill_all();
   if (!c.agree_once()) return false;
+  if (const uint64_t counted = recount(blocks); counted != blocks) {
+    blocks = counted;
+    if (!fills) g.advance(mine.in, base + (filled = blocks));
+  }
   if (!drains) {
     drained = blocks;
     if (!Red::present) g.advance(mine.out, base + blocks);

@@ -4,20 +4,28 @@
 // RankCtl::fingerprint.
 #include "collective.h"
 
+#include <algorithm>
+
 namespace c10d_custom {
 
 // The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
-// announcements, from everyone's table (all_to_all.cpp).
+// announcements, from everyone's table (all_to_all.cpp). Ranks may answer differently for a gather or scatter whose parts
+// differ: then it is decided anew once all have agreed, and is small if every rank says so of its own part.
 bool Collective::fits_small() {
   const uint64_t slot = g.geometry.small_bytes;
+  auto longest = [&](uint64_t own, const Span* spans, uint32_t count) {
+    for (uint32_t i = 0; i < count && uses_table(); ++i) own = std::max(own, spans[i].bytes);
+    return own;
+  };
   switch (args.op) {
-    case kBarrier: return true;
+    case kBarrier:
+    case kMonitoredBarrier: return true;
     case kBroadcast: return (is_root() ? in_bytes(0) : out_bytes(0)) <= slot;
     case kAllReduce:
     case kReduce:
-    case kGather:
     case kReduceScatter: return input_bytes() <= slot;
-    case kScatter: return out_bytes(0) * n <= slot;
+    case kGather: return longest(in_bytes(0), args.out, args.nout) <= slot;
+    case kScatter: return longest(out_bytes(0), args.in, args.nin) <= slot / n;
     case kAllGather: {
       for (uint32_t i = 0; i < n; ++i)
         if (out_bytes(i) > slot) return false;
@@ -51,12 +59,17 @@ bool Collective::collect_small_all_to_all() {
 
 void Collective::announce_small() {
   const bool from_root = args.op == kBroadcast || args.op == kScatter;
-  if (args.op != kBarrier && (!from_root || is_root())) stage_small();
+  const bool moves = args.op != kBarrier && args.op != kMonitoredBarrier;
+  if (moves && (!from_root || is_root())) stage_small();
   announce();
 }
 
 void Collective::finish_small() {
   if (!agree()) return;
+  if (uneven_ && longest_part(0) > g.geometry.small_bytes / (args.op == kScatter ? n : 1)) {
+    run_large();
+    return;
+  }
   switch (args.op) {
     case kBroadcast:
       if (!is_root() && out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq), out_bytes(0));
@@ -68,7 +81,19 @@ void Collective::finish_small() {
         if (out_bytes(r)) memcpy(out(r), g.small(r, seq), out_bytes(r));
       break;
     case kScatter:
-      if (out_bytes(0)) memcpy(out(0), g.small(uint32_t(args.root), seq) + me * out_bytes(0), out_bytes(0));
+      if (out_bytes(0)) {
+        uint64_t offset = me * out_bytes(0);
+        if (uneven_) {
+          offset = 0;
+          for (uint32_t r = 0; r < me; ++r) offset += part(r);
+          const uint64_t slot = g.geometry.small_bytes;  // whatever the others say
+          if (offset > slot || out_bytes(0) > slot - offset) {
+            fail(kMismatch, args.root);
+            return;
+          }
+        }
+        memcpy(out(0), g.small(uint32_t(args.root), seq) + offset, out_bytes(0));
+      }
       break;
     case kAllReduce:
     case kReduce:

@@ -10,7 +10,9 @@ import torch
 
 from . import dtypes
 
-ANY_COUNT = 2**64 - 1  # ranks may differ: the transport compares the parts pairwise
+# Parts may differ: the transport compares them pairwise. Of a gather or scatter it is the root that knows, and the count
+# of every other rank is that of its own part.
+ANY_COUNT = 2**64 - 1
 
 
 class Op(IntEnum):
@@ -25,7 +27,8 @@ class Op(IntEnum):
     all_to_all = 6
     gather = 7
     scatter = 8
-    rejected = 9
+    monitored_barrier = 9  # of a rank that waits in one (c10d/monitored_barrier.py) while others are in a collective
+    rejected = 10
 
 
 # The classes from here on are written out, and the protocols are for the type checker alone: what a dataclass or a
@@ -58,6 +61,7 @@ SHAPES = {
     Op.all_to_all: Shape(_ALL, _ALL, from_each=True, to_each=True),
     Op.gather: Shape(_ALL, AT_ROOT, to_each=True),
     Op.scatter: Shape(AT_ROOT, _ALL, from_each=True),
+    Op.monitored_barrier: Shape(0, 0),
 }
 REDUCING = tuple(op for op, shape in SHAPES.items() if shape.reduces)
 ROOTED = tuple(op for op, shape in SHAPES.items() if shape.rooted)

@@ -286,7 +286,10 @@ class Lowering:
         check_root("gather", root, self.size)
         call.inputs = [source(t)]
         if root == self.rank:
-            check_list("gather", outputs, self.size, t, "gather list")
+            check_list("gather", outputs, self.size, t, "gather list", equal=False)
+            self._own_part("gather", [t] * self.size, outputs)
+            if any(o.numel() != t.numel() for o in outputs):
+                call.count = ANY_COUNT
             call.outputs = [self._apart(o, call.inputs, call, own=r == root) for r, o in enumerate(outputs)]
         elif outputs:
             raise UsageError(f"gather: rank {self.rank} is not the root and gives a gather list")
@@ -321,12 +324,19 @@ class Lowering:
         )
         check_root("scatter", root, self.size)
         if root == self.rank:
-            check_list("scatter", inputs, self.size, output, "scatter list")
+            check_list("scatter", inputs, self.size, output, "scatter list", equal=False)
+            self._own_part("scatter", inputs, [output] * self.size)
+            if any(i.numel() != output.numel() for i in inputs):
+                call.count = ANY_COUNT
             call.inputs = [source(i) for i in inputs]
         elif inputs:
             raise UsageError(f"scatter: rank {self.rank} is not the root and gives a scatter list")
         call.outputs = [self._scattered(output, call)]
         return call
+
+    def monitored_barrier(self, timeout: float) -> Call:
+        """Tells the ranks which are in a collective instead that this one is in a monitored barrier."""
+        return Call(Op.monitored_barrier, "monitored_barrier", dtypes.BY_DTYPE[torch.uint8], timeout)
 
     def rejected(self, timeout: float) -> Call:
         """Tells the other ranks that this rank's call was refused, so that none waits for it."""

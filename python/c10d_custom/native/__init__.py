@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
@@ -191,6 +191,8 @@ class Core(c.CDLL):
         "peer_stopped": (c.c_int, _Handle, c.c_uint32),
         "peer_sizes": (c.c_int, _Handle, c.c_uint32, c.c_uint64, c.POINTER(c.c_uint64)),
         "set_mark": (None, _Handle, c.c_uint32),
+        "enter_monitored_barrier": (None, _Handle, c.c_uint32),
+        "monitored_barriers": (c.c_uint32, _Handle, c.c_uint32),
         "enlist": (c.c_int, _Handle, c.c_uint32, c.c_uint32),
         "roll": (c.c_int, _Handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
         "keep_trace": (None, _Handle, c.c_uint32),

@@ -28,7 +28,7 @@ class Fingerprint:
         text = [f"{op.name if op is not None else f'operation {self.op}'} #{self.seq}"]
         if op in REDUCING:
             text.append(dtypes.REDUCE_OPS.get(self.redop, f"reduce op {self.redop}"))
-        if op is not Op.barrier:
+        if op not in (Op.barrier, Op.monitored_barrier):
             dtype = dtypes.BY_CODE.get(self.dtype)
             count = "uneven" if self.count == ANY_COUNT else self.count
             text.append(f"{dtype.name if dtype else f'dtype {self.dtype}'}[{count}]")
@@ -52,6 +52,8 @@ def mismatch_table(
     text on the sizes of a call whose count may differ."""
     known = [f for f in fingerprints.values() if f is not None]
     fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
+    if all(f.op in (Op.gather, Op.scatter) for f in known) and any(f.count == ANY_COUNT for f in known):
+        fields = [n for n in fields if n != "count"]  # each rank's is that of its own part
     lines = [
         f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
         f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}"

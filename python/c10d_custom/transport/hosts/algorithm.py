@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 16  # of a group in which each rank sends a message to each other one
 _HOST_BYTES = 128 << 10  # that a host may send for one call of such messages, or of its leader's
 _FLAT_LEAST, _FLAT_MOST, _LEADER_MOST = 64, 16 << 10, 64 << 10  # bytes of a tensor
+_BARRIERS = (Op.barrier, Op.monitored_barrier)
 # The leaders' messages have the lengths in leader_all_reduce.py, the largest of which is at least _LEADER_MOST.
 
 
@@ -68,8 +69,8 @@ def choose(call: Call, limits: Limits | None) -> tuple[Agree | None, Move]:
         if call.op is Op.all_reduce:
             small = call.inputs[0].nbytes <= limits.leader
             return Agree.LEADERS, Move.LEADERS if small else Move.PIPELINED
-        if call.op is Op.barrier or call.count != ANY_COUNT and call.count * call.dtype.item_bytes <= limits.flat:
+        if call.op in _BARRIERS or call.count != ANY_COUNT and call.count * call.dtype.item_bytes <= limits.flat:
             return agree, Move.FLAT
-    elif call.op is Op.barrier:
+    elif call.op in _BARRIERS:
         return agree, Move.NOTHING
     return agree, Move.TWO_LEVEL

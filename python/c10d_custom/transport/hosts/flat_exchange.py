@@ -230,6 +230,7 @@ class FlatExchange:
 
 _FINISH: dict[Op, Callable[[FlatExchange, Call], None]] = {
     Op.barrier: lambda self, call: None,
+    Op.monitored_barrier: lambda self, call: None,
     Op.reduce: FlatExchange._finish_reduction,
     Op.reduce_scatter: FlatExchange._finish_reduction,
     Op.broadcast: FlatExchange._finish_broadcast,

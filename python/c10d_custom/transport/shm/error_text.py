@@ -101,5 +101,10 @@ class ShmErrorText(ErrorText):
         dtype = dtypes.BY_CODE.get(fingerprint.dtype)
         counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
         given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
-        text = {int(Op.all_gather): f": gives {counts[0]}, gets {got}", int(Op.reduce_scatter): f": gives {given}"}
+        text = {
+            int(Op.all_gather): f": gives {counts[0]}, gets {got}",
+            int(Op.reduce_scatter): f": gives {given}",
+            int(Op.gather): f": gets {got}",
+            int(Op.scatter): f": gives {given}",
+        }
         return text.get(fingerprint.op, f": gives {given}, gets {got}")
