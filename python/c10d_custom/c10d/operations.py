@@ -332,11 +332,12 @@ class Operations(Issuing):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        from .monitored_barrier import monitored_barrier  # when wanted: an import takes its time at a rank's start
+        if self._monitored_barriers is None:
+            from .monitored_barrier import MonitoredBarriers  # when wanted: an import takes its time at a rank's start
 
-        self._monitored_barriers += 1
+            self._monitored_barriers = MonitoredBarriers()
         seconds = self._seconds if timeout is None else timeout.total_seconds()
-        monitored_barrier(self, self._monitored_barriers, seconds, wait_all_ranks)
+        self._monitored_barriers.run(self, seconds, wait_all_ranks)
 
     # Other names of the same operations: torch before 2.13 calls the first five (dist.all_gather_into_tensor the first,
     # or all_gather_single).

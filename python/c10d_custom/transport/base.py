@@ -180,6 +180,18 @@ class Transport(ABC):
     def next_sequence(self) -> int:
         """Number of the next collective; the first is 1."""
 
+    # --- monitored barriers (c10d/monitored_barrier.py), which are made of messages
+
+    @abstractmethod
+    def enter_monitored_barrier(self, number: int) -> None:
+        """This rank enters its monitored barrier of that number; the first is 1."""
+
+    @abstractmethod
+    def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
+        """What is seen of ranks that have begun a collective which this rank, in its monitored barrier ``number``, has
+        not issued. (Whether a rank of this host has, without having entered that barrier, or to say that others have;
+        the ranks of other hosts that have, perhaps after that barrier.)"""
+
     # --- being called on top of itself
 
     @abstractmethod
@@ -260,6 +272,10 @@ class LocalTransport(Transport):
     @abstractmethod
     def health(self, number: int) -> Failure | None:
         """Why the group is of no more use, at least not for the collective ``number``; None if it is."""
+
+    @abstractmethod
+    def monitored_barriers(self, rank: int) -> int:
+        """How many a rank has entered."""
 
     @abstractmethod
     def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:

@@ -188,6 +188,14 @@ class ByDevice(Transport):
     def next_sequence(self) -> int:
         return self.cpu.next_sequence()
 
+    def enter_monitored_barrier(self, number: int) -> None:
+        self.cpu.enter_monitored_barrier(number)
+
+    def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
+        if self._queue is not None and not self._queue.idle():  # what it holds takes collectives of `cpu`
+            return False, []
+        return self.cpu.in_a_collective_instead(number)
+
     def interrupted_here(self) -> bool:
         # Calls are carried out here only where there is a queue of them.
         return (self._queue is not None and getattr(self._here, "depth", 0) > 0) or self.cpu.interrupted_here()

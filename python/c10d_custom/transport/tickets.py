@@ -203,6 +203,10 @@ class Queue:
         """(number, Call) of what has not begun."""
         return [(number, call) for number, call, _ in self._jobs.copy()]
 
+    def idle(self) -> bool:
+        """Whether nothing is under way, nor waits."""
+        return not self._jobs and not lib.c10d_sequencer_under_way(self._sequencer)
+
     def close(self) -> None:
         """Runs what is left (it fails at once, the group being over), and ends the thread."""
         with self._changed:

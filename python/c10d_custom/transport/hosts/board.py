@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import c_uint64
+from ctypes import c_uint64, sizeof, string_at
 
-from ...native.over_hosts import lib
+from ...native.over_hosts import Head, lib
 
+HEAD_BYTES = sizeof(Head)
 _LINE = 128  # bytes: of a slot, what comes before the payload
 
 
@@ -24,6 +25,11 @@ class Board:
     def has(self, local: int, number: int) -> bool:
         """Whether a rank of this host has put up that call, or a later one."""
         return c_uint64.from_address(self.address + local * self.stride).value >= number
+
+
+    def head(self, local: int) -> bytes:
+        """What a rank of this host has put up last."""
+        return string_at(self.address + local * self.stride + 8, HEAD_BYTES)
 
 
 def slot_bytes(payload: int) -> int:

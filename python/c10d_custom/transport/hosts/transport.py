@@ -30,11 +30,11 @@ from .algorithm import Agree, Limits, Move, choose
 from .board import Board, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import FailureDetector, Fault
-from .flat_exchange import FlatExchange
+from .flat_exchange import FlatExchange, parse
 from .health import Health, group_rank
 from .layout import Hosts
 from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
-from .link import MpiLink
+from .link import HEAD, ROUND, MpiLink
 from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
 from .messages import Messages
@@ -250,6 +250,30 @@ class HierarchicalTransport(Transport):
 
     def next_completed(self, seconds: float) -> int | None:
         return self.local.next_completed(seconds)
+
+    def enter_monitored_barrier(self, number: int) -> None:
+        self.local.enter_monitored_barrier(number)
+
+    def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
+        sequence = self.next_sequence()
+        if not self._queue.idle():  # what has come may be of that
+            return False, []
+        if self.limits is None:
+            here, tag = self.local.in_a_collective_instead(number)[0], ROUND
+        else:
+            here, tag = any(self._strays(i, sequence, number) for i in range(len(self.hosts.here))), HEAD
+        # A call that was refused leaves what nobody receives until the next one.
+        peers = [] if self.told else [r for h in self.hosts.others for r in self.hosts.ranks[h]]
+        seen = [r for r in peers if self.link.comm.Iprobe(r, tag)]
+        return (here, seen) if sequence == self.next_sequence() and self._queue.idle() else (False, [])
+
+    def _strays(self, local: int, sequence: int, number: int) -> bool:
+        """As `in_a_collective_instead`, of one rank of this host."""
+        board = self.flat.board
+        if local == self.hosts.local or not board.has(local, sequence):
+            return False
+        tells_us = parse(board.head(local))[:2] == (sequence, Op.monitored_barrier)
+        return tells_us or self.local.monitored_barriers(local) < number
 
     def next_sequence(self) -> int:
         return self._queue.number + 1

@@ -278,6 +278,23 @@ class ShmTransport(LocalTransport):
     def shrinking(self) -> list[int]:
         return list(self.roll(1)[0])
 
+    def enter_monitored_barrier(self, number: int) -> None:
+        lib.c10d_enter_monitored_barrier(self._handle, number)
+
+    def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
+        sequence = self.next_sequence()
+        for rank, state in enumerate(self.states(sequence) or []):
+            if rank == self.rank or state.arrived < sequence:
+                continue
+            called = state.fingerprint
+            tells_us = called.seq == sequence and called.op == Op.monitored_barrier
+            if tells_us or self.monitored_barriers(rank) < number:
+                return True, []
+        return False, []
+
+    def monitored_barriers(self, rank: int) -> int:
+        return int(lib.c10d_monitored_barriers(self._handle, rank))
+
     def next_sequence(self) -> int:
         return lib.c10d_next_seq(self._handle)
 
