@@ -104,6 +104,11 @@ def finish(work, case):
         assert work is None, f"async_op=False returned {work!r}"
 
 
+def uneven_count(case, position):
+    """Elements of the part of the rank at a position, where parts differ."""
+    return case.count // 2 if position % 2 else case.count + 7 * position
+
+
 def run_cases(perform, cases, device="cpu"):
     """Runs in each rank, on tensors of this device. Returns what was wrong; raises only at the end, when some case
     raised."""

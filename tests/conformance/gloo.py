@@ -17,7 +17,7 @@ _DTYPES = (
     *values.COMPLEX,
 )
 _ONE_TENSOR = ("all_gather_into_tensor", "reduce_scatter_tensor")
-_UNEVEN = ("all_gather_uneven", "all_to_all_uneven")
+_UNEVEN = ("all_gather_uneven", "all_to_all_uneven", "gather_uneven", "scatter_uneven")
 # It copies memory of a tensor's numel, in the order of the addresses, whatever the strides.
 _LAYOUTS = ("contiguous", "offset", "scalar")
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from . import reference, values
-from .cases import check, finish
+from .cases import check, finish, uneven_count
 from .cases import group as make_group
 from .selection import SECTIONS
 from .strides import Placed
@@ -18,10 +18,6 @@ def all_gather(case, group):
     for i, output in enumerate(outputs):
         yield f"output {i}", output, group.input(case, i)
     yield "input", data, group.input(case)
-
-
-def uneven_count(case, position):
-    return case.count // 2 if position % 2 else case.count + 7 * position
 
 
 def all_gather_uneven(case, group):

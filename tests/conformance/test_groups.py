@@ -1,13 +1,17 @@
 """Many groups in one process: how they are made, who is who in them, and that they do not wait for each other."""
 
+import copy
 import itertools
 import os
+import pickle
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+
+from c10d_custom.errors import UsageError
 
 from . import reference
 from .cases import AS_GIVEN, Case, Group, check
@@ -255,3 +259,33 @@ def _not_a_member():
 @pytest.mark.world_sizes(3, 4, 8)
 def test_not_a_member(ranks):
     check(ranks, _not_a_member)
+
+
+class Holder(torch.nn.Linear):
+    def __init__(self, group):
+        super().__init__(2, 2)
+        self.group = group
+
+
+def _held():
+    wrong, made = [], dist.new_group()
+    split = made.split_group(list(range(made.size())))
+    for group in (dist.group.WORLD, made, split):
+        holder = Holder(group)
+        copies = [copy.deepcopy(holder), pickle.loads(pickle.dumps(holder))]
+        if any(c.group is not group or c.weight is holder.weight or c.weight.ne(holder.weight).any() for c in copies):
+            wrong.append(f"{group.group_name}: {copies}")
+    pickled = pickle.dumps(Holder(made))
+    dist.destroy_process_group(made)
+    split.shutdown()
+    try:
+        wrong.append(f"of a group that is gone: {pickle.loads(pickled).group}")
+    except UsageError as error:
+        if made.group_name not in str(error):
+            wrong.append(str(error))
+    return wrong
+
+
+@pytest.mark.world_sizes(2)
+def test_copies_of_what_holds_a_group_hold_the_same(ranks):
+    check(ranks, _held)

@@ -236,6 +236,36 @@ def test_a_rank_that_agrees_with_both_of_two_others_is_told_too(ranks, count, fo
     check(ranks.run(parts_between_others, count, form))
 
 
+def part_of_one(name, count, root, deviant):
+    """An uneven gather or scatter in which one rank's part is another than the root says."""
+    g, arena = dist.new_group(), Arena()
+    rank = g.rank()
+    counts = [count + 3 * r for r in range(g.size())]
+    own = arena.tensor(counts[rank] + (rank == deviant), torch.float32)
+    parts = [arena.tensor(size, torch.float32) for size in counts] if rank == root else []
+    began = time.monotonic()
+    error, ended, problem = outcome(lambda: getattr(dist, name)(own, parts or None, root, g), CollectiveMismatchError)
+    what, table = "gets" if name == "gather" else "gives", f"root {root}: "
+    wrong = [problem] if problem else [] if "in the sizes of their parts" in str(error) else [str(error)]
+    wrong += [
+        f"{line} is not in: {error}"
+        for line in (
+            f"rank {root}: {name} #1 float32[uneven] {table}{what} {', '.join(map(str, counts))}",
+            f"rank {deviant}: {name} #1 float32[{counts[deviant] + 1}]",
+        )
+        if line not in str(error)
+    ]
+    return [(began, ended, [f"{name}, {count}, {root}, {deviant}: {w}" for w in wrong + arena.written() + refusals(g)])]
+
+
+@pytest.mark.world_sizes(3)
+@pytest.mark.parametrize("name", ["gather", "scatter"])
+@pytest.mark.parametrize("count", [1, LONG])
+def test_an_uneven_part_that_the_root_does_not_expect(ranks, name, count):
+    for root, deviant in ((0, 2), (1, 0)):
+        check(ranks.run(part_of_one, name, count, root, deviant))
+
+
 def other_group():
     """Two groups of the same ranks, and a collective on one here, on the other there: neither sees the other."""
     groups = [group_with_timeout(timedelta(seconds=0.7)) for _ in range(2)]

@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore, ProcessGroup
 from ..errors import UsageError
 from . import at_exit
 from .backend import FORWARDED, REGISTERED, DescribedBackend
+from .by_name import group_named
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -132,6 +133,17 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
 
     def _set_sequence_number_for_group(self) -> None:
         """They begin at 0 on every rank."""
+
+    # --- copies: of what holds a group, which go on with the same one
+
+    def __copy__(self) -> CustomProcessGroup:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomProcessGroup:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return group_named, (self._name,)
 
     # --- hooks
 

@@ -288,8 +288,7 @@ class Lowering:
         if root == self.rank:
             check_list("gather", outputs, self.size, t, "gather list", equal=False)
             self._own_part("gather", [t] * self.size, outputs)
-            if any(o.numel() != t.numel() for o in outputs):
-                call.count = ANY_COUNT
+            self._count_parts(call, outputs)
             call.outputs = [self._apart(o, call.inputs, call, own=r == root) for r, o in enumerate(outputs)]
         elif outputs:
             raise UsageError(f"gather: rank {self.rank} is not the root and gives a gather list")
@@ -326,8 +325,7 @@ class Lowering:
         if root == self.rank:
             check_list("scatter", inputs, self.size, output, "scatter list", equal=False)
             self._own_part("scatter", inputs, [output] * self.size)
-            if any(i.numel() != output.numel() for i in inputs):
-                call.count = ANY_COUNT
+            self._count_parts(call, inputs)
             call.inputs = [source(i) for i in inputs]
         elif inputs:
             raise UsageError(f"scatter: rank {self.rank} is not the root and gives a scatter list")
@@ -375,6 +373,18 @@ class Lowering:
         here, there = inputs[self.rank].numel(), outputs[self.rank].numel()
         if here != there:
             raise UsageError(f"{name}: this rank sends {here} elements to itself and expects {there}")
+
+    def _count_parts(self, call: Call, parts: Sequence[torch.Tensor]) -> None:
+        """Of a gather or scatter, at the root, whose ``count`` is that of its own part."""
+        other = next((r for r, t in enumerate(parts) if t.numel() != call.count), None)
+        if other is None:
+            return
+        if call.device is not None:
+            raise UsageError(
+                f"{call.name}: parts of different sizes are for CPU tensors only: on {call.device}, that of rank "
+                f"{other} has {parts[other].numel()} elements, this rank's {call.count}"
+            )
+        call.count = ANY_COUNT
 
     def _split_rows(self, name: str, t: torch.Tensor, splits: Sequence[int], what: str) -> Sequence[torch.Tensor]:
         if not splits:
