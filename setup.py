@@ -50,7 +50,16 @@ class build_native(build_ext):
 
 
 class build_with_cuda_sources(build_py):
+    def remove_earlier_builds(self):
+        """What they left where the wheel is packed: modules that are gone since are not to be in it. The compiled parts
+        stay, which build_ext compares with their sources."""
+        built = {Path(self.build_lib, f"{e.name.replace('.', '/')}.so") for e in self.distribution.ext_modules}
+        for path in Path(self.build_lib).rglob("*"):
+            if path.is_file() and path not in built:
+                path.unlink()
+
     def run(self):
+        self.remove_earlier_builds()
         super().run()
         if not self.editable_mode:  # there the package finds them in the checkout
             target = Path(self.build_lib, "c10d_custom", "native", "cuda")

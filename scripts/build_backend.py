@@ -8,11 +8,34 @@ import os
 import shlex
 import sys
 import sysconfig
+import tomllib
+from pathlib import Path
 from shutil import which
 from typing import Any
 
-from setuptools import build_meta
 
+def _setuptools() -> Any:
+    """setuptools' builder. Ends the build where it is older than pyproject.toml asks for, or missing: what a build
+    without isolation finds is not what pip would have installed."""
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    (wanted,) = tomllib.loads(project.read_text())["build-system"]["requires"]
+    try:
+        import setuptools
+    except ModuleNotFoundError:
+        found = "none"
+    else:
+        found = setuptools.__version__
+        if int(found.partition(".")[0]) >= int(wanted.partition(">=")[2]):
+            from setuptools import build_meta
+
+            return build_meta
+    raise SystemExit(
+        f"c10d-custom is built with {wanted}, and {sys.executable} has {found}: pip install '{wanted}', or build "
+        "without --no-build-isolation, and pip fetches it for the build alone"
+    )
+
+
+build_meta = _setuptools()
 build_sdist, build_wheel, build_editable = build_meta.build_sdist, build_meta.build_wheel, build_meta.build_editable
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel

@@ -237,6 +237,23 @@ def test_a_list_of_tensors_on_two_devices_is_refused(name, cpu_first):
     assert "rank 1: a call whose arguments were refused" in told, told
 
 
+@pytest.mark.parametrize("name", ["gather", "scatter"])
+def test_parts_of_different_sizes_are_refused_by_the_root(name):
+    """The others are told."""
+
+    def body(r):
+        own = [device_tensor(r, 4 + r.rank, 1.0)]
+        parts = [[device_tensor(r, 4 + i, 1.0) for i in range(r.size)]] if r.rank == 0 else []
+        arguments = (parts, own) if name == "gather" else (own, parts)
+        with pytest.raises(CollectiveMismatchError if r.rank else UsageError) as raised:
+            getattr(r.pg, name)(*arguments, None, 0).wait()
+        return str(raised.value)
+
+    refused, told = run_ranks(2, body)
+    assert refused.startswith(f"{name}: parts of different sizes are for CPU tensors only: on cuda"), refused
+    assert "rank 0: a call whose arguments were refused" in told, told
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_is_refused(mode):
     def body(r):

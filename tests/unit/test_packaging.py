@@ -2,7 +2,9 @@
 compiler. scripts/wheels --test builds and tests the wheels."""
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -115,3 +117,62 @@ def test_zig_where_one_is_missing(machine, there):
         assert command.startswith(sys.executable) and " -m ziglang c" in command and "-linux-gnu.2.28" in command
     assert "ziglang" in backend.get_requires_for_build_wheel()
     assert "ziglang" in backend.get_requires_for_build_editable()
+
+
+def test_a_module_that_is_gone_is_not_packed_from_an_earlier_build(tmp_path):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("scripts", "backend/cuda", "python"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    package, built = tmp_path / "python" / "c10d_custom", tmp_path / "built" / "c10d_custom"
+    gone = ["gone.py", "gone/__init__.py", "native/gone.pyi"]
+    for name in gone:
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("")
+
+    def build():
+        command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    build()
+    assert all((built / name).exists() for name in gone)
+    compiled = built / "native" / "_shm.so"  # which build_ext has put there, and compares with its sources
+    compiled.write_text("")
+    for name in gone:
+        (package / name).unlink()
+    (package / "gone").rmdir()
+    build()
+    assert not any((built / name).exists() for name in gone) and compiled.exists()
+    assert (built / "native" / "cuda").is_dir() and (built / "call.py").exists()
+
+
+@pytest.mark.parametrize("version", ["65.5.0", None])
+def test_an_old_setuptools_is_told_which_one_is_needed(tmp_path, version):
+    """As `pip install --no-build-isolation` finds it."""
+    found = "none" if version is None else version
+    code = f'__version__ = "{version}"' if version else 'raise ModuleNotFoundError("setuptools")'
+    (tmp_path / "setuptools.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", "import build_backend"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'scripts'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"built with setuptools>=77, and {sys.executable} has {found}: pip install" in done.stderr
+
+
+def test_the_demo_shows_and_checks_its_options_before_it_installs_anything(tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "C10D_VENV": f"../../{tmp_path}", "C10D_INSTALLER": "none"}
+
+    def demo(*options):
+        return subprocess.run(
+            ["bash", ROOT / "scripts" / "demo", *options], env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    shown, refused = demo("--help"), demo("--ranks", "1")
+    assert shown.returncode == 0 and "--ranks RANKS" in shown.stdout and not shown.stderr
+    assert refused.returncode == 2 and "--ranks must be at least 2" in refused.stderr
+    assert not any(tmp_path.iterdir()) and "Installing" not in shown.stdout + refused.stdout
