@@ -289,3 +289,33 @@ def _held():
 @pytest.mark.world_sizes(2)
 def test_copies_of_what_holds_a_group_hold_the_same(ranks):
     check(ranks, _held)
+
+
+def _forever(timeout):
+    wrong, g = [], dist.new_group(timeout=timeout)
+    t = torch.ones(3)
+    dist.all_reduce(t, group=g)
+    dist.all_reduce(t, group=g, async_op=True).wait(timeout)
+    options = dist.AllreduceOptions()
+    options.timeout, options.asyncOp = min(timeout, timedelta(days=10**8)), False  # torch takes no more there
+    g.allreduce([t], options)
+    other = 1 - g.rank()
+    works = [dist.isend(t, group=g, group_dst=other), dist.irecv(t.clone(), group=g, group_src=other)]
+    for work in works:
+        work.wait(timeout)
+    g.monitored_barrier(timeout)
+    g.set_timeout(timeout)
+    dist.barrier(g)
+    split = g.split_group(list(range(g.size())), timeout)
+    dist.all_reduce(t, group=split)
+    if t[0] != g.size() ** 4:
+        wrong.append(f"{t}")
+    split.shutdown()
+    dist.destroy_process_group(g)
+    return wrong
+
+
+@pytest.mark.world_sizes(2)
+@pytest.mark.parametrize("timeout", [timedelta(days=10_000), timedelta(days=300_000), timedelta.max], ids=str)
+def test_time_outs_that_stand_for_ever(ranks, timeout):
+    check(ranks, _forever, timeout)

@@ -13,6 +13,7 @@ from ..call import Op
 from ..errors import UsageError
 from ..lowering.collectives import Lowering, check_one_device, only, own_tensors, put_back
 from ..native import SLOW_PATH
+from ..time_outs import seconds_of
 from .called_from import amid_backward_pass, posted_to_be_awaited
 from .completer import Completer
 from .dynamo import opaque_to_dynamo
@@ -91,13 +92,13 @@ class Issuing:
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._seconds = timeout.total_seconds()
+        self._seconds = seconds_of(timeout)
         self._nanoseconds = int(self._seconds * 1e9)
 
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        self._extensions.append(_Extension(timeout.total_seconds()))
+        self._extensions.append(_Extension(seconds_of(timeout)))
         self._detour = True
 
     def _get_sequence_number_for_group(self) -> int:
@@ -155,7 +156,7 @@ class Issuing:
         if type(opts) is not options or fast is None or not self._may_be_fast():
             return SLOW_PATH
         given = opts.timeout
-        ns = self._nanoseconds if given.days < 0 or not given else int(given.total_seconds() * 1e9)
+        ns = self._nanoseconds if given.days < 0 or not given else int(seconds_of(given) * 1e9)
         root, redop = opts.rootRank if rooted else -1, opts.reduceOp if reduces else None
         if opts.asyncOp:
             return self._fast_submit(op, source, target, root, redop, ns)
@@ -186,7 +187,7 @@ class Issuing:
     def _options(self, opts: Any, timeout: timedelta | None) -> tuple[bool, float]:
         """(asynchronous, seconds). Without options: asynchronous, as the C++ overloads are."""
         given = opts.timeout if opts is not None else timeout
-        seconds = self._seconds if given is None else given.total_seconds()
+        seconds = self._seconds if given is None else seconds_of(given)
         return opts is None or opts.asyncOp, (seconds if seconds > 0 else self._seconds) + self._extra()
 
     def _extra(self) -> float:

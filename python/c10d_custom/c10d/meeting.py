@@ -22,6 +22,7 @@ from ..creation.membership import Membership, digest_of
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError
+from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
 from .at_exit import close_groups_first
@@ -62,7 +63,7 @@ def meet(
     ``devices``: the types of device whose tensors the group takes, None for all."""
     # Without members they may be ranks of anything.
     world = _neighbourly_world() if members and processes is None else None
-    seconds, is_default, members = timeout.total_seconds(), not members, members or list(range(size))
+    seconds, is_default, members = seconds_of(timeout), not members, members or list(range(size))
     what = f"creation of group {name or '(unnamed)'}, rank {rank}"
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
         known = processes or _members_of_world(members)

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions
 
 from ..lowering.collectives import only, own_list
 from ..native import SLOW_PATH
+from ..time_outs import seconds_of
 from .dynamo import opaque_to_dynamo
 from .fast_path import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER
 from .issuing import Issuing
@@ -336,7 +337,7 @@ class Operations(Issuing):
             from .monitored_barrier import MonitoredBarriers  # when wanted: an import takes its time at a rank's start
 
             self._monitored_barriers = MonitoredBarriers()
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        seconds = self._seconds if timeout is None else seconds_of(timeout)
         self._monitored_barriers.run(self, seconds, wait_all_ranks)
 
     # Other names of the same operations: torch before 2.13 calls the first five (dist.all_gather_into_tensor the first,

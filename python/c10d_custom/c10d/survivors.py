@@ -20,6 +20,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 
 from ..creation.processes import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError
+from ..time_outs import seconds_of
 from . import process_group
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Survivors:
         self.old = cast("ShmTransport", old.cpu_transport)
         self.rank, self.name = old.rank(), old.getGroupName()
         self.timeout, self.began = timeout, time.monotonic()
-        self.deadline = self.began + timeout.total_seconds()
+        self.deadline = self.began + seconds_of(timeout)
 
     def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
         """(the new store, the new group)"""

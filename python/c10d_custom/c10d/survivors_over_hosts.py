@@ -33,6 +33,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 from ..creation.processes import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, mpi_job
+from ..time_outs import seconds_of
 from ..transport.hosts.line import At
 from ..transport.hosts.transport import HierarchicalTransport
 from . import process_group
@@ -75,7 +76,7 @@ class SurvivorsOverHosts:
         self.old = cast(HierarchicalTransport, old.cpu_transport)
         self.point = cast("MeetingPoint", self.old.meeting_point)
         self.rank, self.name = old.rank(), old.getGroupName()
-        self.seconds, self.began = timeout.total_seconds(), time.monotonic()
+        self.seconds, self.began = seconds_of(timeout), time.monotonic()
         self.deadline = self.began + self.seconds
         self.missing: Mapping[int, At] = {}  # those that keep this rank waiting
 

@@ -30,6 +30,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
+from ..time_outs import seconds_of
 from . import launcher
 from .addresses import addresses
 from .host import boot_id, network
@@ -80,8 +81,9 @@ def _is_ours() -> bool:
 
 
 def mpi_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[Rendezvous]:
-    deadline = time.monotonic() + timeout.total_seconds()
-    mpi = job(timeout.total_seconds())
+    seconds = seconds_of(timeout)
+    deadline = time.monotonic() + seconds
+    mpi = job(seconds)
     try:
         _refuse_contradictions(mpi, dict(parse_qsl(urlparse(url).query)))
         store = _Meeting(mpi, timeout, deadline).store()
