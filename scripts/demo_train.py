@@ -217,8 +217,7 @@ def main() -> int:
         data = load_mnist(args.mnist) if args.mnist else load_digits()
     except (OSError, EOFError, ValueError, struct.error) as error:
         sys.exit(f"scripts/demo: {error}")
-    # Under mpiexec, importing torch has loaded our backend, which sets RANK.
-    if not (dist.is_torchelastic_launched() or args.mpi and "RANK" in os.environ):
+    if not (dist.is_torchelastic_launched() or args.mpi and detect() is not None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if args.mpi:
             return demo_mpi.start(args.ranks, args.hosts, sys.argv)

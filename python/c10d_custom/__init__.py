@@ -2,34 +2,47 @@
 
 Nothing needs to import this package: torch finds it by its entry points, `register` from torch 2.14 on when a group
 first names "custom", `autoload` at `import torch`. Where TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off in an older
-torch, import it."""
+torch, import it.
+
+A program that never names this backend is to run as if the package were not there. So what `autoload` needs is here,
+and loads no other module of ours unless a variable of ours asks for it."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
-
-from ._version import __version__
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import timedelta
 
     import torch
     from torch.distributed import ProcessGroup
 
+    from ._version import __version__
+
 
 __all__ = ["__version__", "autoload", "empty", "register", "replace", "restore", "shrink_group"]
 
 
-def autoload() -> None:
-    """While torch is imported, or this package: registers the backend, and, under an MPI launcher, fills the
-    environment in. Never raises: that would break ``import torch``."""
-    try:
-        register()
-        from .c10d.registration import look_for_launcher
+# What an MPI launcher leaves in the environment of the processes that it starts; launch/launcher.py knows the details.
+_SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"
 
-        look_for_launcher()
+
+def autoload() -> None:
+    """While torch is imported: makes "custom" known to a torch that asks nobody when a group names it (before 2.14),
+    and ``mpi://``; under an MPI launcher, lets ``env://`` ask who wants to know; and does what the variables
+    C10D_CUSTOM_LAUNCHER and C10D_CUSTOM_REPLACES ask for. Never raises: that would break ``import torch``."""
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        if not hasattr(dist.Backend, "_ensure_backend_registered"):
+            register()
+        _let_ranks_be_found()
         if "C10D_CUSTOM_REPLACES" in os.environ:
             from .config import replaced_wanted
 
@@ -38,7 +51,54 @@ def autoload() -> None:
     except Exception as error:
         import warnings
 
-        warnings.warn(f"c10d-custom could not register its backend: {error!r}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"c10d-custom could not make itself known to torch: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def _let_ranks_be_found() -> None:
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers  # the package has a function so called
+    if "mpi" in handlers:
+        return
+    handlers["mpi"] = _mpi_rendezvous
+    if any(sign in os.environ for sign in _SIGNS_OF_A_LAUNCHER):
+        handlers["env"] = partial(_env_rendezvous, handlers["env"])
+        if os.environ.get("C10D_CUSTOM_LAUNCHER") == "import":
+            from .launch.launcher import fill_environment
+
+            fill_environment()
+
+
+def _mpi_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    from .launch.rendezvous import mpi_rendezvous
+
+    return mpi_rendezvous(url, *args, **kwargs)
+
+
+def _env_rendezvous(torchs: Callable[..., Iterator[Any]], url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """``torchs``: its own handler of ``env://``, which others' groups get."""
+    if os.environ.get("C10D_CUSTOM_LAUNCHER") != "import" and not _is_for_us():
+        return torchs(url, *args, **kwargs)
+    from .launch.rendezvous import env_rendezvous
+
+    return env_rendezvous(torchs, url, *args, **kwargs)
+
+
+def _is_for_us() -> bool:
+    """Whether torch's init_process_group, which runs, makes a group of this backend. It does not say so to a rendezvous:
+    its variables do."""
+    import torch
+    import torch.distributed as dist
+
+    names, frame = sys.modules.get(f"{__name__}.c10d.names"), sys._getframe(1)  # not loaded: nothing is replaced
+    while frame.f_code.co_name != "init_process_group" or "backend" not in frame.f_locals:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    asked = str(frame.f_locals["backend"] or "undefined").lower()
+    if asked == "undefined":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        asked = str(dist.Backend.default_device_backend_map.get(accelerator.type if accelerator else "cpu"))
+    makers = {part.rpartition(":")[2] for part in asked.split(",")}
+    return not makers.isdisjoint({"custom"} | (names.replaced if names else set()))
 
 
 def register() -> None:
@@ -93,4 +153,15 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     return shrink_group(timeout)
 
 
-autoload()
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _version
+
+    return _version.__version__
+
+
+if not getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+    # A program has imported this, and not torch while it is imported itself, which calls `autoload`.
+    autoload()
+    register()

@@ -100,8 +100,13 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "how many threads of a rank share the copies and reductions of a collective of 1 MiB and more, the calling one "
         "among them; for ranks with several cores to themselves (`bench --threads` shows what that gains)",
     )
-    launcher: int = _number(
-        "C10D_CUSTOM_LAUNCHER", 1, 0, 1, "0: take no rank or rendezvous from an MPI launcher (docs/several-hosts.md)"
+    launcher: str = _choice(
+        "C10D_CUSTOM_LAUNCHER",
+        "1",
+        ("0", "1", "import"),
+        "what is taken from an MPI launcher (docs/several-hosts.md): 0: nothing; 1: rank and rendezvous of groups of this "
+        "backend, in `init_process_group`; `import`: of other backends' groups, too, and RANK, LOCAL_RANK and the like "
+        "are set at `import torch`, for scripts that read them before",
     )
 
     replaces: str = _choice(

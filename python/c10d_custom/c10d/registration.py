@@ -1,7 +1,8 @@
 """Makes the backend known to torch.distributed, and makes its groups when torch asks for them, whole or, by a device
 string ("cuda:nccl,cpu:custom"), in part.
 
-What is done at `import torch` is here and costs next to nothing; what a group needs is imported when one is made."""
+`register` costs next to nothing: torch before 2.14 has it called at `import torch`. What a group needs is imported when
+one is made."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .names import NAME, replaced
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 # decides.
 _FIRST_TO_MIX = "2.14"
 
-# What an MPI launcher leaves in the environment of the processes that it starts; launcher.py knows the details.
-_SIGNS_OF_A_LAUNCHER = "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID"
-
 _ready: CustomProcessGroup | None = None  # see ready_made
 
 
@@ -38,14 +36,14 @@ def register() -> None:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
     with optional("groups for CUDA tensors where no device is named"):
-        dist.Backend.backend_capability[NAME] = Served()  # type: ignore[assignment]
-    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0"):
-        _warn_of_torchcomms()
+        dist.Backend.backend_capability[NAME] = Served(_warn_of_torchcomms)  # type: ignore[assignment]
 
 
 def _warn_of_torchcomms() -> None:
-    """torch before 2.14 then asks torchcomms for every group, whatever its backend, and torchcomms does not know
-    ours."""
+    """When a group names this backend. With that variable set, torch before 2.14 asks torchcomms for every group,
+    whatever its backend, and torchcomms does not know ours."""
+    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") in ("", "0"):
+        return
     import warnings
 
     from torch.distributed import distributed_c10d as c10d
@@ -57,42 +55,6 @@ def _warn_of_torchcomms() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def look_for_launcher() -> None:
-    """Under an MPI launcher scripts find RANK and the like in their environment, and ``env://`` finds the ranks;
-    ``mpi://`` always does."""
-    import importlib
-
-    if _may_be_launched():
-        from ..launch import launcher
-
-        launcher.fill_environment()
-    with optional("finding the ranks of an MPI job"):
-        handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-        if "mpi" not in handlers:
-            handlers["mpi"], handlers["env"] = _mpi, _env(handlers["env"])
-
-
-def _may_be_launched() -> bool:
-    return any(sign in os.environ for sign in _SIGNS_OF_A_LAUNCHER)
-
-
-def _mpi(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-    from ..launch.rendezvous import mpi_rendezvous
-
-    return mpi_rendezvous(url, *args, **kwargs)
-
-
-def _env(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if not _may_be_launched():
-            return original(url, *args, **kwargs)
-        from ..launch.rendezvous import env_rendezvous
-
-        return env_rendezvous(original, url, *args, **kwargs)
-
-    return handler
 
 
 @contextlib.contextmanager

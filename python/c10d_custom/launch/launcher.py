@@ -38,8 +38,8 @@ class Launcher:
 def detect() -> Launcher | None:
     """The Launcher of this process, or None. Slurm comes last: under it the others may start ranks too.
 
-    Asked only where one of the variables in c10d/registration.py is set, so that `import torch` need not load this: a
-    new launcher has one there."""
+    Asked only where one of the variables in the package's __init__.py is set, so that `import torch` need not load
+    this: a new launcher has one there."""
     return _open_mpi() or _pmi() or _slurm()
 
 
@@ -135,9 +135,9 @@ _filled: tuple[int, dict[str, str]] = (0, {})  # the process that filled its env
 
 
 def fill_environment() -> None:
-    """Gives scripts torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, which they read before
-    init_process_group. Only where RANK is unset, and a value that is set stays. Not without mpi4py: the
-    ranks could not find each other, so nothing may look as if they could."""
+    """Gives scripts torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: in init_process_group, and before
+    where they ask for it (C10D_CUSTOM_LAUNCHER=import). Only where RANK is unset, and a value that is set stays. Not
+    without mpi4py: the ranks could not find each other, so nothing may look as if they could."""
     global _filled
     if "RANK" in os.environ or not launcher_wanted():
         return

@@ -1,11 +1,11 @@
 """How the ranks of an MPI job find each other, and at which address rank 0 is reached: ``env://`` where it would
 otherwise fail, and ``mpi://``.
 
-We act, whatever the backend's name, if and only if either
-- init_method is "mpi://", or
-- init_method is "env://" (the default), MASTER_ADDR is unset, C10D_CUSTOM_LAUNCHER is not 0, mpi4py is
-  installed, and an MPI launcher started this process: RANK is unset, or is what `launcher.fill_environment`
-  gave to this process.
+We act if and only if either
+- init_method is "mpi://", whatever the backend's name, or
+- init_method is "env://" (the default), the group is to be of this backend (or C10D_CUSTOM_LAUNCHER is "import"; the
+  package's __init__.py decides), MASTER_ADDR is unset, C10D_CUSTOM_LAUNCHER is not 0, mpi4py is installed, and an MPI
+  launcher started this process: RANK is unset, or is what `launcher.fill_environment` gave to this process.
 In the second case torch's own handler would raise, because it needs MASTER_ADDR. All else goes to it.
 
 Rank 0 serves a TCPStore on a port the kernel chooses and offers its addresses over MPI; all use the first
@@ -58,7 +58,14 @@ def env_rendezvous(
         return original(url, *args, **kwargs)
     if find_spec("mpi4py") is None:
         return _noted(original(url, *args, **kwargs))
-    return mpi_rendezvous(url, *args, **kwargs)
+    return _filling_in(mpi_rendezvous(url, *args, **kwargs))
+
+
+def _filling_in(steps: Iterator[Rendezvous]) -> Iterator[Rendezvous]:
+    """What scripts read once they have a group."""
+    for step in steps:
+        launcher.fill_environment()
+        yield step
 
 
 def _noted(steps: Iterator[Rendezvous]) -> Iterator[Rendezvous]:
