@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from c10d_custom.bench.step_time import measure
+from c10d_custom.launch.launcher import detect
 
 BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it evenly
 

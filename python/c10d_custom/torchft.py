@@ -18,7 +18,8 @@ class ProcessGroupCustom(ProcessGroupWrapper):
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         # store is that of the ranks with this number in all replica groups, under a prefix of the quorum's own.
-        return build(store, rank, world_size, self._timeout, f"torchft quorum {self._quorum_id}")
+        # The ranks are of several jobs, each of which may have a default group of its own.
+        return build(store, rank, world_size, self._timeout, f"torchft quorum {self._quorum_id}", strangers=True)
 
     def getBackendName(self) -> str:
         return "torchft-custom"

@@ -180,10 +180,11 @@ def build_backend(
     name: str,
     members: list[int] | None = None,
     devices: list[str] | None = None,
+    strangers: bool = False,
 ) -> CustomBackend:
     """A CustomBackend for some devices of a group of torch's. Collective over the group's ranks, as `meet`."""
     operations = Operations()
-    transport, store = meet(store, rank, size, timeout, name, members, devices=devices)
+    transport, store = meet(store, rank, size, timeout, name, members, None, devices, strangers)
     operations._set_up(transport, store, rank, size, timeout, name)
     backend = CustomBackend(operations, owner=True)
     _in_use.add(backend)
@@ -265,7 +266,7 @@ if REGISTERED:
                     f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
                     "new_group."
                 )
-            ours = "_".join(map(str, ranks))
+            ours, strangers = "_".join(map(str, ranks)), operations._transport.strangers
             name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
             return build_backend(
                 PrefixStore(f"{self._splits}/{ours}", store),
@@ -273,8 +274,9 @@ if REGISTERED:
                 len(ranks),
                 getattr(opts, "_timeout", None) or operations.timeout,
                 name,
-                [operations._transport.members[r] for r in ranks],
+                None if strangers else [operations._transport.members[r] for r in ranks],
                 operations._transport.device_types,
+                strangers,
             )
 
         def abort(self) -> None:

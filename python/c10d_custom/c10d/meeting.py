@@ -15,13 +15,14 @@ from torch.distributed import PrefixStore
 from ..config import Config, restart_attempt, traced
 from ..creation.attempt import Attempt, SupersededError
 from ..creation.bounded_store import BoundedStore
+from ..creation.elsewhere import elsewhere
 from ..creation.exchange import Exchange, life
 from ..creation.gathering import Gathering
 from ..creation.letters import Letters, Mailbox, Neighbours
 from ..creation.membership import Membership, digest_of
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
-from ..errors import CustomBackendError
+from ..errors import CustomBackendError, TransportError, UsageError
 from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
@@ -56,30 +57,49 @@ def meet(
     members: list[int] | None = None,
     processes: Processes | None = None,
     devices: list[str] | None = None,
+    strangers: bool = False,
 ) -> tuple[ByDevice, Store]:
     """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
     group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks,
     none of the default group; ``processes``: a processes.Processes, if the caller knows more than the ranks will tell;
-    ``devices``: the types of device whose tensors the group takes, None for all."""
-    # Without members they may be ranks of anything.
-    world = _neighbourly_world() if members and processes is None else None
-    seconds, is_default, members = seconds_of(timeout), not members, members or list(range(size))
+    ``devices``: the types of device whose tensors the group takes, None for all; ``strangers``: the ranks share no
+    default group, whether or not each has one of its own, and may be of several jobs. They know each other by what
+    they say in the store, and have no ``members``. UsageError: ``rank`` is not one of ``size``."""
     what = f"creation of group {name or '(unnamed)'}, rank {rank}"
+    if not 0 <= rank < size:
+        raise UsageError(
+            f"{what}: there is no such rank in a group of {size}, whose ranks are 0 to {size - 1}. Are RANK and "
+            "WORLD_SIZE (the arguments rank and world_size, or what the launcher was told of its hosts) of one job?"
+        )
+    ours = bool(members) and processes is None  # all in the default group, if it is of this backend
+    world = _neighbourly_world() if ours else None
+    seconds, is_default = seconds_of(timeout), not members and not strangers
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
-        known = processes or _members_of_world(members)
+        known = processes or (_members_of_world(members) if members else None)
+        members = members or list(range(size))
         meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default)
         prefix = _known.get(os.getpid()) or f"{restart_attempt()}"
         try:
             if world is not None:
                 transport, own = meeting.among(world, prefix)
+            elif strangers:
+                # Not under this job's own attempt: the others' may be another. Rank 0's is everyone's.
+                transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
             elif processes is not None or dist.group.WORLD is not None or not Attempt.possible():
                 transport, own = meeting.under(prefix)
             else:
-                transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
+                attempt = Attempt(bounded.under(digest_of(members)), rank, what)
+                transport, own = meeting.in_newest(attempt)
+                _known[os.getpid()] = attempt.name
+        except TransportError as error:
+            if words := elsewhere(store, bounded, rank, size):
+                raise TransportError(f"{error}{words}") from error
+            raise
         except CustomBackendError:
             raise
         except dist.DistError as error:
             raise bounded.broke(error) from error
+    transport.strangers = strangers
     if traced(configuration()):
         from . import trace_dump
 
@@ -107,12 +127,8 @@ class _Meeting:
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:
-            try:
-                found = self.under(attempt.join(), attempt)
-            except SupersededError:
-                continue
-            _known[os.getpid()] = attempt.name
-            return found
+            with contextlib.suppress(SupersededError):
+                return self.under(attempt.join(), attempt)
 
     def among(self, world: ShmTransport, prefix: str) -> _Met:
         """Of ranks that know each other: all are in the default group, on one host. The store is asked only by who
@@ -258,5 +274,5 @@ def _neighbourly_world() -> ShmTransport | None:
 
 def _members_of_world(members: list[int]) -> Members | None:
     """processes.Members for ``members``, global ranks, if the default group can tell who of them is gone."""
-    parent = _world() if members else None
+    parent = _world()
     return Members(parent, members, shrinking=True) if parent is not None else None

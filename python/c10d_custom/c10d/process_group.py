@@ -38,10 +38,11 @@ def build(
     members: list[int] | None = None,
     processes: Processes | None = None,
     devices: list[str] | None = None,
+    strangers: bool = False,
 ) -> CustomProcessGroup:
     """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see
     c10d/meeting.py."""
-    transport, store = meet(store, rank, size, timeout, name, members, processes, devices)
+    transport, store = meet(store, rank, size, timeout, name, members, processes, devices, strangers)
     group = CustomProcessGroup(transport, store, rank, size, timeout, name)
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
         group.dispatch()
@@ -178,10 +179,18 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
             return None
         name = group_name or f"{self._name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
         store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
-        members = [self._transport.members[r] for r in ranks]
+        strangers = self._transport.strangers
+        members = None if strangers else [self._transport.members[r] for r in ranks]
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
         group = build(
-            store, ranks.index(self._group_rank), len(ranks), timeout or self._timeout, name, members, devices=devices
+            store,
+            ranks.index(self._group_rank),
+            len(ranks),
+            timeout or self._timeout,
+            name,
+            members,
+            devices=devices,
+            strangers=strangers,
         )
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group

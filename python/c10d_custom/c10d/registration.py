@@ -75,11 +75,11 @@ def create(options: Any, _backend_options: Any) -> Any:
     with _no_garbage_collected():
         from .process_group import build
 
-    asked = _device_map(options)
+    asked, strangers = _device_map(options), _of_strangers(options)
     others = {device: name for device, name in asked.items() if not _is_ours(name)}
     ours = {device: name for device, name in asked.items() if _is_ours(name)}  # none: all
     if others:
-        return _for_some_devices(options, ours, others)
+        return _for_some_devices(options, ours, others, strangers)
     if _ready is not None:
         group, _ready = _ready, None
         group.setGroupName(options.group_id)
@@ -92,6 +92,7 @@ def create(options: Any, _backend_options: Any) -> Any:
             options.group_id,
             list(options.global_ranks_in_group),
             devices=list(ours) or None,
+            strangers=strangers,
         )
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
@@ -117,7 +118,7 @@ def _is_ours(name: str) -> bool:
     return name == NAME or name in replaced
 
 
-def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]) -> Any:
+def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str], strangers: bool) -> Any:
     """A Backend, that torch puts beside those of the other devices."""
     import torch
     from torch.distributed import Backend, ProcessGroup
@@ -156,7 +157,31 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
         options.group_id,
         list(options.global_ranks_in_group),
         list(ours),
+        strangers,
     )
+
+
+def _of_strangers(options: Any) -> bool:
+    """Whether the group joins processes that share no default group, as programs make one over a trainer and an
+    inference engine: by _new_process_group_helper, with a store of their own and, as the default group is made, with no
+    global ranks. Of a process that has no default group, torch's own description tells the two apart."""
+    import torch.distributed as dist
+
+    if list(options.global_ranks_in_group) or _ready is not None:
+        return False
+    if dist.group.WORLD is not None:
+        return True
+    with optional("groups over processes of several jobs, in one that has no default group"):
+        return bool(_helper().f_locals["group_desc"] != "default_pg")
+    return False
+
+
+def _helper() -> Any:
+    """The frame of torch's _new_process_group_helper, which has called `create`."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_name != "_new_process_group_helper" or "backend_config" not in frame.f_locals:
+        frame = frame.f_back
+    return frame
 
 
 def _device_map(options: Any) -> dict[str, str]:
@@ -166,11 +191,9 @@ def _device_map(options: Any) -> dict[str, str]:
     from ..errors import UsageError
 
     with optional("telling apart which devices of a group are for this backend"):
-        frame: Any = sys._getframe(1)
-        while frame.f_code.co_name != "_new_process_group_helper":
-            frame = frame.f_back
-        named = ":" in str(frame.f_locals["backend"])
-        return dict(frame.f_locals["backend_config"].get_device_backend_map()) if named else {}
+        given = _helper().f_locals
+        named = ":" in str(given["backend"])
+        return dict(given["backend_config"].get_device_backend_map()) if named else {}
     plain = getattr(options, "process_group", None)
     if plain is not None and (plain._device_types or plain.name() != NAME):
         raise UsageError(

@@ -7,6 +7,9 @@ host has caused, and a rank that failed before it came here has left nothing to 
 So rank 0 of the default group announces a new name, under which all of its ranks meet. Another rank takes the name that
 it finds and, as long as it waits for rank 0, looks whether there is a newer one. What rank 0 decided, or somebody gave
 up, before this rank came is an earlier attempt's: all ranks of an attempt start after all of the one before have ended.
+
+Groups over processes of several jobs meet in the same way, whoever started those: one job may have been started again,
+and the other not. There, ranks of an earlier attempt may wait beside those of a newer one: they go over to it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from ..errors import TransportError
 if TYPE_CHECKING:
     from .bounded_store import BoundedStore
 
-_KEY = "attempt"
+KEY = "attempt"
 _PAUSE = 5e-3  # s
 
 
@@ -46,15 +49,15 @@ class Attempt:
         """The name: rank 0's own, or the first that differs from that of the attempt joined before."""
         if self._rank == 0:
             self.name = uuid.uuid4().hex
-            self._store.set(_KEY, self.name)
+            self._store.set(KEY, self.name)
             return self.name
         before, started = self.name, time.monotonic()
-        while not (self._store.check([_KEY]) and (found := self._announced()) != before):
+        while not (self._store.check([KEY]) and (found := self._announced()) != before):
             if time.monotonic() >= self._store.deadline - _PAUSE:
                 raise TransportError(
                     f"{self._what}: heard nothing from rank 0 for {time.monotonic() - started:.1f} s"
                     f"{' but what an earlier attempt of the job has left' if before else ''}; did it start, and does "
-                    "it call init_process_group? Not there yet: rank 0."
+                    "it call init_process_group (or what makes this group)? Not there yet: rank 0."
                 )
             time.sleep(_PAUSE)
         self.name = found
@@ -66,7 +69,8 @@ class Attempt:
             return
         if self._rank == 0:
             raise TransportError(
-                f"{self._what}: the job's ranks have been started again, and this process is of an earlier attempt"
+                f"{self._what}: another process has come as rank 0 since: the job's ranks have been started again, and "
+                "this process is of an earlier attempt; or two were given that rank"
             )
         raise SupersededError
 
@@ -75,4 +79,4 @@ class Attempt:
         self._settled = True
 
     def _announced(self) -> str:
-        return self._store.get(_KEY).decode()
+        return self._store.get(KEY).decode()

@@ -40,6 +40,12 @@ class BoundedStore:
         part.__dict__.update(self.__dict__, plain=PrefixStore(prefix, self.plain))
         return part
 
+    def of(self, store: Store) -> Self:
+        """The same for another part of the same Store."""
+        part = self.under("")
+        part.plain = store
+        return part
+
     def set(self, key: str, value: str) -> None:
         self._ask(self.plain.set, key, value)
 

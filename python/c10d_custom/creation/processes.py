@@ -34,8 +34,10 @@ class Processes:
         self._ended: set[int] = set()
 
     def add(self, rank: int, pid: int, start: int | None) -> None:
-        if rank in self._pids or pid == os.getpid():
+        if pid in (self._pids.get(rank), os.getpid()):
             return
+        if rank in self._pids:
+            self._forget(rank)  # its process was started again, and has come in the former's place
         self._pids[rank] = pid
         with contextlib.suppress(OSError):
             fd = os.pidfd_open(pid)
@@ -45,6 +47,13 @@ class Processes:
                 self._poll.register(fd, select.POLLIN)
             else:
                 os.close(fd)
+
+    def _forget(self, rank: int) -> None:
+        for fd in [fd for fd, of in self._ranks.items() if of == rank]:
+            self._poll.unregister(fd)
+            os.close(fd)
+            del self._ranks[fd]
+        self._ended.discard(rank)
 
     def ended(self) -> set[int]:
         """The ranks that have."""

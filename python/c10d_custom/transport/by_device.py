@@ -32,7 +32,10 @@ log = logging.getLogger("c10d_custom")
 
 class ByDevice(Transport):
     """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of
-    those that the group was made for, None for all. A call or message on a device goes through `issue` first."""
+    those that the group was made for, None for all. A call or message on a device goes through `issue` first.
+    ``strangers``: whether its ranks share no default group, so that ``members`` are their ranks in this group alone."""
+
+    strangers = False
 
     def __init__(self, cpu: Transport, config: Config, one_host: bool, devices: list[str] | None = None) -> None:
         self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
