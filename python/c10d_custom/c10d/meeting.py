@@ -77,7 +77,7 @@ def meet(
     with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
         known = processes or (_members_of_world(members) if members else None)
         members = members or list(range(size))
-        meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default)
+        meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default, strangers)
         prefix = _known.get(os.getpid()) or f"{restart_attempt()}"
         try:
             if world is not None:
@@ -120,10 +120,12 @@ class _Meeting:
         processes: Processes | None,
         devices: list[str] | None,
         is_default: bool,
+        strangers: bool,
     ) -> None:
         self.store, self.rank, self.members, self.name = store, rank, members, name
         self.seconds, self.processes, self.devices = seconds, processes, devices
         self.is_default = is_default  # others can be made from it without the store, and after a loss
+        self.strangers = strangers
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:
@@ -181,7 +183,7 @@ class _Meeting:
                 return transport, own.plain
 
     def _transport(self, exchange: Exchange, attempt: Attempt | None, membership: Membership) -> ByDevice:
-        mailbox = _mailbox() if self.is_default else None
+        mailbox = _mailbox() if self.is_default or self.strangers else None
         try:
             if mailbox is not None and self.rank:
                 exchange.sleep = mailbox.fetch  # rank 0's first letter follows its verdict
@@ -204,7 +206,7 @@ class _Meeting:
                 from ..transport.hosts.transport import HierarchicalTransport
 
                 close_groups_first()  # before MPI ends
-                mpi = mpi_start.mpi_job(exchange, everywhere, self.members)
+                mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers)
                 cpu = HierarchicalTransport(
                     exchange,
                     configuration(),

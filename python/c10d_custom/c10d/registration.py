@@ -167,7 +167,7 @@ def _of_strangers(options: Any) -> bool:
     global ranks. Of a process that has no default group, torch's own description tells the two apart."""
     import torch.distributed as dist
 
-    if list(options.global_ranks_in_group) or _ready is not None:
+    if list(options.global_ranks_in_group):
         return False
     if dist.group.WORLD is not None:
         return True

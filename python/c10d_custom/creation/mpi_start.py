@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import TransportError
-from ..launch import launcher, mpich_files
+from ..launch import launcher, mpich_files, rendezvous
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
 from .packed import packed, unpacked
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 _LAUNCHER, _RUNNING, _READY, _UNABLE = "launcher", "running", "ready", "unable"
 _SETTLE = 1.0  # s: how long a rank that SIGTERM ends waits for its libmpi to wait for an answer
+_ONE_HOST = (
+    "Else let the processes that join this group, one of each job, say, be on one host, where it takes no MPI; or make it "
+    'by another backend ("gloo")'
+)
 _MPIRUN = "by mpirun (mpiexec, srun --mpi=...), as in `mpirun -n 8 -hosts a,b python train.py`"
 
 
-def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[int]) -> Job:
+def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[int], strangers: bool) -> Job:
     """This process's Job, which all ranks of the group are in. Collective over them; TransportError on all if they
-    cannot be. ``members``: their global ranks."""
-    how = exchange.gather_and_decide("mpi job", _found(), lambda found: _how(found, _Ranks(places, members)))
+    cannot be. ``members``: their global ranks; ``strangers``: they may be of several launchers' jobs."""
+    ranks = _Ranks(places, members, strangers)
+    how = exchange.gather_and_decide("mpi job", _found(), lambda found: _how(found, ranks))
     if how == _LAUNCHER:
         return mpi.job(exchange.left())
     if how == _RUNNING:
@@ -77,10 +82,10 @@ def _found() -> dict[str, Any]:
     """What this rank has of an MPI."""
     try:
         job = mpi.begun()
-        if job is not None:
-            return {"kind": _RUNNING, "name": job.server.name} if job.server else {"kind": _LAUNCHER}
-        if launcher.starts_mpi():
-            return {"kind": _LAUNCHER}
+        if job is not None and job.server:
+            return {"kind": _RUNNING, "name": job.server.name}
+        if job is not None or launcher.starts_mpi():
+            return {"kind": _LAUNCHER, "job": launcher.job_name() or rendezvous.met_as()}
         return {"kind": _READY, "MPI": mpi.startable(), "c10d-custom": __version__}
     except TransportError as error:
         return {"kind": _UNABLE, "error": str(error)}
@@ -90,6 +95,13 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
     """_LAUNCHER; _RUNNING; or the name of the job that is to start."""
     kinds = {rank["kind"] for rank in found}
     if kinds == {_LAUNCHER}:
+        started = sorted({str(rank["job"]) for rank in found})
+        if ranks.strangers and len(started) > 1:
+            in_job = ranks.grouped(lambda r: f"in job {1 + started.index(found[r]['job'])}")
+            raise TransportError(
+                f"{ranks.several()}, and an MPI launcher started each of several jobs of them: {in_job}. Between hosts "
+                f"this backend uses MPI, by which no job reaches another. {_ONE_HOST}"
+            )
         return _LAUNCHER
     if _LAUNCHER in kinds:
         raise TransportError(
@@ -109,10 +121,14 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
         in_job = ranks.grouped(
             lambda r: f"in job {1 + jobs.index(found[r]['name'])}" if "name" in found[r] else "in none"
         )
+        advice = (
+            f"Let that be this one, before either job makes another over hosts. {_ONE_HOST}"
+            if ranks.strangers
+            else 'Let that be a group of all ranks, as init_process_group("custom") makes it'
+        )
         raise TransportError(
             f"{ranks.several()}, and are not in one MPI job: {in_job}. Where no launcher started MPI, it starts once "
-            "in a process, for the ranks of the first group that spans hosts, and no other rank can join. Let that be "
-            'a group of all ranks, as init_process_group("custom") makes it'
+            f"in a process, for the ranks of the first group that spans hosts, and no other rank can join. {advice}"
         )
     for what in ("c10d-custom", "MPI"):
         if len({rank[what] for rank in found}) > 1:
@@ -124,10 +140,10 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
 
 
 class _Ranks:
-    """The group's ranks, for errors: ``members`` are their global ones."""
+    """The group's ranks, for errors: ``members`` are their global ones, of ``strangers`` those in the group."""
 
-    def __init__(self, places: Sequence[Location], members: Sequence[int]) -> None:
-        self.places, self.members = places, members
+    def __init__(self, places: Sequence[Location], members: Sequence[int], strangers: bool = False) -> None:
+        self.places, self.members, self.strangers = places, members, strangers
 
     def several(self) -> str:
         return f"the ranks of this group run on several hosts ({self.grouped(lambda _: None)})"

@@ -52,6 +52,15 @@ def starts_mpi() -> bool:
     return found is not None and (found.name != "srun" or "PMI_FD" in os.environ or "PMIX_NAMESPACE" in os.environ)
 
 
+def job_name() -> str:
+    """What no two jobs of launchers have in common, where a launcher says so; "" under Hydra, which does not."""
+    if namespace := os.environ.get("PMIX_NAMESPACE"):
+        return namespace
+    if detect() is not None and "SLURM_STEP_ID" in os.environ:
+        return ".".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return ""
+
+
 def watches() -> bool:
     """Whether a launcher has started this process that may end it once another one has ended."""
     return "TORCHELASTIC_RUN_ID" in os.environ or detect() is not None

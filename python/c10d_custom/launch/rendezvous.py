@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 5.0  # for one address; a wrong one usually refuses at once
 
 _master: dict[str, str] = {}  # MASTER_ADDR and MASTER_PORT as we set them
+_met: list[str] = []  # of this process's job, what names it
+
+
+def met_as() -> str:
+    """What names this process's MPI job, alike on all its ranks, and of no other job; "" where they have not met here."""
+    return _met[0] if _met else ""
 
 
 def env_rendezvous(
@@ -128,6 +134,7 @@ class _Meeting:
             store = served or self._connect(address, offer)
             if self._all(store is not None) and store is not None:
                 self._tell_scripts(local, address, offer["port"])
+                _met[:] = [offer["token"]]
                 store.set_timeout(self.timeout)
                 return store
         raise TransportError(
