@@ -39,16 +39,40 @@ def check_met(said, size, times=1):
         assert value["totals"] == [size * (size + 1) / 2] * times
 
 
+EARLY = {"C10D_CUSTOM_LAUNCHER": "import"}  # for scripts that read LOCAL_RANK before init_process_group
+
+
 def test_an_unchanged_script_with_nothing_in_its_environment(mpi):
     said = mpi.finish(3, SCRIPTS / "meet.py", "--times", "2")
     check_met(said, 3, times=2)
     for rank, value in said.items():
         assert value["mpi"] == [rank, 3]
-        before = value["before"]
-        assert (before["RANK"], before["WORLD_SIZE"], before["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
-        assert before["MASTER_ADDR"] is None and value["addr"]
+        assert set(value["before"].values()) == {None}
+        after = value["after"]
+        assert (after["RANK"], after["WORLD_SIZE"], after["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
+        assert value["addr"]
         assert value["ports"] == said[0]["ports"]  # of two stores: destroy_process_group ended the first
-    assert sorted(v["before"]["LOCAL_RANK"] for v in said.values()) == ["0", "1", "2"]
+    assert sorted(v["after"]["LOCAL_RANK"] for v in said.values()) == ["0", "1", "2"]
+
+
+def test_a_script_that_reads_them_before(one_mpi):
+    """And asks for another backend, whose groups then find each other so, too."""
+    said = one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo", env=EARLY)
+    check_met(said, 2)
+    for rank, value in said.items():
+        before = value["before"]
+        assert (before["RANK"], before["WORLD_SIZE"], before["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
+        assert before["MASTER_ADDR"] is None and value["addr"]
+    assert sorted(v["before"]["LOCAL_RANK"] for v in said.values()) == ["0", "1"]
+
+
+def test_in_gloos_place(one_mpi):
+    check_met(one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo", env={"C10D_CUSTOM_REPLACES": "gloo"}), 2)
+
+
+def test_another_backend_gets_torch_s_own_error(one_mpi):
+    result = one_mpi.start(1, SCRIPTS / "meet.py", "--backend", "gloo")
+    assert result.code and "environment variable RANK expected, but not set" in result.errors, str(result)
 
 
 def test_one_rank(one_mpi):
@@ -56,7 +80,7 @@ def test_one_rank(one_mpi):
 
 
 def test_ddp(one_mpi):
-    said = one_mpi.finish(2, SCRIPTS / "ddp.py")
+    said = one_mpi.finish(2, SCRIPTS / "ddp.py", env=EARLY)
     assert sorted(said) == [0, 1] and said[0]["digest"] == said[1]["digest"]
     assert sorted(v["local_rank"] for v in said.values()) == [0, 1]
 
@@ -65,10 +89,6 @@ def test_the_explicit_form_needs_no_environment(one_mpi):
     said = one_mpi.finish(2, SCRIPTS / "meet.py", "--init", "mpi://", env={"C10D_CUSTOM_LAUNCHER": "0"})
     check_met(said, 2)
     assert all(v["before"]["RANK"] is None for v in said.values())
-
-
-def test_any_backend_may_use_the_rendezvous(one_mpi):
-    check_met(one_mpi.finish(2, SCRIPTS / "meet.py", "--backend", "gloo"), 2)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,7 @@ def test_explicit_values_win(one_mpi, backend):
 
 def test_an_address_of_the_user_s_goes_without_mpi(one_mpi):
     """RANK from us, MASTER_ADDR from the user: torch's own env://."""
-    said = one_mpi.finish(2, SCRIPTS / "meet.py", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    said = one_mpi.finish(2, SCRIPTS / "meet.py", env={**EARLY, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
     check_met(said, 2)
     assert all(value["mpi"] == [None, None] for value in said.values())
 
@@ -165,7 +185,7 @@ def test_a_rank_that_fails_before_it_starts_mpi(mpi):
         "dist.init_process_group('gloo', timeout=timedelta(seconds=2))"
     )
     # Open MPI's launcher was seen to hang once its ranks had ended ("PMIX_ERR_UNREACH"), about once in a hundred runs.
-    result = mpi.start(2, "-c", program, deadline=60)
+    result = mpi.start(2, "-c", program, deadline=60, env=EARLY)
     assert result.code == 1 and "ZeroDivisionError: the reason" in result.errors, str(result)
 
 
@@ -174,7 +194,7 @@ def test_a_caught_exit_ends_nothing(one_mpi):
 
 
 def test_a_subprocess_is_not_taken_for_a_rank(one_mpi):
-    said = one_mpi.finish(2, SCRIPTS / "child.py")
+    said = one_mpi.finish(2, SCRIPTS / "child.py", env=EARLY)
     assert sorted(said) == [0, 1]
     for value in said.values():
         found, rank, has_pmi = value["child"]

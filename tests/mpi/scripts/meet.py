@@ -15,9 +15,14 @@ parser.add_argument("--times", type=int, default=1)
 parser.add_argument("--size", type=int, default=-1)
 args = parser.parse_args()
 
-before = {
-    name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-}
+
+
+def environment():
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    return {name: os.environ.get(name) for name in names}
+
+
+before = environment()
 totals, ports = [], []
 for _ in range(args.times):
     dist.init_process_group(args.backend, init_method=args.init, world_size=args.size)
@@ -39,6 +44,7 @@ print(
             "rank": rank,
             "size": size,
             "before": before,
+            "after": environment(),
             "totals": totals,
             "ports": ports,
             "addr": os.environ["MASTER_ADDR"],
