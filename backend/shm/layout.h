@@ -18,7 +18,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733aull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733bull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -123,6 +123,7 @@ static_assert(sizeof(CellHeader) == 64);
 struct PairCtl {
   alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender
   alignas(kLine) std::atomic<uint64_t> head;  // cells read; written by the receiver
+  std::atomic<uint64_t> consumed;             // of short messages, what the receiver no longer keeps; see p2p.h
   // Bytes of all_to_all, over the life of the group; see all_to_all.cpp.
   alignas(64) std::atomic<uint64_t> sent;   // written by the sender
   alignas(64) std::atomic<uint64_t> taken;  // written by the receiver

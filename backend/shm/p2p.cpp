@@ -9,8 +9,10 @@
 namespace c10d_custom {
 namespace {
 
-// Short enough to copy twice rather than to ask first.
+// Short enough to copy twice rather than to ask first, while there is room.
 constexpr uint64_t kEagerLimit = 16 << 10;
+// How many times what the ring takes a receiver keeps of short messages from one sender.
+constexpr uint64_t kRoom = 8;
 // How long the helper leaves a new request to its issuer, who will most likely wait for it.
 constexpr auto kHelperTick = std::chrono::microseconds(500);
 constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before it sleeps for good
@@ -35,12 +37,8 @@ int Messenger::probe(int64_t tag) {
   std::lock_guard<std::mutex> hold(mutex_);
   if (closing_) return -1;
   progress();
-  int found = -1;
-  uint64_t first = kNever;
-  for (uint32_t src = 0; src < g_.n; ++src)
-    for (const Envelope& e : links_[src].unexpected)
-      if (e.header.tag == tag && e.arrival < first) first = e.arrival, found = int(src);
-  return found;
+  const auto found = oldest(unexpected_, tag, 0, g_.n);
+  return found == unexpected_.end() ? -1 : int(std::get<1>(found->first));
 }
 
 void Messenger::interrupt() {
@@ -56,7 +54,7 @@ void Messenger::keep_trace(uint32_t messages) {
 void Messenger::trace(std::vector<TraceRecord>& out) {
   std::lock_guard<std::mutex> hold(mutex_);
   trace_.read(out);
-  for (const Request* r : live_) out.push_back(trace_record(r->args, r->id, r->ticket->started, r->granted));
+  for (const Request& r : live_) out.push_back(trace_record(r.args, r.id, r.ticket->started, r.granted));
 }
 
 Ticket* Messenger::post(const MessageArgs& a) {
@@ -64,8 +62,11 @@ Ticket* Messenger::post(const MessageArgs& a) {
   const int64_t now = now_ns();
   auto* t = new Ticket(now);
   t->message = true;
-  auto* r = new Request{t, a, next_id_++, deadline_after(now, a.timeout_ns)};
-  live_.push_back(r);
+  live_.push_back({t, a, next_id_++, deadline_after(now, a.timeout_ns)});
+  Request* const r = &live_.back();
+  r->among_live = std::prev(live_.end());
+  t->request = r;
+  due_ = std::min(due_, r->deadline);
   last_post_ = now;
   if (closing_ || g_.health() != kOk) {
     finish(r, g_.health() == kBroken ? kBroken : kAborted, -1);
@@ -75,28 +76,46 @@ Ticket* Messenger::post(const MessageArgs& a) {
     finish(r, kUsage, -1);
     return t;
   }
+  ++(a.peer < 0 ? any_ : links_[uint32_t(a.peer)].live);
+  r->counted = true;
   if (a.is_recv) {
-    if (!match_unexpected(r)) posted_.push_back(r);
+    if (!match_unexpected(r)) await_message(r);
   } else {
     const uint32_t dst = uint32_t(a.peer);
-    if (!links_[dst].reserved) {
+    Link& link = links_[dst];
+    if (!link.reserved) {
       if (const int error = g_.reserve_cells(dst)) return exhausted(r, error), t;
-      links_[dst].reserved = true;
+      link.reserved = true;
     }
-    const bool eager = a.data.bytes <= std::min<uint64_t>(kEagerLimit, g_.geometry.cell_bytes);
-    CellHeader h{eager ? kEager : kRequest, a.dtype, a.tag, r->id, a.data.bytes};
-    if (!eager) links_[dst].offered[r->id] = r;
-    links_[dst].outbox.push_back({h, eager ? r : nullptr});
+    const bool brief = a.data.bytes <= std::min<uint64_t>(kEagerLimit, g_.geometry.cell_bytes);
+    const bool eager = brief && !link.pending_out.count(a.tag) && room_for(dst, a.data.bytes);
+    if (brief && !eager) count_pending(r, link.pending_out);
+    const CellHeader h{eager ? kEager : kRequest, a.dtype, a.tag, r->id, a.data.bytes};
+    if (!eager) link.offered[r->id] = r;
+    r->unsent = link.outbox.insert(link.outbox.end(), {h, r});
+    r->place = Request::kUnsent;
   }
   progress();
   if (!live_.empty()) {
     if (!helper_.joinable()) {
       const int error = start_thread(helper_, [this] { help(); });
-      if (error && std::find(live_.begin(), live_.end(), r) != live_.end()) exhausted(r, error);
+      if (error && t->request) exhausted(r, error);
     } else if (helper_idle_)
       helper_cv_.notify_all();
   }
   return t;
+}
+
+// Takes room at the receiver for a short message; false if there is not so much.
+bool Messenger::room_for(uint32_t dst, uint64_t bytes) {
+  Link& link = links_[dst];
+  const uint64_t room = kRoom * g_.geometry.cells * (sizeof(CellHeader) + g_.geometry.cell_bytes);
+  const uint64_t charged = link.charged + sizeof(CellHeader) + bytes;
+  if (charged - link.credited > room &&
+      charged - (link.credited = g_.pair(g_.rank, dst).consumed.load(std::memory_order_relaxed)) > room)
+    return false;
+  link.charged = charged;
+  return true;
 }
 
 // This machine gave what the request needs neither memory nor a thread. Its peer would wait for it: the group ends.
@@ -104,14 +123,14 @@ void Messenger::exhausted(Request* r, int error) {
   Failure f{};
   f.actual = uint64_t(error);
   g_.poison(kExhausted, int32_t(g_.rank), 0);
+  forget(r);
   finish(r, kExhausted, r->args.peer, &f);
 }
 
 Status Messenger::withdraw(Ticket* t) {
   std::unique_lock<std::mutex> hold(mutex_);
-  const auto it = std::find_if(live_.begin(), live_.end(), [&](const Request* r) { return r->ticket == t; });
-  if (it == live_.end()) return kOk;
-  Request* const r = *it;
+  auto* const r = static_cast<Request*>(t->request);
+  if (!r) return kOk;
   const bool send = !r->args.is_recv;
   // Who has granted a message must expect it at any moment.
   if (send ? r->moved > 0 : r->granted != 0) {
@@ -203,7 +222,8 @@ bool Messenger::progress() {
   for (uint32_t r = 0; r < g_.n; ++r) moved |= drain(r);
   for (uint32_t r = 0; r < g_.n; ++r) {
     moved |= flush(r);
-    waits |= !links_[r].outbox.empty() || !links_[r].streams.empty();
+    const Link& link = links_[r];
+    waits |= !link.controls.empty() || !link.outbox.empty() || !link.streams.empty();
   }
   outgoing_.store(waits, std::memory_order_relaxed);
   return moved;
@@ -232,8 +252,10 @@ void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detai
     record->status = st;
     if (r->args.is_recv && t->source >= 0) record->peer = t->source;
   }
-  live_.erase(std::find(live_.begin(), live_.end(), r));
-  delete r;
+  settle(r);
+  if (r->counted) --(r->args.peer < 0 ? any_ : links_[uint32_t(r->args.peer)].live);
+  live_.erase(r->among_live);
+  t->request = nullptr;
   t->finish(st, f, g_.queue().completed);
   t->drop();
   if (waiters_ > 1 || (waiters_ && !driving_)) changed_.notify_all();
@@ -241,45 +263,53 @@ void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detai
 
 // Takes a request out of wherever it stands. False: nothing of it is known to the peer.
 bool Messenger::forget(Request* r) {
-  posted_.remove(r);
-  bool announced = false;
-  for (uint32_t p = 0; p < g_.n; ++p) {
-    Link& link = links_[p];
-    bool unsent = false;
-    for (auto it = link.outbox.begin(); it != link.outbox.end();) {
-      const bool its = it->request == r || (it->header.kind == kRequest && it->header.message == r->id);
-      unsent |= its;
-      it = its ? link.outbox.erase(it) : std::next(it);
-    }
-    for (auto it = link.incoming.begin(); it != link.incoming.end();)
-      it = it->second == r ? link.incoming.erase(it) : std::next(it);
-    announced |= link.offered.erase(r->id) > 0 && !unsent;
-    auto s = std::find(link.streams.begin(), link.streams.end(), r);
-    if (s != link.streams.end()) link.streams.erase(s), announced = true;
+  settle(r);
+  const auto place = r->place;
+  r->place = Request::kElsewhere;
+  if (place == Request::kPosted) posted_.erase({r->args.tag, r->args.peer, r->id});
+  if (place == Request::kGranted) {
+    auto& incoming = links_[r->source].incoming;
+    const auto it = incoming.find(r->message);
+    if (it != incoming.end() && it->second == r) incoming.erase(it);
   }
-  return announced;
+  if (r->args.is_recv || place == Request::kElsewhere) return false;
+  Link& link = links_[uint32_t(r->args.peer)];
+  link.offered.erase(r->id);
+  if (place == Request::kUnsent) {
+    if (r->unsent->header.kind == kEager) link.charged -= sizeof(CellHeader) + r->args.data.bytes;
+    link.outbox.erase(r->unsent);
+    return false;
+  }
+  if (place == Request::kStreams) link.streams.erase(r->in_streams);
+  return true;
 }
 
-bool Messenger::lost(const Request& r, int32_t* who) {
+bool Messenger::look_at_peers() {
+  bool any = false;
+  for (uint32_t p = 0; p < g_.n; ++p) {
+    Link& link = links_[p];
+    if (p == g_.rank || (!link.live && !any_)) continue;
+    link.gone = g_.left(p) || !g_.alive(p);
+    any |= link.gone;
+  }
+  return any;
+}
+
+bool Messenger::lost(const Request& r, int32_t* who) const {
+  // What it has sent still counts.
   auto gone = [&](uint32_t p) {
-    return p != g_.rank && (g_.left(p) || !g_.alive(p)) &&
-           g_.pair(p, g_.rank).tail.load(std::memory_order_acquire) ==
-               g_.pair(p, g_.rank).head.load(std::memory_order_relaxed);
+    const PairCtl& from = g_.pair(p, g_.rank);
+    return links_[p].gone && from.tail.load(std::memory_order_acquire) == from.head.load(std::memory_order_relaxed);
   };
   if (r.args.peer >= 0) return gone(uint32_t(*who = r.args.peer));
   // Any source: somebody may still send, unless the message under way came from the one that died.
-  for (uint32_t p = 0; p < g_.n; ++p) {
-    if (p == g_.rank) continue;
-    const bool from_here = std::any_of(links_[p].incoming.begin(), links_[p].incoming.end(),
-                                       [&](const auto& e) { return e.second == &r; });
-    if (from_here) return gone(uint32_t(*who = int32_t(p)));
-  }
+  if (r.place == Request::kGranted && r.source != g_.rank) return gone(uint32_t(*who = int32_t(r.source)));
   int32_t last = -1;
   for (uint32_t p = 0; p < g_.n; ++p) {
     if (p == g_.rank) continue;
     if (!gone(p)) return false;
     // Of several, one that has died says more than one that has left.
-    if (last < 0 || (!g_.alive(p) && g_.left(uint32_t(last)))) last = int32_t(p);
+    if (last < 0 || (!g_.left(p) && g_.left(uint32_t(last)))) last = int32_t(p);
   }
   *who = last;
   return last >= 0;
@@ -288,11 +318,16 @@ bool Messenger::lost(const Request& r, int32_t* who) {
 void Messenger::check_faults() {
   const int64_t now = last_check_ = now_ns();
   if (const Status st = g_.health(); st != kOk) return fail_all(st);
-  const std::vector<Request*> live = live_;
-  for (Request* r : live) {
+  if (!look_at_peers() && now < due_) return;
+  due_ = INT64_MAX;
+  for (auto it = live_.begin(); it != live_.end();) {
+    Request* const r = &*it++;
     int32_t who = r->args.peer;
     const Status st = now >= r->deadline ? kTimeout : lost(*r, &who) ? kPeerLost : kOk;
-    if (st == kOk) continue;
+    if (st == kOk) {
+      due_ = std::min(due_, r->deadline);
+      continue;
+    }
     const uint64_t id = r->id;
     const bool send = !r->args.is_recv;
     if (forget(r) && send) send_control(uint32_t(r->args.peer), kCancel, id);
@@ -302,8 +337,8 @@ void Messenger::check_faults() {
 }
 
 void Messenger::fail_all(Status st) {
-  const std::vector<Request*> live = live_;
-  for (Request* r : live) {
+  while (!live_.empty()) {
+    Request* const r = &live_.front();
     forget(r);
     finish(r, st, -1);
   }

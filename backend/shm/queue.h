@@ -47,7 +47,8 @@ class Ticket {
   }
 
   const int64_t started;
-  bool message = false;  // of the Messenger, else of the CollectiveQueue
+  bool message = false;     // of the Messenger, else of the CollectiveQueue
+  void* request = nullptr;  // the Messenger's own, until done; it alone looks at it
   uint64_t seq = 0;
   int32_t source = -1;  // valid once done
   Failure failure{};    // valid once done and not kOk
