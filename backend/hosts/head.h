@@ -16,7 +16,7 @@ struct Head {
   double factor;
   uint64_t reserved[2];
 };
-static_assert(sizeof(Head) == 64, "native/__init__.py has the same");
+static_assert(sizeof(Head) == 64, "as of the messages' formats in Python; tests/unit/test_layouts.py compares the fields");
 constexpr size_t kCompared = offsetof(Head, payload);
 static_assert(kCompared % 8 == 0, "see atomic_words.h");
 

@@ -270,6 +270,8 @@ int c10d_next_completed(c10d_handle* h, int64_t timeout_ns, uint64_t* token) {
   return g.status ? g.status : g->queue().completed.pop(timeout_ns, token);
 }
 
+static_assert(sizeof PeerState::fingerprint == sizeof(Fingerprint));
+
 int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out) {
   *out = PeerState{};
   Use g(h);

@@ -2,7 +2,6 @@
 tables it publishes agree with each other."""
 
 import ast
-import ctypes
 import graphlib
 import json
 import os
@@ -239,45 +238,6 @@ def test_the_core_has_every_function_that_is_bound_and_every_one_that_is_called_
     sources = "".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
     called = set(re.findall(r"\blib\.c10d_(\w+)", sources))
     assert called and called <= core.signatures.keys()
-
-
-def test_abi_structs_have_the_sizes_the_header_gives(tmp_path):
-    from c10d_custom import native
-    from c10d_custom.native import over_hosts
-
-    pairs = {
-        "Geometry": native.Geometry,
-        "Span": native.Span,
-        "CallArgs": native.CallArgs,
-        "MessageArgs": native.MessageArgs,
-        "Failure": native.Failure,
-        "PeerState": native.PeerState,
-        "TraceRecord": native.TraceRecord,
-        "LeaderAllReduce": over_hosts.LeaderAllReduce,
-        "LeaderCall": over_hosts.LeaderCall,
-        "Idle": over_hosts.Idle,
-        "Head": over_hosts.Head,
-        "LeaderFastPath": over_hosts.LeaderFastPath,
-    }
-    source = tmp_path / "sizes.cpp"
-    source.write_text(
-        '#include <cstdio>\n#include "api.h"\n#include "layout.h"\n#include "../hosts/leader_all_reduce.h"\n'
-        "using namespace c10d_custom;\nint main() {" + "".join(f'printf("%zu ", sizeof({n}));' for n in pairs) + "}"
-    )
-    subprocess.run(
-        [
-            os.environ.get("CXX", "g++"),
-            "-std=c++17",
-            f"-I{ROOT / 'backend' / 'shm'}",
-            str(source),
-            "-o",
-            str(tmp_path / "sizes"),
-        ],
-        check=True,
-        timeout=120,
-    )
-    out = subprocess.run([str(tmp_path / "sizes")], capture_output=True, text=True, check=True).stdout
-    assert [int(x) for x in out.split()] == [ctypes.sizeof(p) for p in pairs.values()]
 
 
 def test_gloo_supports_nothing_that_we_do_not():

@@ -1,5 +1,6 @@
 """The turn that the queue of a transport and the fast path (backend/hosts/sequencer.h) take from each other."""
 
+import ctypes
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,26 @@ def test_the_short_way_does_not_overtake_what_waits():
     go_on.set()
     assert all(t.wait(30) for t in tickets)
     assert jobs.fast_path() and jobs.begun == [1, 2, 3, 4]
+    jobs.queue.close()
+
+
+@pytest.mark.parametrize("calls", [2**40, 2**41, 2**63])
+def test_numbers_go_on_where_the_word_has_no_more_bits_for_them(calls):
+    jobs = Jobs()
+    before = calls - 3
+    (ctypes.c_uint64 * 2).from_address(jobs.queue._sequencer)[:] = [before << 24 & 2**64 - 1, before]
+    assert jobs.queue.number == before
+    assert jobs.queue.run(None) is None and jobs.fast_path()
+    jobs.queue._ensure_thread = lambda: None
+    tickets = [jobs.queue.submit(None) for _ in range(3)]
+    assert lib.c10d_sequencer_next(jobs.queue._sequencer) == calls
+    assert lib.c10d_sequencer_under_way(jobs.queue._sequencer) == calls
+    lib.c10d_sequencer_free(jobs.queue._sequencer)
+    jobs.queue._jobs.popleft()
+    while jobs.queue.run_next():
+        pass
+    assert [t.done() for t in tickets] == [False, True, True]
+    assert jobs.begun == [calls - 2, calls - 1, calls + 1, calls + 2] and jobs.queue.number == calls + 2
     jobs.queue.close()
 
 

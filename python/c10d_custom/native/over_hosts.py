@@ -106,7 +106,7 @@ class LeaderFastPath(c.Structure):
     """See backend/hosts/leader_all_reduce.h."""
 
     _fields_ = [
-        ("sequencer", c.c_uint64),
+        ("sequencer", c.c_uint64 * 2),
         ("runner", c.c_uint64),
         ("stopped", c.c_uint32),
         ("limit", c.c_uint32),

@@ -105,8 +105,8 @@ class Queue:
     ) -> None:
         self.owner = owner
         self._execute, self._complete, self._name = execute, complete, name
-        self._word = c_uint64()
-        self._sequencer = addressof(self._word) if sequencer is None else sequencer
+        self._words = (c_uint64 * 2)()
+        self._sequencer = addressof(self._words) if sequencer is None else sequencer
         self._changed = threading.Condition()  # of an RLock: see PyTicket
         self._jobs: deque[tuple[int, Call, QueuedTicket]] = deque()  # as many as wait for their turn
         self._starts = self._closing = False

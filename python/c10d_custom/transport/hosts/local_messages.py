@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...call import changed
+from ...native.fast_message import NOT_BEGUN
 from ..base import Ticket
 
 if TYPE_CHECKING:
+    import torch
+
     from ...call import Message
     from ..base import LocalTransport
 
@@ -18,10 +21,35 @@ class LocalMessages:
 
     def __init__(self, local: LocalTransport, here: Sequence[int]) -> None:
         self._local, self._here = local, here
+        self._places = {rank: place for place, rank in enumerate(here)}
+
+    def fast(
+        self,
+        tensors: Sequence[torch.Tensor],
+        is_recv: bool,
+        peer: int,
+        tag: int,
+        nanoseconds: int,
+        wait: int,
+        posted: list[Any],
+    ) -> int:
+        """As FastMessage; nothing is done for a peer that is not of this host."""
+        place, fast = self._places.get(peer), self._local.fast_message
+        if place is None or fast is None:
+            return NOT_BEGUN
+        return fast(tensors, is_recv, place, tag, nanoseconds, wait, posted)
+
+    def posted(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
+        """As `posted_message` of a transport."""
+        return _LocalTicket(self._local.posted_message(posted, (self._by_place, *call)), self._here)
+
+    def _by_place(self, make: Callable[..., Message], *arguments: Any) -> Message:
+        message = make(*arguments)
+        return changed(message, peer=self._places[message.peer])
 
     def post(self, message: Message) -> Ticket:
         """Issues a message to or from a rank of this host; returns its Ticket."""
-        local = changed(message, peer=self._here.index(message.peer))
+        local = changed(message, peer=self._places[message.peer])
         return _LocalTicket(self._local.post(local), self._here)
 
     def post_from(self, message: Message, source: int) -> Ticket:

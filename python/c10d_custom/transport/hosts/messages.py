@@ -114,6 +114,10 @@ class Messages:
             self.withdraw(ticket)
             raise
 
+    def may_have_refusals(self) -> bool:
+        """Whether `refusal` may have something to say, as far as a look now and then shows."""
+        return self._refusals.any()
+
     def refused_late(self) -> bool:
         """Whether there is something for `refusal`, as far as is known."""
         return bool(self._refusals.late)

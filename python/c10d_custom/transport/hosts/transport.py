@@ -20,6 +20,7 @@ from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import TransportError
+from ...native.fast_message import NOT_BEGUN
 from ..base import Transport
 from ..call_log import CallLog
 from ..failure import rank_name
@@ -44,6 +45,7 @@ from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
 if TYPE_CHECKING:
+    import torch
     from mpi4py.MPI import Request
 
     from ...call import Message
@@ -247,6 +249,25 @@ class HierarchicalTransport(Transport):
                 raise error
             return self._local_messages.post(message)
         return self._messages.post(message)
+
+    def fast_message(
+        self,
+        tensors: Sequence[torch.Tensor],
+        is_recv: bool,
+        peer: int,
+        tag: int,
+        nanoseconds: int,
+        wait: int,
+        posted: list[Any],
+        /,
+    ) -> int:
+        """As ShmTransport's, of messages between ranks of one host."""
+        if self._messages.may_have_refusals():
+            return NOT_BEGUN  # `post` raises what they say
+        return self._local_messages.fast(tensors, is_recv, peer, tag, nanoseconds, wait, posted)
+
+    def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
+        return self._local_messages.posted(posted, call)
 
     def next_completed(self, seconds: float) -> int | None:
         return self.local.next_completed(seconds)
