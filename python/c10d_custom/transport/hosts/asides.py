@@ -29,6 +29,10 @@ class Asides:
         self._under_way.append((requests, memory))
         return requests
 
+    def adopt(self, requests: list[Request], memory: object) -> None:
+        """Sees to the end of requests that are under way, and keeps ``memory`` meanwhile."""
+        self._under_way.append((requests, memory))
+
     def send(self, memory: Buffer, peer: int, tag: int) -> None:
         requests, link = self.begin(memory), self._link
         requests.extend(map(link.comm.Isend, ([memory.memory, link.MPI.BYTE],), (peer,), (tag,)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 16
+HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 8, 9, 16
 
 _YIELD = 300e-6  # s: how long a wait yields its core between looks before it sleeps
 _SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for

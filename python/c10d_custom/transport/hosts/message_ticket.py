@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct("<QIIqQQ24x")
 SHARED_TAGS = LARGE_TAGS, LARGE_TAGS + 1
+AFTERWARDS, WHOLE, TO_ASK_FOR = range(3)
 
 
 class Head(NamedTuple):
-    """What is in HEAD. ``eager``: whether the bytes follow in it; ``number``: the message's, on its sender; ``token``:
-    of the group (link.py)."""
+    """What is in HEAD. ``way``: of the bytes: they come after the head (WHOLE: in one message with it), or wait until
+    they are asked for (TO_ASK_FOR: room.py); ``number``: the message's, on its sender; ``token``: of the group
+    (link.py)."""
 
     nbytes: int
     dtype: int
-    eager: int
+    way: int
     tag: int
     number: int
     token: int
@@ -65,12 +67,18 @@ class MessageTicket(PyTicket):
         self.deadline = self.began + message.timeout
         self.number = next(engine.numbers)
         self.requests: list[Request] = []
-        self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor
+        self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor; what was asked for: where it comes
+        self.asked: list[Request] | None = None  # a receive: of data that it has asked for
+        self.counted = False  # among those under way with its peer
         self.posted = False  # a send: MPI has all of it
         self.refused: Trouble | None = None  # a send: by its receiver
         self.kept_until = 0.0  # of one that was left: until then it may complete in a group that has ended
         self.matched = False
         self.inner: Ticket | None = None  # the local ticket that a receive from any source has become
+
+    def begun(self) -> bool:
+        """Whether anything of it is known to MPI or to another transport."""
+        return bool(self.requests) or self.inner is not None or self.asked is not None
 
     def withdraw(self) -> None:
         self.engine.withdraw(self)
@@ -83,7 +91,7 @@ class MessageTicket(PyTicket):
             waited = time.monotonic() - begun
             if self._done or waited >= seconds:
                 break
-            if self.engine.refused_late() and self.message.is_recv and not self.requests and self.inner is None:
+            if self.engine.refused_late() and self.message.is_recv and not self.begun():
                 # What it waits for may be the answer of who has refused.
                 if (error := self.engine.refusal(self.message)) is not None:
                     raise error

@@ -4,7 +4,9 @@ A message is a head (size, dtype, and the bytes themselves if they are few) and,
 data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
-anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py.
+anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py. Short ones
+that nobody receives: room.py. What is done for each pass and look does not grow with the number of receives that wait
+for the same.
 
 Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
 taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
@@ -18,8 +20,10 @@ A receive from any source also looks at what the ranks of this host have sent: `
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import memmove
 from threading import get_ident
@@ -33,8 +37,22 @@ from ..trouble import Trouble
 from .asides import Asides
 from .early_messages import EarlyMessages
 from .link import Buffer
-from .message_ticket import HEAD, SHARED_TAGS, Head, MessageTicket, late_news, receive_head, tags_of, unlike
+from .message_ticket import (
+    AFTERWARDS,
+    HEAD,
+    SHARED_TAGS,
+    TO_ASK_FOR,
+    WHOLE,
+    Head,
+    MessageTicket,
+    late_news,
+    receive_head,
+    tags_of,
+    unlike,
+)
 from .refusals import Refusals
+from .room import Room
+from .wanted import Wanted
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -43,10 +61,9 @@ if TYPE_CHECKING:
     from ..call_log import CallLog
     from .link import MpiLink
 
-    Wanted = tuple[int, tuple[int, int], MessageTicket]  # peer, MPI's tags, the receive
-
 
 _EAGER = 16 << 10  # bytes of a message, up to which they follow its head; on one host: kEagerLimit, backend/shm/p2p.cpp
+_AT_ONCE = 64  # messages of one kind that a pass takes in before it looks for others
 _CHECK = 5e-3  # s between two looks at the group's health
 _GRACE = 1.0
 _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
@@ -76,10 +93,13 @@ class Messages:
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._taking: MessageTicket | None = None  # the ticket that it is changing
-        self._wanted: list[Wanted] = []  # receives that have found no message, in order of posting
-        self._moving: list[MessageTicket] = []  # tickets with requests under way, or a local ticket
-        self._asides, self._refusals = Asides(link), Refusals(link)
-        self._early = EarlyMessages(link, self._asides)
+        self._wanted = Wanted()
+        self._moving: dict[MessageTicket, None] = {}  # with requests under way, or a local ticket
+        self._asides, self._refusals, self._early = Asides(link), Refusals(link), EarlyMessages(link)
+        self._room = Room(link, self._asides, _EAGER)
+        self._sends: dict[int, MessageTicket] = {}  # those under way, by number
+        self._peers = Counter[int]()  # how many are under way with each rank; -1: receives from any
+        self._due = math.inf  # none ends sooner by its deadline
         self._checked = 0.0
         self._failed: tuple[float, Exception] | None = None  # of MPI, and when; who is lost may be known later
         self._thread = MessageThread(self.progress, self._live)
@@ -99,10 +119,14 @@ class Messages:
             with self._lock:
                 outer, self._by, self._taking = self._by, me, ticket
                 try:
+                    self._peers[message.peer] += 1
+                    ticket.counted = True
+                    self._due = min(self._due, ticket.deadline)
                     if message.is_recv:
-                        self._wanted.append((message.peer, tags, ticket))
+                        self._wanted.add(ticket)
                     else:
-                        self._moving.append(ticket)
+                        self._moving[ticket] = None
+                        self._sends[ticket.number] = ticket
                         self._send(message, tags, ticket)
                 finally:
                     self._by, self._taking = outer, None
@@ -145,25 +169,34 @@ class Messages:
         except Trouble as trouble:
             self._drop(ticket)
             return self._end(ticket, trouble)
-        eager = t.nbytes <= _EAGER
-        head = Buffer(HEAD.size + (t.nbytes if eager else 0))
-        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, eager, message.tag, ticket.number, link.token)
-        ticket.keep = head
-        if eager:
-            head.fill(HEAD.size, t.data_ptr(), t.nbytes)
+        short = t.nbytes <= _EAGER
+        if short and self._room.take(message.peer, t.nbytes):
+            way = WHOLE
         else:
+            way = TO_ASK_FOR if short or tags == SHARED_TAGS else AFTERWARDS
             self._refusals.expect()
+        head = Buffer(HEAD.size + (t.nbytes if way == WHOLE else 0))
+        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, way, message.tag, ticket.number, link.token)
+        ticket.keep = head
+        if way == WHOLE:
+            head.fill(HEAD.size, t.data_ptr(), t.nbytes)
         ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
-        if not eager:
+        if way == TO_ASK_FOR:
+            self._room.offer(ticket)
+            self._moving.pop(ticket, None)
+            return None
+        if way == AFTERWARDS:
             link.pieces(link.comm.Isend, t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
         ticket.posted = True
+        return None
 
     def withdraw(self, ticket: MessageTicket) -> None:
         """See Ticket.withdraw."""
         with self._lock:
             if ticket.done():
                 return
-            if not ticket.requests and ticket.inner is None:  # nobody knows of it
+            # Nobody knows of it, or it is as good as on its way.
+            if not ticket.begun() or self._room.offers(ticket) and ticket.message.tensor.nbytes <= _EAGER:
                 self._drop(ticket)
                 return self._end(ticket, Trouble(native.ABORTED))
         if ticket.inner is not None:
@@ -180,7 +213,7 @@ class Messages:
                 self.progress()
                 time.sleep(1e-3)
         with self._lock:
-            if not ticket.done() and ticket in self._moving:
+            if not ticket.done() and (ticket in self._moving or self._room.offers(ticket)):
                 self._drop(ticket)
                 self._end(ticket, Trouble(native.ABORTED))
 
@@ -191,7 +224,10 @@ class Messages:
     # --- the engine
 
     def _live(self) -> bool:
-        return bool(self._wanted or self._moving or self._asides)
+        return bool(self._wanted or self._moving or self._asides or self._room)
+
+    def _under_way(self) -> list[MessageTicket]:
+        return self._wanted.tickets() + list(self._moving) + self._room.tickets()
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
@@ -222,8 +258,8 @@ class Messages:
                 moved = self._match() | self._advance()
         except self.link.MPI.Exception as error:
             self._failed = time.monotonic(), error
-            if (amid := self._taking) is not None and not amid.done() and amid not in self._moving:
-                self._moving.append(amid)  # fails with the rest
+            if (amid := self._taking) is not None and not amid.done() and not self._room.offers(amid):
+                self._moving[amid] = None  # fails with the rest
             self._taking = None
         now = time.monotonic()
         if now - self._checked >= _CHECK:
@@ -236,128 +272,187 @@ class Messages:
         self._end_group()
         if ticket.matched and ticket.requests:
             ticket.kept_until = time.monotonic() + _KEPT  # its bytes are coming into the caller's tensor
-            if ticket not in self._moving:
-                self._moving.append(ticket)
+            self._moving[ticket] = None
         else:
             self._drop(ticket)
             self.link.give_up(ticket.requests, ticket)
             self._end(ticket, Trouble(native.ABORTED))
 
     def _match(self) -> bool:
-        moved, seen = False, set()
-        probe, MPI = self.link.comm.Iprobe, self.link.MPI
-        for entry in list(self._wanted):
-            peer, tags, ticket = entry
-            if tags != SHARED_TAGS and ((peer, tags) in seen or (-1, tags) in seen) or entry not in self._wanted:
-                continue
-            seen.add((peer, tags))
-            if peer < 0 and (source := self._local(ticket.message.tag)) >= 0:
-                self._taking = ticket
-                self._wanted.remove(entry)
-                ticket.inner = self._post_local(ticket.message, source)
-                self._log.hand_over(ticket)
-                self._moving.append(ticket)
-                self._taking, moved = None, True
-                continue
-            if tags == SHARED_TAGS:
-                moved |= self._match_shared(entry)
-                continue
-            if not probe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0]) or entry not in self._wanted:
-                continue
-            self._taking, status = ticket, MPI.Status()
-            found = self.link.comm.Improbe(MPI.ANY_SOURCE if peer < 0 else peer, tags[0], status)
-            if found is not None:
-                self._deliver(entry, status.Get_source(), *receive_head(self.link, found, status))
+        moved, kinds = False, self._wanted.kinds()
+        from_any = {tag for peer, tag in kinds if peer < 0}
+        for peer, tag in kinds:
+            shared = tags_of(tag, self.link.tag_limit) == SHARED_TAGS
+            # Where receives from one rank and from any take turns, so do their kinds.
+            for _ in range(1 if tag in from_any else _AT_ONCE):
+                ticket = self._wanted.first((peer, tag))
+                if ticket is None or not (self._match_shared(ticket) if shared else self._match_one(ticket)):
+                    break
                 moved = True
-            self._taking = None
         return moved
 
-    def _match_shared(self, entry: Wanted) -> bool:
-        peer, _, ticket = entry
+    def _is_for(self, ticket: MessageTicket, source: int) -> bool:
+        """Whether no older receive than ``ticket`` waits for what comes from there."""
+        kinds = [(source, ticket.message.tag), (-1, ticket.message.tag)]
+        older = [first for kind in kinds if (first := self._wanted.first(kind)) is not None]
+        return all(ticket.number <= first.number for first in older)
+
+    def _match_one(self, ticket: MessageTicket) -> bool:
+        peer, tag = ticket.message.peer, ticket.message.tag
+        if peer < 0 and self._match_local(ticket):
+            return True
+        link, (head_tag, data_tag), status = self.link, tags_of(tag, self.link.tag_limit), self.link.MPI.Status()
+        if not link.comm.Iprobe(link.MPI.ANY_SOURCE if peer < 0 else peer, head_tag, status):
+            return False
+        source = status.Get_source()
+        if ticket not in self._wanted or not self._is_for(ticket, source):
+            return False
+        self._taking = ticket
+        found = link.comm.Improbe(source, head_tag, status)
+        if found is not None:
+            self._met(ticket, source, *receive_head(link, found, status), data_tag)
+        self._taking = None
+        return found is not None
+
+    def _match_local(self, ticket: MessageTicket) -> bool:
+        if (source := self._local(ticket.message.tag)) < 0:
+            return False
+        self._taking = ticket
+        self._wanted.remove(ticket)
+        ticket.inner = self._post_local(ticket.message, source)
+        self._log.hand_over(ticket)
+        self._uncount(ticket)
+        self._moving[ticket] = None
+        self._taking = None
+        return True
+
+    def _match_shared(self, ticket: MessageTicket) -> bool:
+        if ticket.message.peer < 0 and self._match_local(ticket):
+            return True
         while self._early.has_come():
             self._taking = ticket
             self._early.take_in()
             self._taking = None
-        kept = self._early.kept
-        for early in self._early.of(ticket.message.tag, peer):
-            if not self.link.MPI.Request.Testall(early.requests):
-                return False
-            if early not in kept or entry not in self._wanted:
-                continue
-            self._taking = ticket
-            kept.remove(early)
-            self._wanted.remove(entry)
-            self._take(ticket, early.source, early.head, early.memory, early.data)
-            self._taking = None
+        if ticket not in self._wanted:
             return True
-        return False
+        self._taking = ticket
+        early = self._early.take(ticket.message.tag, ticket.message.peer, lambda source: self._is_for(ticket, source))
+        if early is not None:
+            self._met(ticket, early.source, early.head, early.memory, SHARED_TAGS[1])
+        self._taking = None
+        return early is not None
 
-    def _take(self, ticket: MessageTicket, source: int, head: Head, memory: Buffer, data: Buffer) -> None:
-        """All of the message is here."""
+    def _met(self, ticket: MessageTicket, source: int, head: Head, memory: Buffer, data_tag: int) -> None:
+        """The first receive for a message with that head, in ``memory``, with the bytes where they are whole."""
+        link = self.link
+        if head.token != link.token:
+            return self._asides.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
+        self._wanted.remove(ticket)
         ticket.matched, ticket._source = True, source
         trouble = unlike(ticket, head)
-        if trouble is not None and not head.eager:
-            self._refusals.refuse(self._asides, head, ticket)
-        elif trouble is None and head.nbytes:
-            at = data.address + (HEAD.size if data is memory else 0)
-            memmove(ticket.message.tensor.data_ptr(), at, head.nbytes)
-        self._end(ticket, trouble)
-
-    def _deliver(self, entry: Wanted, source: int, head: Head, memory: Buffer) -> None:
-        _, (_, data_tag), ticket = entry
-        if head.token != self.link.token:
-            return None if head.eager else self._asides.discard(head.nbytes, source, data_tag)
-        self._wanted.remove(entry)
-        if head.eager:
-            return self._take(ticket, source, head, memory, memory)
-        ticket.matched, ticket._source = True, source
-        if (trouble := unlike(ticket, head)) is not None:
+        if trouble is not None and head.way != WHOLE:
             self._refusals.refuse(self._asides, head, ticket)  # before its data are asked for: see there
+        if head.way == WHOLE:
+            if trouble is None and head.nbytes:
+                memmove(ticket.message.tensor.data_ptr(), memory.address + HEAD.size, head.nbytes)
+            self._room.received(source, head.nbytes)
+        elif trouble is None:
+            if head.way == TO_ASK_FOR:
+                self._room.ask(source, head, ticket)
+            else:
+                link.receive(ticket.message.tensor.data_ptr(), head.nbytes, source, data_tag, ticket.requests)
+            self._moving[ticket] = None
+            return None
+        elif head.way == AFTERWARDS:
             self._asides.discard(head.nbytes, source, data_tag)  # must not be taken for another message
-            self._end(ticket, trouble)
-        else:
-            self.link.receive(ticket.message.tensor.data_ptr(), head.nbytes, source, data_tag, ticket.requests)
-            self._moving.append(ticket)
+        self._end(ticket, trouble)
         return None
 
     def _advance(self) -> bool:
         moved = False
         test = self.link.MPI.Request.Testall
+        if self._room:
+            self._room.hear()
+            while self._room.granted:
+                self._moving[self._room.granted[0]] = None
+                self._room.granted.pop(0)
         for ticket in list(self._moving):
-            inner = ticket.inner
-            if not (inner.done() if inner is not None else test(ticket.requests)) or ticket not in self._moving:
+            inner, requests = ticket.inner, ticket.requests if ticket.asked is None else ticket.asked
+            if not (inner.done() if inner is not None else test(requests)) or ticket not in self._moving:
                 continue
             self._taking = ticket
             if inner is None and not ticket.message.is_recv and ticket.message.tensor.nbytes > _EAGER:
-                self._refusals.hear(self._moving, now=True)
-            self._moving.remove(ticket)
+                self._hear_refusals(now=True)
+            self._moving.pop(ticket, None)
             if inner is not None:
                 ticket._source = inner.source
                 ticket.finish(inner.error(), ticket._source)
             else:
+                if ticket.asked is not None and ticket.keep is not None and ticket.message.tensor.nbytes:
+                    memmove(ticket.message.tensor.data_ptr(), ticket.keep.address, ticket.message.tensor.nbytes)
                 self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
-        self._refusals.hear(self._moving)
+        self._hear_refusals()
         self._asides.advance()
         return moved
 
+    def _hear_refusals(self, now: bool = False) -> None:
+        self._refusals.hear(self._sends, now)
+        while self._refusals.met:
+            ticket = self._refusals.met[0]
+            if self._room.offers(ticket):
+                self._moving[ticket] = None  # its end is to come
+                self._room.take_back(ticket)
+            self._refusals.met.pop(0)
+
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
+        self._uncount(ticket)
         self._log.finish(ticket, native.OK if trouble is None else trouble.status)
         error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began)
         ticket.finish(error, ticket._source)
 
+    def _uncount(self, ticket: MessageTicket) -> None:
+        """It waits no longer for its peer."""
+        if ticket.counted:
+            ticket.counted = False
+            self._peers[ticket.message.peer] -= 1
+        self._sends.pop(ticket.number, None)
+
+    def _trouble_with(self, peer: int) -> Trouble | None:
+        """Why nothing is to be expected of a rank (-1: of any)."""
+        try:
+            self._check([peer] if peer >= 0 else [])
+        except Trouble as trouble:
+            return trouble
+        return None
+
+    def _all_well(self) -> bool:
+        """Whether nothing is to be said to any that is under way. One look for each rank, however many wait for it."""
+        awaited = [peer for peer, count in self._peers.items() if count]
+        if -1 in awaited:
+            awaited = list(range(self.link.size))
+        try:
+            self._check(awaited)
+        except Trouble:
+            return False
+        return True
+
     def _look(self, now: float) -> None:
-        for ticket in [e[2] for e in self._wanted] + list(self._moving):
+        if now < self._due and self._failed is None and self._all_well():
+            return
+        due, seen = math.inf, dict[int, Trouble | None]()
+        for ticket in self._under_way():
             if ticket.inner is not None:
                 continue
             peer = ticket._source if ticket.matched else ticket.message.peer
             trouble = Trouble(native.TIMEOUT, peer) if now >= ticket.deadline else None
+            due = min(due, ticket.deadline)
             if trouble is None:
-                try:
-                    self._check([peer] if peer >= 0 else [])
-                except Trouble as found:
-                    trouble = found
-                    if now < ticket.kept_until and not (found.status == native.PEER_LOST and found.peer == peer):
+                if peer not in seen:
+                    seen[peer] = self._trouble_with(peer)
+                trouble = seen[peer]
+                if trouble is not None and now < ticket.kept_until:
+                    if not (trouble.status == native.PEER_LOST and trouble.peer == peer):
                         continue
             if ticket.done():
                 continue
@@ -367,16 +462,19 @@ class Messages:
                 self._end(ticket, trouble)
             elif self._failed is not None and now - self._failed[0] > _GRACE:
                 self._drop(ticket)
+                self._uncount(ticket)
                 self._log.finish(ticket, native.ABORTED)
                 ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
             self._taking = None
+        self._due = due
 
     def _drop(self, ticket: MessageTicket) -> None:
-        for entry in list(self._wanted):
-            if entry[2] is ticket:
-                self._wanted.remove(entry)
-        if ticket in self._moving:
-            self._moving.remove(ticket)
+        self._wanted.remove(ticket)
+        offered = self._room.offers(ticket)
+        if offered:
+            self._room.leave_behind(ticket)
+        if offered or ticket in self._moving:
+            self._moving.pop(ticket, None)
             if ticket.message.is_recv:
                 for request in ticket.requests:
                     request.Cancel()  # what has not begun to come shall not come into the caller's tensor
@@ -390,11 +488,11 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for each in (self._asides, self._early):
+            for each in (self._room, self._asides, self._early):
                 each.close()
         self._thread.join(5.0)
 
     def _fail_all(self) -> None:
-        for ticket in [e[2] for e in self._wanted] + list(self._moving):
+        for ticket in self._under_way():
             self._drop(ticket)
             self._end(ticket, Trouble(native.ABORTED))

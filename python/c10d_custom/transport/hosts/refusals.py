@@ -22,7 +22,7 @@ from ..trouble import Trouble
 from .link import REFUSAL, Buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from mpi4py.MPI import Message as Found
 
@@ -45,6 +45,7 @@ class Refusals:
         self._found: list[Found] = []  # what a probe has matched, until it is noted
         self._expected = self._hearing = self._come = False
         self._looked = 0.0
+        self.met: list[MessageTicket] = []  # sends under way that were refused, for whoever ends them
         self.late: list[tuple[Trouble, Message]] = []  # of sends that were over: what `take` gives
 
     # --- the receiver's side
@@ -62,8 +63,8 @@ class Refusals:
         """This rank is about to send what may be refused."""
         self._expected = True
 
-    def hear(self, sends: Iterable[MessageTicket], now: bool = False) -> None:
-        """Takes in what has come. A refusal of one of ``sends``, those under way, becomes its `refused`. ``now``:
+    def hear(self, sends: Mapping[int, MessageTicket], now: bool = False) -> None:
+        """Takes in what has come. A refusal of one of ``sends``, those under way, by number, becomes its `refused`. ``now``:
         even if the last look was just before."""
         if not self._expected or self._hearing:
             return
@@ -92,16 +93,16 @@ class Refusals:
         self._looked = now
         return True
 
-    def _note(self, sends: Iterable[MessageTicket]) -> None:
+    def _note(self, sends: Mapping[int, MessageTicket]) -> None:
         sent, received, peer, token, number, nbytes, room, tag = _REFUSAL.unpack(self._inbox.memory)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
         trouble = Trouble(native.MISMATCH, peer, call=number, expected=nbytes, actual=room)
         trouble.expected_dtype, trouble.actual_dtype = sent, received
-        for ticket in sends:
-            if ticket.number == number and not ticket.message.is_recv:
-                ticket.refused = trouble
-                return
+        if (ticket := sends.get(number)) is not None:
+            ticket.refused = trouble
+            self.met.append(ticket)
+            return
         trouble.over = True
         message = Message("send", Region(0, nbytes, 0), dtypes.BY_CODE[sent], peer, tag, 0.0, is_recv=False)
         self.late.append((trouble, message))
