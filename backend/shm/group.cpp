@@ -198,7 +198,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
           began, deadline, [&] { return s.value.load(std::memory_order_acquire) >= need; },
           [&] {
             if (elsewhere) elsewhere(elsewhere_context);
-          }))
+          },
+          [&](int64_t now) { return leaves_core(*peer, now); }))
     return kOk;
 
   struct Reaches final : Wait {
@@ -233,7 +234,8 @@ Status Group::wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline) {
                     began, deadline, [&] { return w.ready(); },
                     [&] {
                       if (elsewhere) elsewhere(elsewhere_context);
-                    }))
+                    },
+                    [&](int64_t now) { return leaves_core(*peer, now); }))
     return kOk;
   return sleep(w, began, peer, deadline);
 }

@@ -10,6 +10,7 @@
 #include "arena.h"
 #include "copy_in.h"
 #include "os.h"
+#include "seat.h"
 #include "spinner.h"
 #include "layout.h"
 #include "team.h"
@@ -115,6 +116,14 @@ class Group {
   CollectiveQueue& queue() { return *queue_; }
   Messenger& messenger() { return *messenger_; }
 
+  // Before a wait for `peer` yields: whether it sleeps rather, for a core of its own. Of collectives, of messages.
+  bool leaves_core(uint32_t peer, int64_t now) {
+    return seat_choice_.leaves(now, sched_getcpu(), ctl(rank).seat, ctl(peer).seat);
+  }
+  bool leaves_core_of_messages(uint32_t peer, int64_t now) {
+    return messages_seat_choice_.leaves(now, sched_getcpu(), ctl(rank).messages_seat, ctl(peer).messages_seat);
+  }
+
   Spinner spinner;
   Team team;              // of the thread that runs a collective
   CopyIn copy_in{&team};  // of collectives
@@ -145,6 +154,7 @@ class Group {
   uint32_t pid_ = 0;
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
+  SeatChoice seat_choice_, messages_seat_choice_;
   bool has_ring_ = false, has_every_ring_ = false, has_pair_rings_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;

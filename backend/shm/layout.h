@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "seat.h"
+
 namespace c10d_custom {
 
 constexpr uint64_t kMagic = 0x63313064'6375733bull;  // bumped whenever the layout changes
@@ -78,6 +80,8 @@ struct alignas(kLine) RankCtl {
   Signal took;        // blocks of which this rank has summed its part, over all reductions that went on to other hosts
   Doorbell doorbell;  // of point-to-point messages
   Doorbell pair_rings;                         // of all_to_all
+  alignas(kLine) Seat seat;                    // of who waits in a collective
+  Seat messages_seat;                          // of who waits for messages
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
   uint64_t pid_namespace;          // pids compare only within one

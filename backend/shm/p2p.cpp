@@ -192,6 +192,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
     if (now_ns() - last_check_ >= kSlice) check_faults();
     return;
   }
+  const uint32_t peer = awaited();
   hold.unlock();
   const bool moved = g_.spinner.spin(
       now_ns(), until,
@@ -200,7 +201,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
         std::lock_guard<std::mutex> look(mutex_);
         return progress();
       },
-      [] {});
+      [] {}, [&](int64_t now) { return g_.leaves_core_of_messages(peer, now); });
   hold.lock();
   if (moved) return;
   Doorbell& doorbell = g_.ctl(g_.rank).doorbell;
@@ -215,6 +216,11 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
   }
   doorbell.sleeping.store(0, std::memory_order_relaxed);
   if (now_ns() - last_check_ >= kSlice) check_faults();
+}
+
+uint32_t Messenger::awaited() const {
+  const int32_t peer = live_.empty() ? -1 : live_.back()->args.peer;
+  return peer < 0 ? g_.rank : uint32_t(peer);
 }
 
 bool Messenger::progress() {

@@ -127,6 +127,8 @@ class Messenger {
 
   // All below: with mutex_ held.
   bool progress();
+  // With whom the newest request is; this rank, where that may be anyone.
+  uint32_t awaited() const;
   bool drain(uint32_t src);
   bool flush(uint32_t dst);
   bool flush_cells(uint32_t dst);

@@ -21,15 +21,16 @@ class Spinner {
   explicit Spinner(int64_t limit_ns) : limit_(limit_ns) {}
 
   // Looks until `done` or the limit; `between` looks it may do something else. Returns whether it is done.
-  template <class Done, class Between>
-  bool spin(int64_t began, int64_t deadline, Done done, Between between) {
+  // `leaves`: asked before the first yield, whether to sleep rather (seat.h).
+  template <class Done, class Between, class Leaves>
+  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves) {
     int64_t now = began;
     for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
       for (int i = 0; i < 32; ++i) {
         if (done()) return true;
         cpu_relax();
       }
-    if (now < sleep_until_.load(std::memory_order_relaxed)) return false;
+    if (now < sleep_until_.load(std::memory_order_relaxed) || leaves(now)) return false;
     const int64_t first = now;
     for (const int64_t until = std::min(deadline, began + limit_); now < until;) {
       between();
