@@ -82,3 +82,33 @@ def ddp_case():
 @pytest.mark.world_sizes(2, 3)
 def test_ddp_of_a_sparse_embedding(ranks):
     assert not any(found := ranks.run(ddp_case)), found
+
+
+def _sorted(tensor):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        dist.all_reduce(tensor)
+    return sum(event.count for event in seen.key_averages() if event.key == "aten::_coalesce")
+
+
+def sorting_case():
+    times = _sorted(torch.sparse_coo_tensor(torch.tensor([[1, 0, 1]]), torch.ones(3, 2), (5, 2)))
+    return None if times == 1 else f"sorted {times} times"
+
+
+def test_entries_are_sorted_once(ranks, beyond_gloo):
+    """Before they are sent. What all ranks have sent is merged in order."""
+    beyond_gloo("sorts the sum, too")
+    assert not any(found := ranks.run(sorting_case)), found
+
+
+def unsorted_case():
+    """What is said to be coalesced, and is not."""
+    indices = torch.tensor([[3, 1, 3]])
+    tensor = torch.sparse_coo_tensor(indices, torch.ones(3), (5,), is_coalesced=True, check_invariants=False)
+    dist.all_reduce(tensor)
+    size = dist.get_world_size()
+    return None if tensor.to_dense().tolist() == [0, size, 0, 2 * size, 0] else tensor
+
+
+def test_entries_that_are_not_in_order(ranks):
+    assert not any(found := ranks.run(unsorted_case)), found

@@ -264,14 +264,12 @@ class Issuing:
                 return DoneWork(tensors, calls[-1].stream_op if calls else None)
             return self._submit(calls, tensors, record)
 
-    def _submit(
-        self, calls: Sequence[Call], tensors: list[torch.Tensor], record: Any, then: Callable[[], None] | None = None
-    ) -> Work:
+    def _submit(self, calls: Sequence[Call], tensors: list[torch.Tensor], record: Any) -> Work:
         tickets = []
         try:
             for call in calls:
                 tickets.append(self._transport.submit(call))
-            return self._adopt(tickets, tensors, calls, record, then)
+            return self._adopt(tickets, tensors, calls, record)
         except BaseException:
             for ticket in tickets:  # the caller never sees the Work
                 ticket.withdraw()
@@ -286,27 +284,22 @@ class Issuing:
         finally:
             self._drop(extensions)
 
-    def _sparse_all_reduce(
-        self, tensor: torch.Tensor, op: Any, opts: Any, timeout: timedelta | None
-    ) -> Work | DoneWork:
-        from ..lowering import sparse  # when wanted: an import takes its time at a rank's start
+    def _sparse_all_reduce(self, tensor: torch.Tensor, op: Any, opts: Any, timeout: timedelta | None) -> DoneWork:
+        """Asynchronous ones are over, too, when this returns: all ranks must be here before any knows how much there
+        is to move, and the rest takes less time than handing it to another thread does."""
+        from ..lowering.sparse import SparseSum  # when wanted: an import takes its time at a rank's start
 
-        asynchronous, seconds = self._options(opts, timeout)
-        with recorded("all_reduce", []) as record:
-            sizes = self._lowered(sparse.sizes, self._lower, tensor, op, seconds)
-            self._transport.run(sizes)
-            calls, finish = sparse.exchange(self._lower, tensor, sizes, seconds)
-            if calls[0].device is not None:
-                # What comes of them is added up on the current stream.
-                for call in calls:
+        seconds = self._options(opts, timeout)[1]
+        with recorded("all_reduce", []):
+            total = self._lowered(SparseSum, self._lower, tensor, op, seconds)
+            self._transport.run(total.sizes)
+            calls = total.payload()
+            for call in calls:
+                if call.device is not None:  # what comes of them is added up on the current stream
                     self._lowered(self._transport.issue, call)
-                    self._transport.run(call)
-                finish()
-                return DoneWork([tensor], calls[-1].stream_op)
-            work = self._submit(calls, [tensor], record, finish)
-        if not asynchronous:
-            work.wait()
-        return work
+            self._run(calls)
+            total.finish()
+        return DoneWork([tensor], calls[-1].stream_op)
 
     def _message(
         self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
@@ -351,9 +344,8 @@ class Issuing:
         tensors: list[torch.Tensor],
         calls: Sequence[Call | Message],
         record: Any = None,
-        then: Callable[[], None] | None = None,
     ) -> Work:
-        """A Work for ``tickets``, which carry out ``calls``; ``then`` is called when they are done."""
+        """A Work for ``tickets``, which carry out ``calls``."""
         stream_ops = [c.stream_op for c in calls if c.stream_op is not None]
         copies = [c for c in calls if c.copy_back and c.device is None]
         extensions = self._take_extensions() if self._extensions else None
@@ -361,13 +353,11 @@ class Issuing:
         def finish() -> None:
             for call in copies:
                 put_back(call)
-            if then is not None:
-                then()
             if record is not None:
                 record.end()
             self._drop(extensions)
 
-        ends = bool(copies) or record is not None or then is not None or bool(extensions)
+        ends = bool(copies) or record is not None or bool(extensions)
         if record is not None:
             record.goes_on()
         at_the_end = finish if ends else None

@@ -11,6 +11,7 @@ import torch
 from .. import dtypes
 from ..call import ANY_COUNT, Call, Message, Op, copy_back
 from ..errors import UsageError
+from .strides import require_room
 
 if TYPE_CHECKING:
     from ..call import Buffer
@@ -31,12 +32,13 @@ def source(t: torch.Tensor) -> torch.Tensor:
     return t if is_plain(t) else t.resolve_conj().resolve_neg().contiguous()
 
 
-def target(t: torch.Tensor, copy_back: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+def target(t: torch.Tensor, call: Call | Message, what: str = "tensor") -> torch.Tensor:
     """``t``, or a plain tensor whose contents go to ``t`` at the end."""
     if is_plain(t):
         return t
+    require_room(call.name, t, what)
     plain = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-    copy_back.append((t, plain))
+    call.copy_back.append((t, plain))
     return plain
 
 
@@ -154,7 +156,7 @@ class Lowering:
         if root == self.rank:
             call.inputs = [source(t)]
         else:
-            call.outputs = [target(t, call.copy_back)]
+            call.outputs = [target(t, call)]
         return call
 
     def all_reduce(self, t: torch.Tensor, op: Any, timeout: float) -> Call:
@@ -162,7 +164,7 @@ class Lowering:
             Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(), device=device_of(t)
         )
         self._reducing(call, op)
-        call.outputs = [target(t, call.copy_back)]
+        call.outputs = [target(t, call)]
         call.inputs = call.outputs if not call.copy_back else [source(t)]
         return call
 
@@ -174,7 +176,7 @@ class Lowering:
         self._reducing(call, op)
         call.inputs = [source(t)]
         if root == self.rank:
-            call.outputs = [target(t, call.copy_back)]
+            call.outputs = [target(t, call)]
         return call
 
     def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, timeout: float) -> Call:
@@ -345,7 +347,7 @@ class Lowering:
         if peer >= self.size or peer < -1:
             raise UsageError(f"{name}: rank {peer} is not in a group of {self.size} ranks")
         message = Message(name, t, dtype, peer, tag, timeout, is_recv, device_of(t))
-        message.tensor = target(t, message.copy_back) if is_recv else source(t)
+        message.tensor = target(t, message) if is_recv else source(t)
         return message
 
     # --- parts
@@ -353,7 +355,7 @@ class Lowering:
     def _apart(self, output: torch.Tensor, inputs: Sequence[Buffer], call: Call, own: bool = False) -> torch.Tensor:
         """``output``, or a stand-in where it shares memory with an input and would be written while
         that is still read. ``own``: what it gets comes from the very place it may share."""
-        plain = target(output, call.copy_back)
+        plain = target(output, call, "output")
         low, high = plain.data_ptr(), plain.data_ptr() + plain.nbytes
         for t in inputs:
             at = t.data_ptr()

@@ -5,7 +5,6 @@ Every rank gathers every rank's coordinates and values and adds them up in rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,34 +17,38 @@ if TYPE_CHECKING:
     from .collectives import Lowering
 
 
-def sizes(lower: Lowering, tensor: torch.Tensor, op: Any, seconds: float) -> Call:
-    """The call that tells every rank how many entries each rank has. Checks the arguments."""
-    if dtypes.split_op(op)[0] != int(dtypes.RedOp.SUM):
-        raise UsageError("all_reduce: sparse tensors can only be reduced with SUM")
-    mine = torch.tensor([tensor.coalesce()._nnz()])
-    return lower.all_gather_single(torch.empty(lower.size, dtype=torch.int64), mine, seconds)
+class SparseSum:
+    """One all_reduce on one rank: ``sizes`` is the call that tells every rank how many entries each rank has; once it
+    has run come the calls of `payload`, and then `finish`. UsageError where the arguments make no sense."""
 
+    def __init__(self, lower: Lowering, tensor: torch.Tensor, op: Any, seconds: float) -> None:
+        if dtypes.split_op(op)[0] != int(dtypes.RedOp.SUM):
+            raise UsageError("all_reduce: sparse tensors can only be reduced with SUM")
+        self._lower, self._tensor, self._seconds = lower, tensor, seconds
+        self._mine = tensor.coalesce()
+        entries = torch.tensor([self._mine._nnz()], device="cpu")
+        everyones = torch.empty(lower.size, dtype=torch.int64, device="cpu")
+        self.sizes = lower.all_gather_single(everyones, entries, seconds)
 
-def exchange(
-    lower: Lowering, tensor: torch.Tensor, sizes_call: Call, seconds: float
-) -> tuple[list[Call], Callable[[], None]]:
-    """(calls, finish) for the payload, once ``sizes_call`` has run. ``finish`` writes the sum into
-    ``tensor``."""
-    entries = [int(cast(torch.Tensor, part)) for part in sizes_call.outputs]
-    mine = tensor.coalesce()
-    indices, values = mine.indices(), mine.values()
-    all_indices = [indices.new_empty((indices.size(0), n)) for n in entries]
-    all_values = [values.new_empty((n, *values.shape[1:])) for n in entries]
-    calls = [lower.all_gather(all_indices, indices, seconds), lower.all_gather(all_values, values, seconds)]
+    def payload(self) -> list[Call]:
+        entries = [int(cast(torch.Tensor, part)) for part in self.sizes.outputs]
+        indices, values = self._mine.indices(), self._mine.values()
+        self._indices = [indices.new_empty((indices.size(0), n)) for n in entries]
+        self._values = [values.new_empty((n, *values.shape[1:])) for n in entries]
+        gather = self._lower.all_gather
+        return [gather(self._indices, indices, self._seconds), gather(self._values, values, self._seconds)]
 
-    def finish() -> None:
+    def finish(self) -> None:
+        """Writes the sum into the tensor."""
+        total, *others = (self._part(i, v) for i, v in zip(self._indices, self._values))
+        for part in others:
+            total = total + part  # of coalesced ones: they are merged, and need not be sorted
+        self._tensor.copy_(total.coalesce())
+
+    def _part(self, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         # Indices that came from a peer: outside of the shape they would be used as they are.
-        parts = [
-            torch.sparse_coo_tensor(i, v, tensor.shape, check_invariants=True) for i, v in zip(all_indices, all_values)
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        tensor.copy_(total.coalesce())
-
-    return calls, finish
+        shape = self._tensor.shape
+        try:
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=True)
+        except RuntimeError:  # perhaps its owner has only said that it is coalesced
+            return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
