@@ -4,6 +4,7 @@
 #include "fast_collective.h"
 #include "raw_tensor.h"
 #include "ticket.h"
+#include "torch_inside.h"
 
 static const uint64_t kReceived = 1ull << 32;  // as in backend/shm/api.h, which is C++
 
@@ -20,7 +21,8 @@ static int expect(Py_ssize_t n, Py_ssize_t wanted) {
 
 // message(function, handle, ranks, tensors, is_recv, peer, tag, ns, wait_ns, list): of c10d_message. 0: it is over. 1:
 // the ticket's address is appended to the list, unless the group is closed. 2: nothing was begun, for `tensors` is no
-// list of one that raw_tensor.h knows, or has no elements, or there is no such peer.
+// list of one that raw_tensor.h knows, or has no elements, or there is no such peer, or somebody watches torch's
+// dispatcher.
 static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   if (!expect(n, 10)) return NULL;
@@ -30,7 +32,7 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   const long ranks = PyLong_AsLong(args[2]), received = PyLong_AsLong(args[4]);
   if (PyErr_Occurred()) return NULL;
   RawTensor t;
-  const int known = PyList_Check(args[3]) && PyList_Size(args[3]) == 1 && PyLong_Check(args[5]) && PyLong_Check(args[6])
+  const int known = unwatched() && PyList_Check(args[3]) && PyList_Size(args[3]) == 1 && PyLong_Check(args[5]) && PyLong_Check(args[6])
                         ? raw_tensor_find(PyList_GetItem(args[3], 0), &t)
                         : 0;
   if (known < 0) return NULL;
@@ -68,6 +70,9 @@ static PyMethodDef methods[] = {
     {"set_up_tickets", (PyCFunction)(void (*)(void))set_up_tickets, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
     {"set_up_kinds", (PyCFunction)(void (*)(void))set_up_kinds, METH_FASTCALL, NULL},
+    {"set_up_inside", (PyCFunction)(void (*)(void))set_up_inside, METH_FASTCALL, NULL},
+    {"goes_direct", (PyCFunction)(void (*)(void))goes_direct, METH_FASTCALL, NULL},
+    {"nobody_watches", nobody_watches, METH_NOARGS, NULL},
     {"raw_tensor", raw_tensor, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

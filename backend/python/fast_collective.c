@@ -1,10 +1,12 @@
 #include "fast_collective.h"
 
+#include "torch_inside.h"
+
 enum { kCodes = 64, kFew = 64, kMostOps = 32 };
 
 // Of an operation's Shape, as set_up_kinds gets it: which ranks have an input, an output.
 enum { kReadsAtRoot = 1, kReadsElsewhere = 2, kWritesAtRoot = 4, kWritesElsewhere = 8 };
-enum { kFromEach = 16, kToEach = 32, kReduces = 64 };
+enum { kFromEach = 16, kToEach = 32, kReduces = 64, kCounted = 128 };
 // As in backend/shm/api.h, which is C++.
 enum { kSlowPath = 32 };
 static const uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
@@ -72,6 +74,19 @@ static int reduce_op(PyObject* o, uint8_t code) {
   return op >= 0 && op < 8 && reduces[code] >> op & 1 ? (int)op : -1;
 }
 
+// These two, of outputs as find_part and find_parts have found them. The GIL is not let go of between.
+static int any_cannot_be_counted(PyObject* o) {
+  if (!PyList_Check(o)) return cannot_count(o);
+  for (Py_ssize_t i = 0; i < PyList_Size(o); ++i)
+    if (any_cannot_be_counted(PyList_GetItem(o, i))) return 1;
+  return 0;
+}
+
+static void count_changes(PyObject* o) {
+  if (!PyList_Check(o)) return count_change(o);
+  for (Py_ssize_t i = 0; i < PyList_Size(o); ++i) count_changes(PyList_GetItem(o, i));
+}
+
 // With `ticket`, submits it.
 static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, PyObject* target, int32_t root,
                      PyObject* redop, int64_t ns, void** addresses, void** ticket) {
@@ -82,6 +97,7 @@ static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, 
   const int from_each = shape & kFromEach, to_each = shape & kToEach;
   const int has_source = shape & (at_root ? kReadsAtRoot : kReadsElsewhere);
   const int has_target = shape & (at_root ? kWritesAtRoot : kWritesElsewhere);
+  if (!unwatched()) return kSlowPath;
   if (rooted ? root < 0 || root >= self->size : root != -1) return kSlowPath;
   // Lists that are for the root alone: the slow path says what is wrong with others.
   if ((from_each && !has_source && !is_nothing(source)) || (to_each && !has_target && !is_nothing(target)))
@@ -109,6 +125,11 @@ static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, 
     }
     if (from.listed) kind |= kListedInputs;
     if (to.listed) kind |= kListedOutputs;
+  }
+  // Of all_to_all only lists are, as in gloo.
+  if (shape & kCounted && has_target && !(from_each && to_each && !to.listed)) {
+    if (any_cannot_be_counted(target)) return kSlowPath;
+    count_changes(target);
   }
   int status;
   Py_BEGIN_ALLOW_THREADS if (ticket) status =

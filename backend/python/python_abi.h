@@ -71,6 +71,7 @@ int PyModule_AddObjectRef(PyObject*, const char*, PyObject*);
 PyObject* PyType_FromSpec(PyType_Spec*);
 void* PyType_GetSlot(PyTypeObject*, int);
 unsigned long PyType_GetFlags(PyTypeObject*);
+int PyType_IsSubtype(PyTypeObject*, PyTypeObject*);
 
 // ---- Objects ----
 
@@ -87,6 +88,7 @@ extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 // Bits of a type's flags say what it is derived from.
 #define PyList_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 25 & 1)
 #define PyLong_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 24 & 1)
+#define PyTuple_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 26 & 1)
 #define PyBytes_Check(o) (PyType_GetFlags(Py_TYPE(o)) >> 27 & 1)
 
 void Py_IncRef(PyObject*);

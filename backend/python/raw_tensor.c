@@ -1,13 +1,12 @@
 #include "raw_tensor.h"
 
 #include "dlpack.h"
+#include "torch_inside.h"
 
-enum { kTypes = 4, kDlCodes = 32, kWidths = 8 };
+enum { kDlCodes = 32, kWidths = 8 };
 
 // Of the process: torch is there once.
 static DLPackExchange* exchange;
-static PyObject* types[kTypes];
-static PyObject *is_neg, *is_conj;
 static uint8_t core_code[kDlCodes][kWidths];  // at [code][log2 of bits]: 1 + ours
 
 static uint8_t* place(uint8_t code, uint8_t bits) {
@@ -26,18 +25,8 @@ static int contiguous(const DLTensor* t, uint64_t* count) {
   return ordered || !n;
 }
 
-// 1: it answers no, 0: yes, -1: an exception is set.
-static int denies(PyObject* question, PyObject* t) {
-  PyObject* answer = PyObject_CallFunctionObjArgs(question, t, NULL);
-  if (!answer) return -1;
-  Py_DECREF(answer);
-  return answer == Py_False;
-}
-
 int raw_tensor_find(PyObject* o, RawTensor* found) {
-  int known = 0;
-  for (int i = 0; i < kTypes && types[i]; ++i) known |= (PyObject*)Py_TYPE(o) == types[i];
-  if (!known) return 0;
+  if (!is_plain(o)) return 0;
   DLTensor t;
   if (exchange->tensor_from_object(o, &t)) {
     PyErr_Clear();  // no memory of its own, or a dtype that DLPack does not know
@@ -45,12 +34,7 @@ int raw_tensor_find(PyObject* o, RawTensor* found) {
   }
   const uint8_t* code = place(t.code, t.bits);
   if (t.device_type != kDLCPU || t.lanes != 1 || !code || !*code || !contiguous(&t, &found->count)) return 0;
-  const int plain = denies(is_neg, o);
-  if (plain != 1) return plain;
-  if (t.code == kDLComplex) {
-    const int as_it_is = denies(is_conj, o);
-    if (as_it_is != 1) return as_it_is;
-  }
+  if (!t.data && found->count) return 0;
   found->data = (char*)t.data + t.byte_offset;
   found->rows = t.ndim ? (uint64_t)t.shape[0] : 0;
   found->code = (uint8_t)(*code - 1);
@@ -59,14 +43,13 @@ int raw_tensor_find(PyObject* o, RawTensor* found) {
 
 PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (n != 5) return PyErr_SetString(PyExc_TypeError, "expected 5 arguments"), NULL;
+  if (n != 2) return PyErr_SetString(PyExc_TypeError, "expected 2 arguments"), NULL;
   DLPackExchange* given = PyCapsule_GetPointer(args[0], "dlpack_exchange_api");
   while (given && given->major != 1) given = given->older;
-  const Py_ssize_t several = PyTuple_Size(args[1]);
   char* table;
   Py_ssize_t bytes;
-  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[4], &table, &bytes)) return NULL;
-  if (!given || !given->tensor_from_object || several > kTypes)
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &table, &bytes)) return NULL;
+  if (!given || !given->tensor_from_object)
     return PyErr_SetString(PyExc_ValueError, "no exchange of DLPack 1.x"), NULL;
   for (Py_ssize_t i = 0; i + 2 < bytes; i += 3) {
     uint8_t* at = place((uint8_t)table[i], (uint8_t)table[i + 1]);
@@ -74,10 +57,6 @@ PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n)
     *at = (uint8_t)(table[i + 2] + 1);
   }
   exchange = given;
-  for (Py_ssize_t i = 0; i < several; ++i) types[i] = PyTuple_GetItem(args[1], i), Py_INCREF(types[i]);
-  is_neg = args[2], is_conj = args[3];
-  Py_INCREF(is_neg);
-  Py_INCREF(is_conj);
   Py_RETURN_NONE;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "python_abi.h"
 
-// A contiguous CPU tensor whose bytes are its values. rows: its first dimension; 0 of a scalar.
+// A contiguous CPU tensor whose bytes are its values, and which autograd need not be told of. rows: its first dimension; 0 of a scalar.
 typedef struct {
   char* data;
   uint64_t count, rows;
@@ -13,9 +13,8 @@ typedef struct {
 // 1: found; 0: o is no such tensor; -1: an exception is set.
 int raw_tensor_find(PyObject* o, RawTensor* found);
 
-// set_up(exchange, types, is_neg, is_conj, dtypes): before all others. exchange: torch.Tensor's capsule; types: a tuple
-// of those whose tensors are taken; is_neg, is_conj: methods of torch.Tensor; dtypes: three bytes of each: DLPack's
-// code, bits, the core's code.
+// set_up(exchange, dtypes): before all others, and after set_up_inside. exchange: torch.Tensor's capsule; dtypes: three
+// bytes of each: DLPack's code, bits, the core's code.
 PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n);
 // raw_tensor(tensor): (address, elements, dtype's code) of such a tensor; else None.
 PyObject* raw_tensor(PyObject* self, PyObject* tensor);

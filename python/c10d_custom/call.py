@@ -38,14 +38,22 @@ class Op(IntEnum):
 class Shape:
     """Of one operation. ``reads``, ``writes``: which ranks have an input, an output: AT_ROOT | ELSEWHERE for all, 0 for
     none; ``from_each``, ``to_each``: the input, the output has a part for each rank; ``reduces``: it takes a reduce
-    op; ``rooted``: it has a root."""
+    op; ``rooted``: it has a root; ``counted``: torch's own groups tell autograd that the outputs have changed, and so
+    do we (of all_to_all, where the outputs are a list)."""
 
-    __slots__ = ("reads", "writes", "from_each", "to_each", "reduces", "rooted")
+    __slots__ = ("reads", "writes", "from_each", "to_each", "reduces", "rooted", "counted")
 
     def __init__(
-        self, reads: int, writes: int, from_each: bool = False, to_each: bool = False, reduces: bool = False
+        self,
+        reads: int,
+        writes: int,
+        from_each: bool = False,
+        to_each: bool = False,
+        reduces: bool = False,
+        counted: bool = False,
     ) -> None:
         self.reads, self.writes, self.from_each, self.to_each, self.reduces = reads, writes, from_each, to_each, reduces
+        self.counted = counted
         self.rooted: bool = any(side in (AT_ROOT, ELSEWHERE) for side in (reads, writes))
 
 
@@ -56,10 +64,10 @@ SHAPES = {
     Op.broadcast: Shape(AT_ROOT, ELSEWHERE),
     Op.all_reduce: Shape(_ALL, _ALL, reduces=True),
     Op.reduce: Shape(_ALL, AT_ROOT, reduces=True),
-    Op.all_gather: Shape(_ALL, _ALL, to_each=True),
-    Op.reduce_scatter: Shape(_ALL, _ALL, from_each=True, reduces=True),
-    Op.all_to_all: Shape(_ALL, _ALL, from_each=True, to_each=True),
-    Op.gather: Shape(_ALL, AT_ROOT, to_each=True),
+    Op.all_gather: Shape(_ALL, _ALL, to_each=True, counted=True),
+    Op.reduce_scatter: Shape(_ALL, _ALL, from_each=True, reduces=True, counted=True),
+    Op.all_to_all: Shape(_ALL, _ALL, from_each=True, to_each=True, counted=True),
+    Op.gather: Shape(_ALL, AT_ROOT, to_each=True, counted=True),
     Op.scatter: Shape(AT_ROOT, _ALL, from_each=True),
     Op.monitored_barrier: Shape(0, 0),
 }

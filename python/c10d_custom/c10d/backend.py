@@ -17,6 +17,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..errors import AbortedError, UsageError
+from .dispatched import below, reached, without_functions
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -81,7 +82,9 @@ def _forwarded(name: str) -> Callable[..., Any]:
     method = getattr(Operations, name)
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
-        work = method(self.operations, *arguments, **options)
+        reached.yes = True
+        with without_functions():
+            work = method(self._below(), *arguments, **options)
         return DoneWork(_tensors(arguments[0]) if arguments else []) if work is None else work
 
     return forward
@@ -212,6 +215,9 @@ if REGISTERED:
                 raise AbortedError("this backend's group has been destroyed")
             return found
 
+        def _below(self) -> Operations:
+            return self.operations if self._own is not None else below(self.operations)
+
         @property
         def options(self) -> Any:
             options = _TorchBackend.Options(NAME, timeout=self.operations.timeout)
@@ -243,7 +249,9 @@ if REGISTERED:
         def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
             given = getattr(opts, "timeout", opts)
             given = given if isinstance(given, timedelta) and given > timedelta(0) else None
-            self.operations.monitored_barrier(given, wait_all_ranks)
+            reached.yes = True
+            with without_functions():
+                self._below().monitored_barrier(given, wait_all_ranks)
 
         def start_coalescing(self) -> None:
             self.operations._start_coalescing()

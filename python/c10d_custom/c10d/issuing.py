@@ -11,7 +11,7 @@ import torch
 
 from ..call import Op
 from ..errors import UsageError
-from ..lowering.collectives import Lowering, check_one_device, only, own_tensors, put_back
+from ..lowering.collectives import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..time_outs import seconds_of
 from .called_from import amid_backward_pass, posted_to_be_awaited
@@ -140,6 +140,18 @@ class Issuing:
 
     # --- issuing
 
+    def _by_torch(self, *tensors: Any) -> bool:
+        """Whether a call on these arguments, which the fast path has not taken, is to go through torch's dispatcher:
+        `_dispatched`. Of a whole group: dispatched.py."""
+        return False
+
+    def _unlike_memory(self, *tensors: Any) -> bool:
+        """The same, whether or not a profiler runs."""
+        return False
+
+    def _dispatched(self, name: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
     def _may_be_fast(self) -> bool:
         """Whether synchronous collectives, and messages, may go the fast path now."""
         return not (self._detour or profiler_enabled())
@@ -233,6 +245,8 @@ class Issuing:
             call = self._lowered(lower, *arguments, seconds)
             if tried != SLOW_PATH:
                 raise self._transport.last_error(call)
+            if call.name in COUNTED:
+                self._lowered(count_changes, tensors)
             if call.device is not None:
                 self._lowered(self._transport.issue, call)
             if not asynchronous and self._coalescing is None:
@@ -256,6 +270,7 @@ class Issuing:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
             self._lowered(check_one_device, name, calls)
+            self._lowered(count_changes, tensors)  # of all_reduce as well, as torch's own groups do
             for call in calls:
                 if call.device is not None:
                     self._lowered(self._transport.issue, call)
@@ -320,6 +335,9 @@ class Issuing:
                     work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
             if not ticket:
+                if self._by_torch(tensors):
+                    method, to = (name, (peer, tag)) if peer >= 0 else ("recv_anysource", (tag,))
+                    return self._dispatched(method, tensors, *to)
                 tensor = self._lowered(only, tensors, name)
                 with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
                     message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)

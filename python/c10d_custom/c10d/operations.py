@@ -38,6 +38,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(BROADCAST, opts, tensors, tensors)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(tensors):
+            return self._dispatched("broadcast", tensors, opts, root, timeout)
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, tensors, "broadcast")
@@ -49,6 +51,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_REDUCE, opts, tensors, tensors)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(tensors):
+            return self._dispatched("allreduce", tensors, opts, op, timeout)
         if isinstance(opts, AllreduceOptions):
             op = opts.reduceOp
         elif opts is not None:
@@ -61,6 +65,8 @@ class Operations(Issuing):
         return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op, tried=tried)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
+        if self._by_torch(tensors):
+            return self._dispatched("allreduce_coalesced", tensors, opts)
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
 
@@ -74,6 +80,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(REDUCE, opts, tensors, tensors)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(tensors):
+            return self._dispatched("reduce", tensors, opts, root, op, timeout)
         if isinstance(opts, int):
             if root is not None:
                 root, op, timeout = None, root, timeout if op is None else op
@@ -92,6 +100,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_GATHER, opts, inputs, output_lists)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(output_lists, inputs):
+            return self._dispatched("allgather", output_lists, inputs, opts, timeout)
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         tensor = self._lowered(only, inputs, "all_gather")
@@ -111,6 +121,8 @@ class Operations(Issuing):
     def allgather_coalesced(
         self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
+        if self._by_torch(output_lists, inputs):
+            return self._dispatched("allgather_coalesced", output_lists, inputs, opts)
         # c10d passes, for each rank, one output for each input.
         per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
         return self._coalesced(
@@ -127,6 +139,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_GATHER, opts, input, output)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(output, input):
+            return self._dispatched("all_gather_single", output, input, opts, timeout)
         return self._collective(
             "_all_gather_base",
             opts,
@@ -142,6 +156,8 @@ class Operations(Issuing):
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
+        if self._by_torch(outputs, inputs):
+            return self._dispatched("all_gather_single_coalesced", outputs, inputs, opts)
         return self._coalesced(
             "all_gather_into_tensor_coalesced",
             opts,
@@ -161,6 +177,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(outputs, input_lists):
+            return self._dispatched("reduce_scatter", outputs, input_lists, opts, op, timeout)
         if opts is not None and not hasattr(opts, "asyncOp"):
             opts, op, timeout = None, opts, timeout if op is None else op
         output = self._lowered(only, outputs, "reduce_scatter")
@@ -184,6 +202,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(REDUCE_SCATTER, opts, input, output)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(output, input):
+            return self._dispatched("reduce_scatter_single", output, input, opts, timeout)
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._collective(
             "_reduce_scatter_base",
@@ -201,6 +221,8 @@ class Operations(Issuing):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
+        if self._by_torch(outputs, inputs):
+            return self._dispatched("reduce_scatter_single_coalesced", outputs, inputs, opts)
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced(
             "reduce_scatter_tensor_coalesced",
@@ -220,6 +242,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(outputs, inputs):
+            return self._dispatched("alltoall", outputs, inputs, opts, timeout)
         return self._collective(
             "all_to_all",
             opts,
@@ -245,6 +269,10 @@ class Operations(Issuing):
         if not output_splits and not input_splits:
             if type(tried := self._fast(ALL_TO_ALL, opts, input, output)) is not int:
                 return tried
+        if tried == SLOW_PATH and self._by_torch(output, input):
+            return self._dispatched(
+                "all_to_all_single", output, input, list(output_splits), list(input_splits), opts, timeout
+            )
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         return self._collective(
@@ -271,6 +299,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(GATHER, opts, inputs, output_lists)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(output_lists, inputs):
+            return self._dispatched("gather", output_lists, inputs, opts, root, timeout)
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         tensor = self._lowered(only, inputs, "gather")
@@ -297,6 +327,8 @@ class Operations(Issuing):
         root: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
+        if self._unlike_memory(output, input):
+            return self._dispatched("gather_single", output, input, opts, root, timeout)
         root = opts.rootRank if opts is not None else root or 0
         return self._collective(
             "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
@@ -312,6 +344,8 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(SCATTER, opts, input_lists, outputs)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch(outputs, input_lists):
+            return self._dispatched("scatter", outputs, input_lists, opts, root, timeout)
         if isinstance(opts, int):
             opts, root, timeout = None, opts, timeout if root is None else root
         output = self._lowered(only, outputs, "scatter")
@@ -324,6 +358,8 @@ class Operations(Issuing):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
         if type(tried := self._fast(BARRIER, opts)) is not int:
             return tried
+        if tried == SLOW_PATH and self._by_torch():
+            return self._dispatched("barrier", opts, timeout)
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
@@ -333,6 +369,9 @@ class Operations(Issuing):
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        if self._unlike_memory():
+            self._dispatched("monitored_barrier", timeout or self._timeout, wait_all_ranks)
+            return
         if self._monitored_barriers is None:
             from .monitored_barrier import MonitoredBarriers  # when wanted: an import takes its time at a rank's start
 

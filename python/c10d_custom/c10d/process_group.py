@@ -13,10 +13,10 @@ from ..errors import UsageError
 from . import at_exit
 from .backend import FORWARDED, REGISTERED, DescribedBackend
 from .by_name import group_named
+from .dispatched import Dispatching
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
-from .operations import Operations
 from .optional import optional
 from .served import served_devices
 
@@ -50,7 +50,7 @@ def build(
 
 
 @opaque_to_dynamo
-class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # torch's have other arguments
+class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # torch's have other arguments
     _registers_works = True
     _kinds: list[torch.device] | None = None
 
@@ -58,7 +58,6 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
         ProcessGroup.__init__(self, rank, size)
         self._set_up(transport, store, rank, size, timeout, name)
         self._backend: Any = DescribedBackend(self)
-        self._registered = False
         if REGISTERED:
             with optional("what torch's C++ calls by itself (torch.ops.c10d, the Flight Recorder, other hooks)"):
                 self._register()
@@ -148,11 +147,6 @@ class CustomProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # tor
 
     # --- hooks
 
-    def dispatch(self) -> None:
-        """From now on, calls of this group go through torch's dispatcher, where hooks are called before and after them,
-        and which takes some 20 to 50 us longer."""
-        self.__class__ = DispatchedProcessGroup
-
     def register_pre_hook(self, hook_id: int, hook: Callable[..., Any]) -> None:
         ProcessGroup.register_pre_hook(self, hook_id, hook)
         self.dispatch()
@@ -212,7 +206,8 @@ CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # t
 
 
 class DispatchedProcessGroup(CustomProcessGroup):
-    """A group whose operations are torch's own methods, which find their way to the backend registered in it."""
+    """A group whose operations are torch's own methods, which find their way to the backend registered in it. What a
+    group is while calls of it go that way: dispatched.py."""
 
     _registers_works = False
 
@@ -220,6 +215,9 @@ class DispatchedProcessGroup(CustomProcessGroup):
 for _name in (*FORWARDED, "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"):
     if _name in vars(ProcessGroup):
         setattr(DispatchedProcessGroup, _name, vars(ProcessGroup)[_name])
+
+
+CustomProcessGroup._ours, CustomProcessGroup._torchs = CustomProcessGroup, DispatchedProcessGroup
 
 
 def _is_being_made(group: ProcessGroup) -> bool:

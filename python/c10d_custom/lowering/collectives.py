@@ -11,6 +11,7 @@ import torch
 from .. import dtypes
 from ..call import ANY_COUNT, Call, Message, Op, copy_back
 from ..errors import UsageError
+from ..native import torch_inside
 from .strides import require_room
 
 if TYPE_CHECKING:
@@ -65,6 +66,22 @@ def own_tensors(tensors: Any) -> list[torch.Tensor]:
     return list(own_list(tensors))
 
 
+# Of the calls that torch's own groups count as changes of their outputs, which an autograd that has saved one wants to
+# know of (call.Shape.counted).
+COUNTED = frozenset(
+    ("all_gather", "all_gather_into_tensor", "gather", "gather_single", "reduce_scatter", "reduce_scatter_tensor")
+    + ("all_to_all",)
+)
+
+
+def count_changes(tensors: Sequence[torch.Tensor]) -> None:
+    """Counts changes of outputs. UsageError where torch refuses to."""
+    try:
+        torch_inside.count_changes(tensors)
+    except RuntimeError as error:
+        raise UsageError(str(error)) from error
+
+
 def put_back(call: Call | Message) -> None:
     """What is left to do for a call that is done."""
     if call.device is None:  # else done on the stream of the call
@@ -81,6 +98,11 @@ def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DTy
         )
     if not (t.is_cpu or t.is_cuda):
         raise UsageError(f"{name}: {what} is on {t.device}; only CPU and CUDA tensors can be communicated")
+    if torch_inside.stands_for_another(t):
+        raise UsageError(
+            f"{name}: {what}, a {type(t).__name__}, has no memory of its own; its keys are "
+            f"{torch._C._dispatch_keys(t)}"
+        )
     return dtypes.lookup(t.dtype)
 
 

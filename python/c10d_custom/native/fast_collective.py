@@ -15,6 +15,7 @@ from ..call import AT_ROOT, ELSEWHERE, SHAPES, Op, Shape
 from ..dtypes import PACKED, REDUCES
 from . import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH, address_of
 from .raw_tensor import in_python, raw_tensor
+from .torch_inside import count_changes, nobody_watches
 
 _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of a part, dtype's code, whether a list
 
@@ -75,6 +76,8 @@ class InPython:
 
     def _find(self, op: int, source: Any, target: Any, root: int, redop: Any) -> tuple[Any, ...] | None:
         """(kind, root, input, output, count), as the core takes them; None for the slow path."""
+        if not nobody_watches():
+            return None
         shape, here = SHAPES[Op(op)], AT_ROOT if root == self._rank else ELSEWHERE
         if not self._handle or not (0 <= root < self._size if shape.rooted else root == -1):
             return None
@@ -97,9 +100,15 @@ class InPython:
             if (number := hash(redop)) not in range(8) or not REDUCES[code] >> number & 1:
                 return None
             kind |= number << 8
+        listed = has_target and sides[-1][3]
+        if shape.counted and has_target and (listed or not (shape.from_each and shape.to_each)):
+            try:
+                count_changes(_flat(target))
+            except RuntimeError:
+                return None
         if has_source and sides[0][3]:
             kind |= LISTED_INPUTS
-        if has_target and sides[-1][3]:
+        if listed:
             kind |= LISTED_OUTPUTS
         return kind, root, first if has_source else None, last if has_target else None, count
 
@@ -122,6 +131,10 @@ def _part(tensors: Any) -> _Side | None:
     return found and (*found, False)
 
 
+def _flat(tensors: Any) -> list[Any]:
+    return [t for part in tensors for t in _flat(part)] if isinstance(tensors, list) else [tensors]
+
+
 def _in_order() -> list[Shape]:
     """The operations' Shapes by their numbers, which begin at 0."""
     return [SHAPES[Op(number)] for number in range(len(SHAPES))]
@@ -134,7 +147,10 @@ def _in_c() -> Callable[..., FastCollective]:
     if raw_tensor is in_python:
         raise ImportError("this torch does not show C its tensors")
     of_code = {code: (PACKED[code] >> 16, REDUCES[code]) for code in PACKED}
-    shapes = [s.reads | s.writes << 2 | s.from_each << 4 | s.to_each << 5 | s.reduces << 6 for s in _in_order()]
+    shapes = [
+        s.reads | s.writes << 2 | s.from_each << 4 | s.to_each << 5 | s.reduces << 6 | s.counted << 7
+        for s in _in_order()
+    ]
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     set_up_kinds(kinds, bytes(shapes))
 

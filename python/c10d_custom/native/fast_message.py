@@ -12,6 +12,7 @@ from ..dtypes import PACKED
 from . import RECEIVED, address_of, lib
 from .fast_collective import InPython, fast_collective
 from .raw_tensor import raw_tensor
+from .torch_inside import nobody_watches
 
 OVER, POSTED, NOT_BEGUN = range(3)  # the first as base.FastMessage says
 
@@ -29,8 +30,8 @@ def _in_python(
 ) -> int:
     """Posts a message of the only one of ``tensors`` and waits up to ``wait`` ns for its end. OVER; or POSTED, and the
     ticket's address is in the list ``posted``, unless the group is closed; or NOT_BEGUN, as it is no plain CPU tensor
-    with elements, or no such peer."""
-    found = raw_tensor(tensors[0]) if len(tensors) == 1 else None
+    with elements, or no such peer, or somebody watches torch's dispatcher."""
+    found = raw_tensor(tensors[0]) if len(tensors) == 1 and nobody_watches() else None
     if not found or not found[1] or not (isinstance(peer, int) and isinstance(tag, int) and 0 <= peer < ranks):
         return NOT_BEGUN
     address, count, code = found

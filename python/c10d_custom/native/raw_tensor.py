@@ -1,5 +1,5 @@
 """Tensors of which the core needs no more than the address, the number of elements and the dtype: contiguous ones of
-the CPU, whose bytes are their values, and of no class of somebody's own.
+the CPU, whose bytes are their values, of no class of somebody's own, and such that autograd need not be told.
 
 `raw_tensor(t)` is (address, elements, dtype's code) of such a tensor, else None. In C where that can be had:
 backend/python/raw_tensor.h."""
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..dtypes import BY_DTYPE
+from . import torch_inside
 
 RawTensor = Callable[[Any], tuple[int, int, int] | None]
 
-_TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 # DLPack's code and bits of torch's dtypes, those that it has.
 _DLPACK = {
@@ -45,13 +45,11 @@ _DLPACK = {
 
 def in_python(t: torch.Tensor) -> tuple[int, int, int] | None:
     if (
-        type(t) in _TYPES
-        and t.is_cpu
+        torch_inside.is_plain(t)
         and t.layout is _STRIDED
         and t.is_contiguous()
-        and not t.is_neg()
-        and not t.is_conj()
         and (dtype := BY_DTYPE.get(t.dtype))
+        and (t.data_ptr() or not t.numel())
     ):
         return t.data_ptr(), t.numel(), dtype.code
     return None
@@ -60,8 +58,10 @@ def in_python(t: torch.Tensor) -> tuple[int, int, int] | None:
 def _in_c() -> RawTensor:
     from ._fast import raw_tensor, set_up  # see setup.py for when it is not there
 
+    if not torch_inside.in_c:
+        raise ImportError("this torch does not show C what its tensors are")
     known = bytes(n for dtype in BY_DTYPE.values() if dtype.name in _DLPACK for n in (*_DLPACK[dtype.name], dtype.code))
-    set_up(torch.Tensor.__dlpack_c_exchange_api__, _TYPES, torch.Tensor.is_neg, torch.Tensor.is_conj, known)
+    set_up(torch.Tensor.__dlpack_c_exchange_api__, known)
     return raw_tensor
 
 

@@ -1,0 +1,108 @@
+#include "torch_inside.h"
+
+enum { kTypes = 4, kNumbers = 13 };
+
+// Of the process: torch is there once.
+static Py_ssize_t impl_at, keys_at;
+static uint64_t cpu_keys, plain_keys, direct_keys, counted_keys, harmless, inference;
+static char (*requires_grad)(const void* impl);  // bool, in C++
+static char (*grad_enabled)(void);
+static void (*bump_version)(const void* tensor);  // a reference to at::Tensor, which is a pointer to its TensorImpl
+static void* (*find)(void*, const char*);
+static void* library;
+static const char* word_name;
+static PyTypeObject *tensor, *types[kTypes];
+
+// libc10's thread-local word: the keys that this thread includes, then those that it excludes; each as it differs from
+// what a thread begins with.
+static __thread const uint64_t* word;
+
+static uint64_t included(void) {
+  if (!word) word = find(library, word_name);
+  return word ? *word : ~0ull;
+}
+
+int unwatched(void) { return !(included() & ~harmless); }
+
+static const char* impl_of(PyObject* o) { return *(const char**)((const char*)o + impl_at); }
+static uint64_t keys_of(const char* impl) { return *(const uint64_t*)(impl + keys_at); }
+
+int is_tensor_itself(PyObject* o) {
+  for (int i = 0; i < kTypes && types[i]; ++i)
+    if (Py_TYPE(o) == types[i]) return 1;
+  return 0;
+}
+
+static int in_graph(const char* impl) { return requires_grad(impl) && grad_enabled(); }
+
+int is_plain(PyObject* o) {
+  if (!is_tensor_itself(o)) return 0;
+  const char* const impl = impl_of(o);
+  const uint64_t keys = impl ? keys_of(impl) : 0;
+  return !(keys & ~plain_keys) && (keys & cpu_keys) == cpu_keys && !in_graph(impl);
+}
+
+int cannot_count(PyObject* o) { return !(keys_of(impl_of(o)) & counted_keys) && !(included() & inference); }
+
+void count_change(PyObject* o) {
+  if (keys_of(impl_of(o)) & counted_keys) bump_version((const char*)o + impl_at);
+}
+
+static int direct(PyObject* o, int depth) {
+  if (PyList_Check(o)) {
+    for (Py_ssize_t i = 0; i < PyList_Size(o); ++i)
+      if (!depth || !direct(PyList_GetItem(o, i), depth - 1)) return 0;
+    return 1;
+  }
+  if (PyTuple_Check(o)) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(o); ++i)
+      if (!depth || !direct(PyTuple_GetItem(o, i), depth - 1)) return 0;
+    return 1;
+  }
+  if (!is_tensor_itself(o)) return !PyType_IsSubtype(Py_TYPE(o), tensor);
+  const char* const impl = impl_of(o);
+  return impl && !(keys_of(impl) & ~direct_keys) && !in_graph(impl);
+}
+
+PyObject* goes_direct(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  (void)self;
+  int all = unwatched();
+  for (Py_ssize_t i = 0; all && i < n; ++i) all = direct(args[i], 3);
+  if (all) Py_RETURN_TRUE;
+  Py_RETURN_FALSE;
+}
+
+PyObject* nobody_watches(PyObject* self, PyObject* nothing) {
+  (void)self;
+  (void)nothing;
+  if (unwatched()) Py_RETURN_TRUE;
+  Py_RETURN_FALSE;
+}
+
+PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  (void)self;
+  if (n != kNumbers + 3) return PyErr_SetString(PyExc_TypeError, "expected 16 arguments"), NULL;
+  uint64_t number[kNumbers];
+  for (int i = 0; i < kNumbers; ++i) number[i] = PyLong_AsUnsignedLongLong(args[i]);
+  const Py_ssize_t several = PyTuple_Size(args[kNumbers + 2]);
+  char* name;
+  Py_ssize_t bytes;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[kNumbers], &name, &bytes)) return NULL;
+  if (several > kTypes) return PyErr_SetString(PyExc_ValueError, "too many types"), NULL;
+  impl_at = (Py_ssize_t)number[0], keys_at = (Py_ssize_t)number[1];
+  cpu_keys = number[2], plain_keys = number[3], direct_keys = number[4], counted_keys = number[5];
+  harmless = number[6], inference = number[7];
+  *(uint64_t*)&requires_grad = number[8], *(uint64_t*)&grad_enabled = number[9];
+  *(uint64_t*)&bump_version = number[10], *(uint64_t*)&find = number[11], library = (void*)number[12];
+  Py_INCREF(args[kNumbers]);
+  word_name = name, word = NULL;
+  Py_INCREF(args[kNumbers + 1]);
+  tensor = (PyTypeObject*)args[kNumbers + 1];
+  for (Py_ssize_t i = 0; i < several; ++i) {
+    types[i] = (PyTypeObject*)PyTuple_GetItem(args[kNumbers + 2], i);
+    Py_INCREF(types[i]);
+  }
+  if (!find || !find(library, word_name))
+    return PyErr_SetString(PyExc_ValueError, "libc10 has no such word"), NULL;
+  Py_RETURN_NONE;
+}
