@@ -237,4 +237,4 @@ def copy_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     are the calling thread's, which need not be the one that issued the call."""
     with torch.inference_mode():
         for destination, plain in pairs:
-            destination.copy_(plain.view(destination.shape))
+            destination.data.copy_(plain.view(destination.shape))

@@ -71,7 +71,8 @@ class Dispatching(Operations):
         if not profiler_enabled() and torch_inside.goes_direct(*arguments):
             with without_functions():  # torch's own groups ask tensors nothing that a function mode sees
                 return getattr(Operations, name)(below(self), *arguments)
-        given = [a for a in arguments if a is not None]  # torch's methods have one form without each
+        # torch's methods have one form without each.
+        given = [_with_values(a) if isinstance(a, (list, tuple)) else a for a in arguments if a is not None]
         outer, reached.yes = reached.yes, False
         try:
             with self._as_torch():
@@ -133,14 +134,29 @@ def _traced() -> str:
     return ""
 
 
+def _with_values(tensors: Any) -> Any:
+    """A list as torch's dispatcher should get it: it looks for what stands for another tensor in lists, and not in
+    lists of lists. There we do it, for what has its values in one other tensor."""
+    return [[_behind(t) for t in part] if isinstance(part, (list, tuple)) else part for part in tensors]
+
+
+def _behind(t: Any) -> Any:
+    if type(t).__name__ == "AsyncCollectiveTensor":
+        return t.trigger_wait()
+    functorch = torch._C._functorch
+    while isinstance(t, torch.Tensor) and functorch.is_gradtrackingtensor(t):
+        t = functorch.get_unwrapped(t)
+    return t
+
+
 def _memory_of(name: str, argument: Any) -> Any:
     """The argument, or the plain tensor that it stands for. UsageError where there is none."""
     if isinstance(argument, (list, tuple)):
         return [_memory_of(name, a) for a in argument]
     if not isinstance(argument, torch.Tensor) or argument.is_meta or not torch_inside.stands_for_another(argument):
         return argument
-    if type(argument).__name__ == "AsyncCollectiveTensor":
-        return argument.trigger_wait()  # type: ignore[attr-defined]
+    if (behind := _behind(argument)) is not argument:
+        return _memory_of(name, behind)
     raise UsageError(
         f"{name}: a {type(argument).__name__} with the keys {torch._C._dispatch_keys(argument)} is no memory that can "
         f"be communicated; with torch {_FIRST_TO_SEE} or newer it is up to its class"

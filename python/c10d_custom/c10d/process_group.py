@@ -116,10 +116,12 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         return self._devices()
 
     def _get_backend(self, device: Any) -> Any:
-        if torch.device(device).type not in {d.type for d in self._devices()}:
+        # A mode of torch's functions sees devices being made.
+        kind = device.type if isinstance(device, torch.device) else torch.device(device).type
+        if kind not in {d.type for d in self._devices()}:
             raise RuntimeError(
-                f"No backend type associated with device type {torch.device(device).type}: group {self._name} was "
-                f"made for {', '.join(d.type for d in self._devices())}"
+                f"No backend type associated with device type {kind}: group {self._name} was made for "
+                f"{', '.join(d.type for d in self._devices())}"
             )
         return self._backend
 

@@ -69,7 +69,9 @@ def stands_for_another(t: torch.Tensor) -> bool:
 
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that they have changed, as it does itself where they are written to. Its RuntimeError of tensors
-    of inference mode, outside of it."""
+    of inference mode, outside of it, and of leaves of a graph."""
+    if any(t.is_leaf and _in_graph(t) for t in tensors):
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     counted = [t for t in tensors if keys_of(t) & _COUNTED]
     if len(counted) < len(tensors) and not torch.is_inference_mode_enabled():
         raise RuntimeError(
