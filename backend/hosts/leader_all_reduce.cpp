@@ -8,6 +8,7 @@
 #include "../shm/os.h"
 #include "../shm/reduce.h"
 #include "../shm/rest.h"
+#include "../shm/transfers.h"
 #include "atomic_words.h"
 #include "board.h"
 
@@ -150,6 +151,7 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
       r->since = now_ns();
       if (r->since > until + kStopped) return kPending;
       reduce_inside(d, r);
+      transfer_begins();
       if (d->startall(int(r->nrequests), r->requests)) return kUsage;
       r->step = kBetween;
       [[fallthrough]];

@@ -23,6 +23,7 @@
 
 #include "collective.h"
 #include "rest.h"
+#include "transfers.h"
 
 namespace c10d_custom {
 
@@ -167,6 +168,7 @@ class PipelinedRun {
   bool start(const Phase& phase) {
     if (late(now_ns())) return false;
     if (const Status st = g.health(c.number); st != kOk) return failed_ = true, c.fails(st, -1);
+    if (phase.n) transfer_begins();
     if (phase.n && b.startall(int(phase.n), phase.requests)) return b.end = kTransfer, false;
     return true;
   }

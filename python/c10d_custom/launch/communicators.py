@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
+from ..native import over_hosts
 from ..threads import start
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def create(job: Job, ranks: Sequence[int], tag: int, seconds: float, check: Call
         made = (job.world if _left is None else _left).Create_group(members, tag)
         members.Free()
         everyone.Free()
+        over_hosts.lib.c10d_transfer_begins()  # the last of it may still be here
         return made
 
     return _bounded(make, f"made no communicator of ranks {list(ranks)}", seconds, check)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..native import over_hosts
-from . import launcher, leaving
+from . import launcher, leaving, libfabric
 from .mapped import mapped_files
 from .mpich_files import remove_files
 
@@ -130,6 +130,7 @@ def _begin(seconds: float | None) -> Job:
     if begun.size > 1:
         _abort_on_exceptions(begun)
     _require_threads(MPI, ours)
+    libfabric.drive(begun)
     found = launcher.detect()
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
@@ -216,6 +217,7 @@ def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
         _job = _opened(MPI, server)
         server.go_on()
         MPI.Finalize = functools.partial(_finalize_unlocked, MPI)
+        libfabric.drive(_job)
     return _job
 
 
@@ -236,6 +238,7 @@ def _in_thread(MPI: Any) -> threading.Thread:
         # UCX (MPICH's) over TCP: its 8 KiB buffers make many small writes and reads of a piece.
         for name in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
             os.environ.setdefault(name, str(PIECE))
+        libfabric.avoid_sockets(MPI.Get_library_version())
         start = ctypes.CDLL(MPI.__file__).MPI_Init_thread
         arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)
@@ -295,6 +298,7 @@ def go_on() -> None:
 
 @atexit.register  # at import: exit handlers of the modules that use this one run before
 def _finalize() -> None:
+    libfabric.stop()
     if _job is not None and _job.server is not None:
         _end_own(_job, _job.server)
     elif _ours_to_end and (MPI := sys.modules.get("mpi4py.MPI")):

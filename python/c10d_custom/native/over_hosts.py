@@ -135,6 +135,9 @@ Core.signatures.update(
         "alarm_raised": (c.c_int, c.POINTER(Alarm)),
         "mpi_progress": (None, c.c_void_p),
         "end_mpi_at_exit": (None, c.c_void_p),
+        "drive_mpi": (c.c_int, c.c_void_p),
+        "end_mpi_driver": (None,),
+        "transfer_begins": (None,),
         "tell_hydra": (None, c.c_int32),
         "tell_pmix": (None, c.c_void_p, c.c_void_p),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...native import over_hosts
 from .link import Buffer
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Asides:
 
     def send(self, memory: Buffer, peer: int, tag: int) -> None:
         requests, link = self.begin(memory), self._link
+        over_hosts.lib.c10d_transfer_begins()
         requests.extend(map(link.comm.Isend, ([memory.memory, link.MPI.BYTE],), (peer,), (tag,)))
 
     def discard(self, nbytes: int, source: int, tag: int) -> None:

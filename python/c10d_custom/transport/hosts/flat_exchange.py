@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ... import native
 from ...call import Op
 from ...dtypes import PREMUL_SUM
-from ...native import lib
+from ...native import lib, over_hosts
 from ..trouble import Trouble
 from .layout import Reduction
 from .link import HEAD, Buffer
@@ -112,6 +112,7 @@ class FlatExchange:
         head = _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
         self.board.put(head)
         buffer.memory[:HEAD_BYTES] = head
+        over_hosts.lib.c10d_transfer_begins()
         return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
 
     # --- the exchange

@@ -80,6 +80,7 @@ class MpiLink:
 
     def before_sending(self) -> None:
         """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
+        over_hosts.lib.c10d_transfer_begins()
         until = None
         while over_hosts.lib.c10d_alarm_raised(self.alarm):
             if until is None:

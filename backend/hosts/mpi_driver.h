@@ -1,0 +1,29 @@
+// The thread that drives MPI while the program does not. Over libfabric, MPI may keep what has been sent, and say that it
+// is done with it: until a connection is there, say, or until the peer reads on. It leaves only while somebody calls MPI,
+// and the program may be computing, or waiting for a peer by other means, who waits for just that.
+//
+// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often after something has
+// been sent, ever more rarely while nothing is, and not at all while the program does, transfer after transfer.
+#pragma once
+#include "../shm/api.h"
+
+#define C10D_API extern "C" __attribute__((visibility("default")))
+
+namespace c10d_custom {
+
+// MPI_Iprobe, and arguments that no message of ours fits. MPI's handles are ints or pointers, and either passes for an
+// intptr_t.
+struct MpiDriver {
+  int (*iprobe)(int source, int tag, intptr_t comm, int* flag, void* status);
+  intptr_t comm;
+  int64_t source, tag;
+};
+
+}  // namespace c10d_custom
+
+// Starts it, once in a process. 0, or errno.
+C10D_API int c10d_drive_mpi(const c10d_custom::MpiDriver*);
+// Ends it: it calls MPI no more once this has returned. Nothing, in a process that has none, a forked child for one.
+C10D_API void c10d_end_mpi_driver();
+// See transfers.h.
+C10D_API void c10d_transfer_begins();

@@ -1,0 +1,79 @@
+"""MPI over libfabric, which MPICH has beside UCX, and Intel MPI and Cray's alone: how it is told, what is asked of it, and
+the thread that drives it (backend/hosts/mpi_driver.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from .. import native
+from ..native import over_hosts
+from .mapped import mapped_files
+
+if TYPE_CHECKING:
+    from .mpi_job import Job
+
+
+def is_used(version: str) -> bool:
+    """Whether that library of MPI, by all that MPI_Get_library_version says, sends by libfabric."""
+    if "Intel" in version or "CRAY" in version:
+        return True
+    # As it was configured: "ch4:ucx ofi", of which the first is taken unless the environment names another.
+    layers = re.search(r"Device:\s*ch4:([\w, ]+)", version)
+    return layers is not None and _chosen(re.split(r"[, ]+", layers[1].strip())) == "ofi"
+
+
+def _chosen(layers: list[str]) -> str:
+    named = next(filter(None, (os.environ.get(f"{prefix}_CH4_NETMOD") for prefix in _PREFIXES)), "")
+    return named if named in layers else layers[0]
+
+
+_PREFIXES = "MPIR_CVAR", "MPIR_PARAM", "MPICH"
+
+
+def avoid_sockets(version: str) -> None:
+    """Before MPI starts. Of libfabric's providers over TCP MPICH prefers the older one, "sockets", on which it ends
+    processes whose peer is gone, where there is the newer one, "tcp", too."""
+    if version.startswith("MPICH") and is_used(version) and _has_tcp():
+        os.environ.setdefault("FI_PROVIDER", "^sockets")
+
+
+def _has_tcp() -> bool:
+    for library in mapped_files(r"/.*/lib(fabric|mpi|mpi_abi)\.so[^/]*"):
+        with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"xnet_") >= 0:
+                return True
+    return False
+
+
+class _Driver(ctypes.Structure):
+    """See backend/hosts/mpi_driver.h."""
+
+    _fields_ = [("iprobe", ctypes.c_void_p), ("comm", ctypes.c_ssize_t), ("source", ctypes.c_int64), ("tag", ctypes.c_int64)]
+
+
+def drive(job: Job) -> None:
+    """From now on what this process has sent leaves, whatever the program does. Where there is no such thread to be had,
+    as long as it calls MPI."""
+    MPI = job.MPI
+    iprobe = native.address_of(getattr(ctypes.CDLL(MPI.__file__), "MPI_Iprobe", None))
+    if job.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
+        return
+    over_hosts.lib.c10d_drive_mpi(
+        ctypes.byref(_Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG))
+    )
+    MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
+
+
+def stop() -> None:
+    """Before MPI ends: nobody may call it afterwards."""
+    over_hosts.lib.c10d_end_mpi_driver()
+
+
+def _finalize(own: Any) -> None:
+    stop()
+    own()
