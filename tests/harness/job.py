@@ -47,7 +47,7 @@ def rig_of(layout):
 
 def forwarded(environment):
     """The variables that a job's ranks are to have, also under a launcher that passes none to other hosts."""
-    mine = ("C10D_", "MASTER_", "PYTHON", "OMP_", "GLOO_", "TORCH", "NCCL_", "CUDA_")
+    mine = ("C10D_", "MASTER_", "PYTHON", "OMP_", "GLOO_", "TORCH", "NCCL_", "CUDA_", "MPIR_CVAR_", "FI_")
     return [name for name in environment if name.startswith(mine) or name in ("PATH", "HOME")]
 
 

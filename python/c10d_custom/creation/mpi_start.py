@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .exchange import Exchange
     from .topology import Location
 
-_LAUNCHER, _RUNNING, _READY, _UNABLE = "launcher", "running", "ready", "unable"
+_LAUNCHER, _STARTS, _RUNNING, _READY, _UNABLE = "launcher", "launcher starts", "running", "ready", "unable"
 _SETTLE = 1.0  # s: how long a rank that SIGTERM ends waits for its libmpi to wait for an answer
 _ONE_HOST = (
     "Else let the processes that join this group, one of each job, say, be on one host, where it takes no MPI; or make it "
@@ -35,8 +35,12 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     cannot be. ``members``: their global ranks; ``strangers``: they may be of several launchers' jobs."""
     ranks = _Ranks(places, members, strangers)
     how = exchange.gather_and_decide("mpi job", _found(), lambda found: _how(found, ranks))
-    if how == _LAUNCHER:
-        return mpi.job(exchange.left())
+    if how in (_LAUNCHER, _STARTS):
+        job = mpi.job(exchange.left())
+        if how == _STARTS:
+            exchange.gather_and_decide("mpi started", None, lambda _: None)
+            mpich_files.remove_files()
+        return job
     if how == _RUNNING:
         return mpi.job()
     interface = require_reachable(exchange, places)
@@ -44,12 +48,12 @@ def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[in
     server = PmiServer(
         exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _StoredKeyValues(exchange)
     )
-    job: Job | None = None
-    with mpich_files.removed_at_the_end(lambda: job or server.asked(_SETTLE)):
-        job = mpi.start(server, exchange.left(), interface)
+    started: Job | None = None
+    with mpich_files.removed_at_the_end(lambda: started or server.asked(_SETTLE)):
+        started = mpi.start(server, exchange.left(), interface)
         exchange.gather_and_decide("mpi started", None, lambda _: None)
         mpich_files.remove_files()
-    return job
+    return started
 
 
 class _StoredKeyValues:
@@ -85,14 +89,15 @@ def _found() -> dict[str, Any]:
         if job is not None and job.server:
             return {"kind": _RUNNING, "name": job.server.name}
         if job is not None or launcher.starts_mpi():
-            return {"kind": _LAUNCHER, "job": launcher.job_name() or rendezvous.met_as()}
+            named = launcher.job_name() or rendezvous.met_as()
+            return {"kind": _LAUNCHER, "job": named, "starts": job is None}
         return {"kind": _READY, "MPI": mpi.startable(), "c10d-custom": __version__}
     except TransportError as error:
         return {"kind": _UNABLE, "error": str(error)}
 
 
 def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
-    """_LAUNCHER; _RUNNING; or the name of the job that is to start."""
+    """_LAUNCHER; the same, of which some have yet to start MPI; _RUNNING; or the name of the job that is to start."""
     kinds = {rank["kind"] for rank in found}
     if kinds == {_LAUNCHER}:
         started = sorted({str(rank["job"]) for rank in found})
@@ -102,7 +107,7 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
                 f"{ranks.several()}, and an MPI launcher started each of several jobs of them: {in_job}. Between hosts "
                 f"this backend uses MPI, by which no job reaches another. {_ONE_HOST}"
             )
-        return _LAUNCHER
+        return _STARTS if any(rank["starts"] for rank in found) else _LAUNCHER
     if _LAUNCHER in kinds:
         raise TransportError(
             f"{ranks.several()}, and an MPI launcher started some of them only: "

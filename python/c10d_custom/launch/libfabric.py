@@ -50,7 +50,7 @@ def _has_tcp() -> bool:
     return False
 
 
-class _Driver(ctypes.Structure):
+class Driver(ctypes.Structure):
     """See backend/hosts/mpi_driver.h."""
 
     _fields_ = [("iprobe", ctypes.c_void_p), ("comm", ctypes.c_ssize_t), ("source", ctypes.c_int64), ("tag", ctypes.c_int64)]
@@ -64,7 +64,7 @@ def drive(job: Job) -> None:
     if job.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
         return
     over_hosts.lib.c10d_drive_mpi(
-        ctypes.byref(_Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG))
+        ctypes.byref(Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG))
     )
     MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
 

@@ -355,6 +355,7 @@ def _end_by_exit_code(MPI: Any) -> None:
     launcher = None
     if _job is not None and _job.pid == os.getpid() and _job.size > 1 and (launcher := leaving.hydra()) is not None:
         _linger(_job)
+        remove_files()
     functions = ("MPI_Finalize", "MPI_Abort", "MPI_Finalized", "MPI_Ibarrier", "MPI_Test")
     failed = ("MPIX_Comm_get_failed", "MPI_Group_size", "MPI_Group_free")
     how = [
