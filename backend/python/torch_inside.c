@@ -92,8 +92,9 @@ PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   impl_at = (Py_ssize_t)number[0], keys_at = (Py_ssize_t)number[1];
   cpu_keys = number[2], plain_keys = number[3], direct_keys = number[4], counted_keys = number[5];
   harmless = number[6], inference = number[7];
-  *(uint64_t*)&requires_grad = number[8], *(uint64_t*)&grad_enabled = number[9];
-  *(uint64_t*)&bump_version = number[10], *(uint64_t*)&find = number[11], library = (void*)number[12];
+  requires_grad = (char (*)(const void*))number[8], grad_enabled = (char (*)(void))number[9];
+  bump_version = (void (*)(const void*))number[10], find = (void* (*)(void*, const char*))number[11];
+  library = (void*)number[12];
   Py_INCREF(args[kNumbers]);
   word_name = name, word = NULL;
   Py_INCREF(args[kNumbers + 1]);

@@ -219,7 +219,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
 }
 
 uint32_t Messenger::awaited() const {
-  const int32_t peer = live_.empty() ? -1 : live_.back()->args.peer;
+  const int32_t peer = live_.empty() ? -1 : live_.back().args.peer;
   return peer < 0 ? g_.rank : uint32_t(peer);
 }
 
