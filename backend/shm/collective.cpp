@@ -202,7 +202,23 @@ bool Collective::agree() {
   return agreed_ = true;
 }
 
+bool Collective::memory_ok() const {
+  auto there = [](const Span& s) { return s.data || !s.bytes; };
+  return args.device == kDevice ||
+         (std::all_of(args.in, args.in + args.nin, there) && std::all_of(args.out, args.out + args.nout, there));
+}
+
+Status Collective::refuse() {
+  g.last_call_waited = false;
+  RankCtl& mine = g.ctl(me);
+  Fingerprint& f = mine.fingerprint[seq & 1];
+  f.seq = seq, f.op = kRejected, f.outer = args.outer;
+  g.advance(mine.arrive, seq);
+  return fail(kUsage, -1);
+}
+
 bool Collective::shape_ok() const {
+  if (!memory_ok()) return false;
   auto root_only = [&](uint32_t want, uint32_t have) { return is_root() ? have == want : true; };
   auto equal = [&](const Span* spans, uint64_t bytes) {
     return uses_table() ? spans[me].bytes == bytes
@@ -259,10 +275,10 @@ Status Collective::run() {
   g.last_call_waited = args.op != kRejected;
   if (args.op == kRejected) return announce(), kOk;
   if (args.pipelined) {
-    if (!pipelined_ok(*this)) return fail(kUsage, -1);
+    if (!pipelined_ok(*this) || !memory_ok()) return refuse();
     return ring_pipelined_reduce(*this) ? kOk : status_;
   }
-  if (!shape_ok()) return fail(kUsage, -1);
+  if (!shape_ok()) return refuse();
   if (args.device == kDevice) {
     announce();  // alone, too: the sizes and factors are read back from what was announced
     return agree() ? kOk : status_;

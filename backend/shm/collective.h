@@ -90,6 +90,10 @@ class Collective {
   // Where the group is broken for a disagreement over this very call, this rank has its own say in it.
   bool waited_to_agree(Status, uint32_t peer);
   bool shape_ok() const;
+  // Whether no part of it lies at a null address.
+  bool memory_ok() const;
+  // The arguments make no sense: says so to the others, who must not wait for this rank, as kRejected does.
+  Status refuse();
   bool uses_table() const { return args.count == kNever; }
   bool differs(uint32_t peer);
   // Whether two ranks give each other what they expect, as their tables say.

@@ -72,7 +72,7 @@ Ticket* Messenger::post(const MessageArgs& a) {
     finish(r, g_.health() == kBroken ? kBroken : kAborted, -1);
     return t;
   }
-  if (a.peer >= int64_t(g_.n) || a.peer < (a.is_recv ? -1 : 0)) {
+  if (a.peer >= int64_t(g_.n) || a.peer < (a.is_recv ? -1 : 0) || (a.data.bytes && !a.data.data)) {
     finish(r, kUsage, -1);
     return t;
   }

@@ -69,7 +69,10 @@ class ErrorText:
         if status == native.EXHAUSTED:
             return self._exhausted(found_by)
         if status == native.USAGE:
-            return UsageError(f"{self.where}: the native core refused these arguments (sizes of the parts do not fit).")
+            return UsageError(
+                f"{self.where}: the native core refused these arguments (sizes of the parts do not fit, or there is no "
+                "memory at an address)."
+            )
         return TransportError(f"{self.where}: failed with status {status} {self.after}{found_by}.")
 
     def _exhausted(self, found_by: str) -> TransportError:

@@ -1,0 +1,53 @@
+"""Addresses that are none: refused by the core, and the other ranks are told."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from c10d_custom import CollectiveMismatchError, UsageError, dtypes
+from c10d_custom.call import Call, Message, Op, Region
+
+
+def _call(address, count):
+    call = Call(Op.all_reduce, "all_reduce", dtypes.BY_DTYPE[torch.float32], 20.0, count=count)
+    call.inputs = call.outputs = [Region(address, 4 * count, count)]
+    return call
+
+
+def no_memory(count, bad):
+    group = dist.new_group()
+    if dist.get_rank() == bad:
+        with pytest.raises(UsageError, match="no memory at"):
+            group._transport.run(_call(0, count))
+    else:
+        with pytest.raises(CollectiveMismatchError, match=f"rank {bad}: a call whose arguments were refused"):
+            dist.all_reduce(torch.ones(count), group=group)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.world_sizes(2)
+@pytest.mark.parametrize("count", [1, 1 << 20])
+def test_a_collective_without_memory_is_told(ranks, count):
+    ranks.run(no_memory, count, 1)
+
+
+def no_message():
+    group, me = dist.new_group(), dist.get_rank()
+    for is_recv in (False, True):
+        message = Message("send", Region(0, 16, 4), dtypes.BY_DTYPE[torch.float32], 1 - me, 0, 20.0, is_recv)
+        ticket = group._transport.post(message)
+        with pytest.raises(UsageError, match="no memory at"):
+            ticket.wait(5.0)
+            raise ticket.error()
+    t = torch.full((4,), float(me))
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, t.clone(), 1 - me, group), dist.P2POp(dist.irecv, t, 1 - me, group)]
+    ):
+        work.wait()
+    assert t.tolist() == [1.0 - me] * 4
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.world_sizes(2)
+def test_a_message_without_memory_is_refused(ranks):
+    ranks.run(no_message)
