@@ -69,8 +69,8 @@ class Attempt:
             return
         if self._rank == 0:
             raise TransportError(
-                f"{self._what}: another process has come as rank 0 since: the job's ranks have been started again, and "
-                "this process is of an earlier attempt; or two were given that rank"
+                f"{self._what}: the job's ranks have been started again, and this process is of an earlier attempt (or "
+                "two processes were given rank 0)"
             )
         raise SupersededError
 

@@ -29,7 +29,7 @@ def package() -> Finding:
     elif off:
         said = (
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0: a torch before 2.14 does not find it by itself, and nothing is replaced "
-            "or started by an MPI launcher before it is imported: write `import c10d_custom`"
+            "or taken from an MPI launcher before it is imported: write `import c10d_custom`"
         )
     else:
         return Finding("package", f"{what}; torch finds it by itself", facts=facts)
