@@ -52,6 +52,8 @@ class Engine(Protocol):
 
     def progress(self) -> bool: ...
 
+    def serve_this_host(self) -> None: ...
+
     def withdraw(self, ticket: MessageTicket) -> None: ...
 
     def refused_late(self) -> bool: ...
@@ -95,6 +97,7 @@ class MessageTicket(PyTicket):
                 # What it waits for may be the answer of who has refused.
                 if (error := self.engine.refusal(self.message)) is not None:
                     raise error
+            self.engine.serve_this_host()
             self.engine.link.pause(waited)
         return self._done
 

@@ -217,6 +217,10 @@ class Messages:
                 self._drop(ticket)
                 self._end(ticket, Trouble(native.ABORTED))
 
+    def serve_this_host(self) -> None:
+        """Takes in what this host's ranks send, for who waits here: they may be waiting for that, and others for them."""
+        self._local(0)
+
     def _end_group(self) -> None:
         if (abort := self._abort()) is not None:
             abort()
