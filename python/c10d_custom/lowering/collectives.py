@@ -12,7 +12,7 @@ from .. import dtypes
 from ..call import ANY_COUNT, Call, Message, Op, copy_back
 from ..errors import UsageError
 from ..native import torch_inside
-from .strides import require_room
+from .plain import is_plain, source, target, target_with_input
 
 if TYPE_CHECKING:
     from ..call import Buffer
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
 def device_of(t: torch.Tensor) -> torch.device | None:
     """The torch.device of a tensor, None for the CPU."""
     return None if t.is_cpu else t.device
-
-
-def is_plain(t: torch.Tensor) -> bool:
-    """True if the tensor's bytes, in order, are its elements."""
-    return t.is_contiguous() and not t.is_neg() and not t.is_conj()
-
-
-def source(t: torch.Tensor) -> torch.Tensor:
-    """``t``, or a plain copy of it."""
-    return t if is_plain(t) else t.resolve_conj().resolve_neg().contiguous()
-
-
-def target(t: torch.Tensor, call: Call | Message, what: str = "tensor") -> torch.Tensor:
-    """``t``, or a plain tensor whose contents go to ``t`` at the end."""
-    if is_plain(t):
-        return t
-    require_room(call.name, t, what)
-    plain = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-    call.copy_back.append((t, plain))
-    return plain
 
 
 def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
@@ -186,8 +166,7 @@ class Lowering:
             Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(), device=device_of(t)
         )
         self._reducing(call, op)
-        call.outputs = [target(t, call)]
-        call.inputs = call.outputs if not call.copy_back else [source(t)]
+        call.inputs = call.outputs = [target_with_input(t, call)]
         return call
 
     def reduce(self, t: torch.Tensor, root: int, op: Any, timeout: float) -> Call:
@@ -196,9 +175,10 @@ class Lowering:
         )
         check_root("reduce", root, self.size)
         self._reducing(call, op)
-        call.inputs = [source(t)]
         if root == self.rank:
-            call.outputs = [target(t, call)]
+            call.inputs = call.outputs = [target_with_input(t, call)]
+        else:
+            call.inputs = [source(t)]
         return call
 
     def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, timeout: float) -> Call:

@@ -1,10 +1,42 @@
-"""Which elements of a strided tensor share memory: as an output it could not hold what a collective gives."""
+"""Tensors whose memory is not their elements in order: plain ones that stand in for them, and which of them can hold
+what a collective gives."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..call import Call, Message
+
+
+def is_plain(t: torch.Tensor) -> bool:
+    """True if the tensor's bytes, in order, are its elements."""
+    return t.is_contiguous() and not t.is_neg() and not t.is_conj()
+
+
+def source(t: torch.Tensor) -> torch.Tensor:
+    """``t``, or a plain copy of it."""
+    return t if is_plain(t) else t.resolve_conj().resolve_neg().contiguous()
+
+
+def target(t: torch.Tensor, call: Call | Message, what: str = "tensor") -> torch.Tensor:
+    """``t``, or a plain tensor whose contents go to ``t`` at the end."""
+    if is_plain(t):
+        return t
+    _require_room(call.name, t, what)
+    plain = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    call.copy_back.append((t, plain))
+    return plain
+
+
+def target_with_input(t: torch.Tensor, call: Call) -> torch.Tensor:
+    """The same for an operation that reads ``t``, too: one plain tensor for both."""
+    plain = target(t, call)
+    return plain if plain is t else plain.copy_(t.detach())
 
 
 def overlaps_itself(t: torch.Tensor) -> bool:
@@ -31,7 +63,7 @@ def overlaps_itself(t: torch.Tensor) -> bool:
     return int(taken.sum()) < t.numel()
 
 
-def require_room(name: str, t: torch.Tensor, what: str) -> None:
+def _require_room(name: str, t: torch.Tensor, what: str) -> None:
     """For an output. Raises UsageError where not each element has a place of its own."""
     if overlaps_itself(t):
         raise UsageError(
