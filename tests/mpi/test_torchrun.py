@@ -103,7 +103,7 @@ def attempt(**options):
 ATTEMPT = f"{REFUSED}\nsay(**attempt())"
 # (what rank 1 finds, what every rank is told)
 UNEQUAL = [
-    ('patch.dict(sys.modules, {"mpi4py": None})', ['pip install "c10d-custom[mpi]"']),
+    ('patch.dict(sys.modules, {"mpi4py": None})', ['pip install ".[mpi]" in a checkout']),
     (
         'patch.object(mpi_job, "_library", lambda MPI: "Open MPI v5.0.11, package: x")',
         ["Open MPI v5.0.11", "mpirun", "pip install mpich"],

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..extras import how_to_install
 from .finding import Finding, State
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the same module under names of its own for each CUDA
@@ -36,7 +37,7 @@ def gpus() -> Finding:
     missing = [name for name, found in (("cupy", cupy), ("cuda-bindings", bindings)) if found is None]
     if missing:
         need, toolkit = " and ".join(missing), (torch.version.cuda or "13").split(".")[0]
-        text = f'{text}; CUDA tensors need {need}: pip install "c10d-custom[cuda{toolkit}]"'
+        text = f'{text}; CUDA tensors need {need}: {how_to_install(f"cuda{toolkit}")}'
         return Finding("GPUs", text, State.REMARK, facts)
     ways = {
         "shared": "ranks share it: mode shared",

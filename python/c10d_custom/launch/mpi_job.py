@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
+from ..extras import how_to_install
 from ..native import over_hosts
 from . import launcher, leaving, libfabric
 from .mapped import mapped_files
@@ -38,7 +39,7 @@ CHECK_SECONDS = 1e-3
 _LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
 _FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
 _FINALIZED = "MPI has been finalized in this process; it cannot start again"
-INSTALL = 'pip install "c10d-custom[mpi]"'
+INSTALL = how_to_install("mpi")
 # What one MPI message carries at most. Larger ones are slower with MPICH, and none may pass 2^31 - 1.
 PIECE = 256 << 10
 _HEADER = 4 << 10  # more than Open MPI's own

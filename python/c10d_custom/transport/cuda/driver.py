@@ -20,6 +20,7 @@ import torch
 
 from ...call import copy_back
 from ...errors import UsageError
+from ...extras import how_to_install
 from .answers import answers_of
 from .libcuda import Libcuda
 from .mappings import Allocation, Mappings
@@ -182,7 +183,7 @@ class CudaDriver(Driver):
             import cupy  # noqa: F401 - for kernels.py
         except ImportError as error:
             extra = f"cuda{(torch.version.cuda or '13').split('.')[0]}"
-            raise UsageError(f"tensors on {device} need cupy: pip install 'c10d-custom[{extra}]' ({error})") from error
+            raise UsageError(f"tensors on {device} need cupy: {how_to_install(extra)} ({error})") from error
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
