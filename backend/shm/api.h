@@ -126,6 +126,9 @@ struct TraceRecord {
   uint32_t reserved;
 };
 
+// Calls of the system that make a segment.
+enum SegmentCall : uint64_t { kMemfdCreate = 0, kFchmod, kFtruncate, kFallocate, kAddSeals, kMmap };
+
 struct Handle;
 class Ticket;
 class Arena;
@@ -137,7 +140,7 @@ using c10d_ticket = c10d_custom::Ticket;
 using c10d_arena = c10d_custom::Arena;
 
 // Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
-// -errno. Bytes in *total.
+// -errno. Bytes in *total; of a failure, the SegmentCall that failed.
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
 
 // Maps the segment as `rank` and takes its liveness lock. Owns fd from here on, also on failure. Returns 0, with the

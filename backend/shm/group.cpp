@@ -91,6 +91,7 @@ static const int fork_watch = pthread_atfork(nullptr, nullptr, [] { ++g_fork_gen
 int create_segment(const Geometry& g, uint64_t* total) {
   if (!sane(g)) return -EINVAL;
   const Layout layout(g);
+  *total = kMemfdCreate;  // while it fails, the call
   int fd = int(syscall(SYS_memfd_create, "c10d_custom", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return -errno;
   auto fail = [&] {
@@ -98,14 +99,20 @@ int create_segment(const Geometry& g, uint64_t* total) {
     ::close(fd);
     return -e;
   };
-  if (fchmod(fd, 0600) || ftruncate(fd, off_t(layout.total))) return fail();
+  *total = kFchmod;
+  if (fchmod(fd, 0600)) return fail();
+  *total = kFtruncate;
+  if (ftruncate(fd, off_t(layout.total))) return fail();
+  *total = kFallocate;
   // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
   const size_t taken[][2] = {{0, layout.rings}, {layout.board, layout.pair_rings}};
   for (const auto& [from, to] : taken)
     while (fallocate(fd, 0, off_t(from), off_t(to - from)))
       if (errno != EINTR) return fail();
+  *total = kAddSeals;
   // No rank can shrink it under the others' feet (SIGBUS).
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
+  *total = kMmap;
   void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return fail();
   auto* h = static_cast<SegmentHeader*>(p);

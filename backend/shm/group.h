@@ -164,7 +164,7 @@ constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls o
 constexpr int64_t kElsewhere = 100 * 1000;             // ns between two calls of `elsewhere` in a sleep
 constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks at the peers' health
 
-// Returns a descriptor, or -errno; bytes in *total.
+// Returns a descriptor, or -errno; *total as c10d_segment_create's.
 int create_segment(const Geometry&, uint64_t* total);
 
 // Runs one collective to its end in the calling thread. Calls of one group must not overlap.

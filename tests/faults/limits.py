@@ -4,6 +4,7 @@ python tests/faults/limits.py CASE         (prints JSON: what each of two ranks 
 """
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ import c10d_custom.c10d.process_group  # noqa: F401  a rank that has become anot
 MB = 1 << 20
 NOBODY = 65534
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 4, 38, 22, 2
-FALLOCATE = {"x86_64": 285, "aarch64": 47}.get(platform.machine())
+FALLOCATE, MEMFD_CREATE = {"x86_64": (285, 319), "aarch64": (47, 279)}.get(platform.machine(), (0, 0))
 
 
 def limit(what, value):
@@ -38,12 +39,16 @@ def address_space():
 
 
 def no_fallocate():
-    """From now on fallocate says ENOMEM, as under vm.overcommit_memory=2 or in a full cgroup: seccomp answers for the
-    kernel."""
+    """As under vm.overcommit_memory=2, or in a full cgroup."""
+    refuse(FALLOCATE, errno.ENOMEM)
+
+
+def refuse(call, error):
+    """From now on that call says so: seccomp answers for the kernel."""
     load, jump, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
     program = b"".join(
         struct.pack("HBBI", *line)
-        for line in ((load, 0, 0, 0), (jump, 0, 1, FALLOCATE), (give, 0, 0, 0x00050000 | 12), (give, 0, 0, 0x7FFF0000))
+        for line in ((load, 0, 0, 0), (jump, 0, 1, call), (give, 0, 0, 0x00050000 | error), (give, 0, 0, 0x7FFF0000))
     )
     code = ctypes.create_string_buffer(program)
     whole = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
@@ -78,6 +83,7 @@ def enter(folder):
 # case: (before the group is made, after it), on the rank it is for; environment
 CASES = {
     "no memory at creation": (0, no_fallocate, None, {}),
+    "no call that makes memory": (0, lambda: refuse(MEMFD_CREATE, errno.EPERM), None, {}),
     "a small address space": (
         1,
         lambda: limit(resource.RLIMIT_AS, address_space() + 32 * MB),

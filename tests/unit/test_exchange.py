@@ -1,5 +1,6 @@
 """How many operations on the store it takes a rank to meet the others, and what is left there."""
 
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -9,8 +10,8 @@ from torch.distributed import HashStore, PrefixStore
 
 from c10d_custom.creation import exchange as module
 from c10d_custom.creation.exchange import Exchange, life
-from c10d_custom.creation.processes import Processes
-from c10d_custom.errors import AbortedError, TransportError
+from c10d_custom.creation.processes import Processes, started
+from c10d_custom.errors import AbortedError, PeerLostError, TransportError
 
 TOPICS = 3
 LOOK = "compare_set"  # of which a rank that waits makes more, the longer it waits
@@ -95,6 +96,26 @@ def test_rank_0_waits_for_no_word_of_ranks_that_do_not_come_any_more(monkeypatch
     assert time.monotonic() - began < 30
     with pytest.raises(AbortedError, match="rank 1 was lost, and does not come"):
         first.require_all_coming()
+
+
+def test_the_dead_are_told_from_those_that_are_not_there_yet():
+    ended = subprocess.Popen(["sleep", "60"])
+    members = Processes()
+    members.add(1, ended.pid, started(ended.pid))
+    ended.kill()
+    ended.wait()
+    store = HashStore()
+    exchange = Exchange(store, 0, 3, 20.0, members)
+    with pytest.raises(PeerLostError, match=rf"rank 1 \(pid {ended.pid}\) has died\. Not there yet: rank 2\.$"):
+        exchange.gather_and_decide("t", 0, sum)
+
+
+def test_who_has_given_up_is_not_said_to_be_missing():
+    store = HashStore()
+    other = Exchange(store, 1, 2, 20.0)
+    other.give_up(TransportError("no memory"))
+    with pytest.raises(TransportError, match=r"rank 1 gave up: no memory$"):
+        Exchange(store, 0, 2, 20.0).gather_and_decide("t", 0, sum)
 
 
 def test_who_waits_for_rank_0_does_not_read_what_all_others_have_said():

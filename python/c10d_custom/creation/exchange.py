@@ -77,12 +77,20 @@ class Exchange(Gathering):
         except RuntimeError as error:
             raise self._store_lost(error) from error
 
-    def hear(self, key: str, who: str, until: float | None = None, meanwhile: Callable[[], None] | None = None) -> Any:
-        """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits."""
+    def hear(
+        self,
+        key: str,
+        who: str,
+        until: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        silent: Callable[[], str] = lambda: "",
+    ) -> Any:
+        """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits; ``silent``:
+        gives the end of the error."""
         try:
             said = self._until(lambda: peek(self.store, key), until or self.deadline, meanwhile)
             if said is None:
-                raise self._nothing_from(who)
+                raise self._nothing_from(who, silent())
             return json.loads(said)
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
@@ -153,7 +161,8 @@ class Exchange(Gathering):
                 raise
             raise self._store_lost(error) from error
         if there is None:
-            raise self._nothing_from(f"rank {min(rank for rank in range(self.size) if rank not in values)}")
+            first = min(rank for rank in range(self.size) if rank not in values)
+            raise self._nothing_from(f"rank {first}", self._silent(topic))
         return [values[rank] for rank in range(self.size)]
 
     def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
@@ -165,10 +174,7 @@ class Exchange(Gathering):
                 meet(0, json.loads(first))  # type: ignore[misc]
                 met = True
 
-        try:
-            verdict = self.hear(f"{topic}/verdict", "rank 0", meanwhile=meet_rank_0)
-        except TransportError as error:
-            raise TransportError(f"{error}{self._silent(topic)}") from error
+        verdict = self.hear(f"{topic}/verdict", "rank 0", None, meet_rank_0, lambda: self._silent(topic))
         if not self._later(verdict):
             self._append(f"{topic}/heard", [self.rank])
         return verdict

@@ -54,17 +54,30 @@ class Gathering(ABC):
             verdict = self._hear_verdict(topic, value, meet)
         else:
             try:
-                verdict = {"ok": decide(self._gather(topic, value, meet))}
+                values = self._gather(topic, value, meet)
             except TransportError as error:
-                verdict = {"error": f"{error}{self._silent(topic)}"}
+                verdict = {"error": str(error)}
             except PeerLostError as error:
-                verdict = {"lost": f"{error}{self._silent(topic)}"}
+                silent = self._silent(topic) if self.processes.ended() else ""  # else a rank has given up, and said why
+                verdict = {"lost": f"{error}{'.' if silent else ''}{silent}"}
+            else:
+                verdict = self._decided(decide, values)
             self._announce(topic, verdict)
         if "lost" in verdict:
             raise PeerLostError(verdict["lost"])
         if "error" in verdict:
             raise TransportError(verdict["error"])
         return verdict["ok"]
+
+    @staticmethod
+    def _decided(decide: Callable[[list[Any]], Any], values: list[Any]) -> dict[str, Any]:
+        """All are there, whatever it says."""
+        try:
+            return {"ok": decide(values)}
+        except TransportError as error:
+            return {"error": str(error)}
+        except PeerLostError as error:
+            return {"lost": str(error)}
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
@@ -111,15 +124,16 @@ class Gathering(ABC):
             f"it (rank 0, often) ended? ({error})"
         )
 
-    def _nothing_from(self, who: str) -> TransportError:
+    def _nothing_from(self, who: str, silent: str = "") -> TransportError:
+        """``silent``: `_silent`'s."""
         return TransportError(
             f"group creation: rank {self.rank} heard nothing from {who} for {time.monotonic() - self.started:.1f} s; "
-            "did it start, and does it call init_process_group (or new_group) with the same ranks?"
+            f"did it start, and does it call init_process_group (or new_group) with the same ranks?{silent}"
         )
 
-    @staticmethod
-    def _not_there(silent: list[int]) -> str:
-        if not silent:
+    def _not_there(self, silent: list[int]) -> str:
+        dead = self.processes.ended()
+        if not (silent := [rank for rank in silent if rank not in dead]):
             return ""
         return f" Not there yet: rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}."
 

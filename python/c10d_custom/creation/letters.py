@@ -205,10 +205,7 @@ class Letters(Gathering):
 
     def take(self, topic: str) -> Letter:
         """On the other ranks: what rank 0 hands out."""
-        try:
-            return self._await(lambda: self._first(topic, range(1)), "rank 0", self.deadline)
-        except TransportError as error:
-            raise TransportError(f"{error}{self._silent(topic)}") from error
+        return self._await(lambda: self._first(topic, range(1)), "rank 0", self.deadline, topic)
 
     # --- the gathering
 
@@ -242,7 +239,9 @@ class Letters(Gathering):
             return [values[r] for r in range(self.size)] if len(values) == self.size else None
 
         who = "rank {}".format
-        return self._await(all_said, lambda: who(min(r for r in range(self.size) if r not in values)), self._verdict_by)
+        return self._await(
+            all_said, lambda: who(min(r for r in range(self.size) if r not in values)), self._verdict_by, topic
+        )
 
     def _announce(self, topic: str, verdict: Any) -> None:
         for rank in range(1, self.size):
@@ -291,8 +290,8 @@ class Letters(Gathering):
         if time.monotonic() >= self.deadline:
             raise self._nothing_from(f"rank {rank}")
 
-    def _await(self, found: Callable[[], Any], who: str | Callable[[], str], until: float) -> Any:
-        """What ``found`` finds among the letters, once it is not None."""
+    def _await(self, found: Callable[[], Any], who: str | Callable[[], str], until: float, topic: str) -> Any:
+        """What ``found`` finds among the letters, once it is not None. ``topic``: theirs."""
         pause = min(_SLICE + _SLICE_PER_RANK * self.size, _SLICE_MOST)
         next_check = time.monotonic() + pause
         next_look = time.monotonic() + _LOOK
@@ -307,7 +306,7 @@ class Letters(Gathering):
             self._require_nobody_gave_up()
             self.require_all_coming()
             if now >= until:
-                raise self._nothing_from(who if isinstance(who, str) else who())
+                raise self._nothing_from(who if isinstance(who, str) else who(), self._silent(topic))
             if now >= next_look:
                 self._look()
                 next_look = time.monotonic() + _LOOK

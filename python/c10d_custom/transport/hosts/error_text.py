@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _HEARD = 0.5  # s: for the store
+_CAME_LATE = 10_000_000  # ns: a rank whose call has failed so soon comes to one that the others had given up
 
 _OVER = (
     "That send was over when it was refused, so another call raises this: a message was not posted, a collective was "
@@ -66,6 +67,10 @@ class HostsErrorText(ErrorText):
         if len(late) == self.t.size - 1:
             late = self.f.missing or ([self.f.peer] if self.f.peer >= 0 else [])
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
+
+    def late(self) -> bool:
+        # What the others had given up when it came, they had waited for this rank for, too.
+        return self.f.by >= 0 and (self.f.peer == self.t.rank or self.f.elapsed_ns < _CAME_LATE)
 
     def _mismatch(self, found_by: str) -> CollectiveMismatchError:
         error = super()._mismatch(found_by)

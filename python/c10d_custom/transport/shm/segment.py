@@ -68,6 +68,10 @@ def _files_may_be_large() -> bool:
     return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
 
 
+# SegmentCall of backend/shm/api.h
+_CALLS = ("memfd_create", "fchmod", "ftruncate", "fallocate", "fcntl(F_ADD_SEALS)", "mmap")
+
+
 def at_once(made: Geometry) -> int:
     """How many bytes of a segment collectives take, but large all_to_alls: a few of them when it is made, the rings
     with the first large one. Pair rings and cells come on top."""
@@ -180,7 +184,7 @@ def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     total = c_uint64()
     fd = lib.c10d_segment_create(byref(wanted), byref(total))
     if fd < 0:
-        raise OSError(-fd, os.strerror(-fd))
+        raise OSError(-fd, f"{_CALLS[total.value]}: {os.strerror(-fd)}")
     return fd
 
 
