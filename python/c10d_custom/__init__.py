@@ -83,8 +83,8 @@ def _env_rendezvous(torchs: Callable[..., Iterator[Any]], url: str, *args: Any, 
 
 
 def _is_for_us() -> bool:
-    """Whether torch's init_process_group, which runs, makes a group of this backend. It does not say so to a rendezvous:
-    its variables do."""
+    """Whether torch's init_process_group, which runs, makes a group of this backend. It does not say so to a
+    rendezvous: its variables do."""
     import torch
     import torch.distributed as dist
 

@@ -22,7 +22,7 @@ from harness import Layout
 
 from .spawn import backend, run
 
-pytestmark = pytest.mark.skipif(Layout.chosen() is not None, reason="--job: one job, over hosts; tests/mpi has two there")
+pytestmark = pytest.mark.skipif(Layout.chosen() is not None, reason="--job is one job; tests/mpi has two")
 
 SECONDS = 30
 
@@ -178,6 +178,7 @@ def test_the_engine_is_started_again(tmp_path):
 def rank_0_dies_amid_it(rank, size, folder):
     """The engine, a child of rank 1, is rank 0 of a group of 3, waits for the last and is killed; then it and the last
     come. Rank 0 of the trainer waits all the time."""
+
     def engine():
         with started(True, os.getpid()):
             found = total(join(dist.FileStore(f"{folder}/shared", -1), 0, 3), 1)

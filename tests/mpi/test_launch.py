@@ -112,7 +112,9 @@ def test_explicit_values_win(one_mpi, backend):
 
 def test_an_address_of_the_user_s_goes_without_mpi(one_mpi):
     """RANK from us, MASTER_ADDR from the user: torch's own env://."""
-    said = one_mpi.finish(2, SCRIPTS / "meet.py", env={**EARLY, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    said = one_mpi.finish(
+        2, SCRIPTS / "meet.py", env={**EARLY, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    )
     check_met(said, 2)
     assert all(value["mpi"] == [None, None] for value in said.values())
 

@@ -51,13 +51,15 @@ LAUNCHERS = {
 # torch imports what its entry point names; a torch that asks nobody when a group names a backend wants it registered.
 MODULES = {"c10d_custom"}
 if not hasattr(dist.Backend, "_ensure_backend_registered"):
-    MODULES |= {f"c10d_custom.{m}" for m in ("c10d", *(f"c10d.{m}" for m in "names optional registration served".split()))}
+    parts = ("c10d", "c10d.names", "c10d.optional", "c10d.registration", "c10d.served")
+    MODULES |= {f"c10d_custom.{part}" for part in parts}
 
 # Distributed only if RANK is set, as nanoGPT's and torchvision's scripts; then gloo, in two ways.
 PROGRAM = """
 import atexit, json, os, signal, socket, sys, threading, warnings
 def state():
-    links = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
+    names = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+    links = [os.readlink(name) for name in names if os.path.exists(name)]
     return {
         "environment": dict(os.environ),
         "threads": [len(os.listdir("/proc/self/task")), sorted(t.name for t in threading.enumerate())],
@@ -95,7 +97,8 @@ with open(f"{sys.argv[1]}.json", "w") as out:
 
 def ran(variables, store, autoload):
     """What the program says of itself in that environment, with a live connection to a launcher of PMI."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    environment = {name: value for name, value in os.environ.items() if name not in ranks}
     ours, launchers = socket.socketpair()
     with ours, launchers:
         if "PMI_RANK" in variables:

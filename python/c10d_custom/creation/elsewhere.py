@@ -1,12 +1,10 @@
-"""What the store tells of ranks that did not come to a group which is being made: that they came to another, by mistake.
-For the end of an error."""
+"""What the store tells of ranks that did not come to a group which is being made: that they came to another, by
+mistake. For the end of an error."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING
-
-from torch.distributed import PrefixStore
 
 from .attempt import KEY
 from .exchange import peek

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _LAUNCHER, _STARTS, _RUNNING, _READY, _UNABLE = "launcher", "launcher starts", "running", "ready", "unable"
 _SETTLE = 1.0  # s: how long a rank that SIGTERM ends waits for its libmpi to wait for an answer
 _ONE_HOST = (
-    "Else let the processes that join this group, one of each job, say, be on one host, where it takes no MPI; or make it "
-    'by another backend ("gloo")'
+    "Else let the processes that join this group, one of each job, say, be on one host, where it takes no MPI; or make "
+    'it by another backend ("gloo")'
 )
 _MPIRUN = "by mpirun (mpiexec, srun --mpi=...), as in `mpirun -n 8 -hosts a,b python train.py`"
 

@@ -52,7 +52,7 @@ _met: list[str] = []  # of this process's job, what names it
 
 
 def met_as() -> str:
-    """What names this process's MPI job, alike on all its ranks, and of no other job; "" where they have not met here."""
+    """What names this process's MPI job, alike on all its ranks, and no other; "" where they have not met here."""
     return _met[0] if _met else ""
 
 

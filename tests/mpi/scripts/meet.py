@@ -16,7 +16,6 @@ parser.add_argument("--size", type=int, default=-1)
 args = parser.parse_args()
 
 
-
 def environment():
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     return {name: os.environ.get(name) for name in names}
