@@ -105,8 +105,8 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "1",
         ("0", "1", "import"),
         "what is taken from an MPI launcher (docs/several-hosts.md): 0: nothing; 1: rank and rendezvous of groups of "
-        "this backend, in `init_process_group`; `import`: of other backends' groups, too, and RANK, LOCAL_RANK and the like "
-        "are set at `import torch`, for scripts that read them before",
+        "this backend, in `init_process_group`; `import`: of other backends' groups, too, and RANK, LOCAL_RANK and the "
+        "like are set at `import torch`, for scripts that read them before",
     )
 
     replaces: str = _choice(
