@@ -83,7 +83,11 @@ CollectiveQueue::~CollectiveQueue() {
 
 void CollectiveQueue::drain() {
   std::unique_lock<std::mutex> hold(mutex_);
-  changed_.wait(hold, [&] { return !busy_ && jobs_.empty(); });
+  while (busy_ || !jobs_.empty())
+    if (!busy_ && !worker_.joinable())
+      run_next(hold);
+    else
+      changed_.wait(hold);
   completed.close();
 }
 
@@ -170,15 +174,7 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
     last_submit_ = t->started;
   else
     urgent_ = t->seq;
-  if (const int error = worker_.joinable() ? 0 : start_thread(worker_, [this] { work(); })) {
-    jobs_.pop_back();
-    Failure f{};
-    f.status = kExhausted, f.peer = f.by = -1, f.call = f.seq = t->seq, f.actual = uint64_t(error);
-    g_.poison(kExhausted, int32_t(g_.rank), t->seq);  // the others would wait for us
-    t->finish(kExhausted, f, completed);
-    t->drop();
-    return t;
-  }
+  if (!worker_.joinable()) start_thread(worker_, [this] { work(); });
   announce_next();
   if (urgent()) changed_.notify_all();
   return t;
@@ -199,15 +195,20 @@ void CollectiveQueue::run_ready(Ticket* t) {
 
 Status CollectiveQueue::watch(Ticket* t, uint64_t token) {
   run_ready(t);
+  std::unique_lock<std::mutex> hold(mutex_);
+  while (!worker_.joinable() && t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);
   const Status st = t->watch(token);
   if (st != kPending) return st;
-  std::unique_lock<std::mutex> hold(mutex_);
   urgent_ = std::max(urgent_, t->seq);
   if (!busy_ && urgent()) changed_.notify_all();
   return kPending;
 }
 
 Status CollectiveQueue::wait(Ticket* t, int64_t timeout_ns, bool may_run) {
+  if (!may_run && t->state() == kPending) {
+    std::unique_lock<std::mutex> hold(mutex_);
+    may_run = !worker_.joinable();
+  }
   if (may_run && t->state() == kPending) {
     std::unique_lock<std::mutex> hold(mutex_);
     while (t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);

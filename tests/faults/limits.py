@@ -21,6 +21,7 @@ import torch.distributed as dist
 from forked import ForkedRanks, serve_store, store_at
 
 import c10d_custom.c10d.process_group  # noqa: F401  a rank that has become another user cannot read it any more
+import c10d_custom.transport.shm.error_text  # noqa: F401  the same
 
 MB = 1 << 20
 NOBODY = 65534
@@ -125,7 +126,17 @@ def exchange(case, rank):
     elif "large collectives" in case:
         dist.all_reduce(torch.ones(200_000))
     elif "collectives" in case:
-        dist.all_reduce(total, async_op=True).wait()
+        works = [dist.all_reduce(total, async_op=True) for _ in range(3)]
+        dist.all_reduce(total)  # after those that nobody has waited for
+        works[0].wait()
+        futures = [dist.all_reduce(total, async_op=True).get_future() for _ in range(2)]
+        strided = torch.ones(4, 4).t()
+        dist.all_reduce(strided, async_op=True).wait()
+        timed = dist.all_reduce(total, async_op=True)
+        timed.wait(timedelta(seconds=10))
+        torch.futures.collect_all(futures).wait()
+        dist.all_reduce(total, async_op=True)  # left to the group's end
+        assert total[0] in (2.0**7, 2.0**8) and strided.eq(2).all(), (total, strided)
     else:
         other = torch.full((200_000,), float(rank))
         work = dist.isend(torch.full((200_000,), float(rank)), 1 - rank)

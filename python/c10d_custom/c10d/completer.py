@@ -112,7 +112,12 @@ class Completer:
                 self._watched[token] = (work, index)
             if ticket.watch(token):
                 if not self._threads:
-                    self._start()
+                    try:
+                        self._start()
+                    except TransportError:
+                        if not ticket.collective:  # a message may wait for what this thread does next
+                            raise
+                        work.end()
                 return
             with self._lock:
                 self._watched.pop(token, None)

@@ -84,9 +84,15 @@ class QueuedTicket(PyTicket):
             pass
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
+        may_run = may_run or not self._queue.has_thread()
         while may_run and not self._done and self._queue.run_next():
             pass
         return super().wait(seconds)
+
+    def watch(self, token: int) -> bool:
+        while not self._done and not self._queue.has_thread() and self._queue.run_next():
+            pass
+        return super().watch(token)
 
 
 class Queue:
@@ -203,6 +209,10 @@ class Queue:
         """(number, Call) of what has not begun."""
         return [(number, call) for number, call, _ in self._jobs.copy()]
 
+    def has_thread(self) -> bool:
+        """Whether what is queued is carried out though nobody waits for it."""
+        return self._starts
+
     def idle(self) -> bool:
         """Whether nothing is under way, nor waits."""
         return not self._jobs and not lib.c10d_sequencer_under_way(self._sequencer)
@@ -213,6 +223,9 @@ class Queue:
             self._closing = True
             lib.c10d_sequencer_close(self._sequencer)
             self._changed.notify_all()
+        while not self.has_thread() and self.run_next():
+            pass
+        with self._changed:
             self._changed.wait_for(lambda: not lib.c10d_sequencer_under_way(self._sequencer) and not self._jobs, 5.0)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
@@ -238,9 +251,8 @@ class Queue:
             self._starts = True
         try:
             self._thread = start(self._work, f"c10d_custom:{self._name}")
-        except RuntimeError:
+        except RuntimeError:  # the system has no more: who waits, or issues the next, carries out what is queued
             self._starts = False
-            raise
 
     def _forget(self, taken: list[int]) -> None:
         here = self._taken_here()
