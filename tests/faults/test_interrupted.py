@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from c10d_custom.errors import CustomBackendError, UsageError
+from c10d_custom.errors import AbortedError, CustomBackendError, UsageError
 from ecosystem.spawn import run
 from harness import Layout
 from harness.groups import group_with_timeout
@@ -340,3 +340,28 @@ def other_groups(rank, size):
 
 def test_a_handler_may_use_other_groups_and_messages():
     run(other_groups, 2)
+
+
+def wait_again(rank, size):
+    """The handler's exception leaves one wait. What the Work, its future and later waits say is an error of ours, which
+    `except Exception` catches."""
+    group, other = dist.new_group(timeout=SECONDS), dist.new_group(timeout=SECONDS)
+    for from_future in (False, True):
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            future = work.get_future() if from_future else None
+            assert interrupted(0.2, work.wait)
+            for ask in (work.wait, work.wait, *([future.wait] if future else [])):
+                try:
+                    ask()
+                    raise AssertionError("went well")
+                except RuntimeError as error:
+                    assert "aborted" in str(error), error
+            assert isinstance(work.exception(), AbortedError) and isinstance(work.exception().__cause__, Alarm)
+        dist.barrier(other)
+        dist.destroy_process_group(group)
+        group = dist.new_group(timeout=SECONDS)
+
+
+def test_the_error_of_a_handler_leaves_one_wait_only():
+    run(wait_again, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.distributed import Work as _TorchWork
 
-from ..errors import CollectiveTimeoutError
+from ..errors import AbortedError, CollectiveTimeoutError
 from .optional import optional
 
 if TYPE_CHECKING:
@@ -248,8 +250,11 @@ class Work(_TorchWork):
         self._completer.refuse_inside(self._tickets)
         try:
             late = self._await_tickets(None if seconds is None else time.monotonic() + seconds)
-        except BaseException:
+        except BaseException as raised:
             self._withdraw()
+            if isinstance(self._error, AbortedError):
+                with contextlib.suppress(Exception):  # of a class that cannot be copied
+                    self._error.__cause__ = copy.copy(raised)  # without its frames, which keep this Work
             raise
         if late is not None:
             what, waits = late.standing()

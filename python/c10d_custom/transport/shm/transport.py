@@ -363,7 +363,7 @@ class ShmTransport(LocalTransport):
 
     def error(self, failure: Failure, call: Call | Message) -> BaseException:
         """The exception for a native Failure of ``call`` (a Call or a Message)."""
-        if failure.status == native.INTERRUPTED or self.has_raised():
+        if self.has_raised():  # else it has left the wait for this call already
             return self._interruption()
         if failure.status == native.REENTERED:
             return self.inside(call.name)
