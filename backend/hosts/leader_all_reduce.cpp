@@ -37,6 +37,7 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
       now = now_ns();
       if (now > until) return kPending;
       waited = now - r->since;
+      mpi_is_called();
       int over = 0;
       if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
     }
@@ -93,6 +94,7 @@ bool reduce_between(const LeaderAllReduce* d, LeaderCall* r) {
 
 int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
   for (;;) {
+    mpi_is_called();
     int done = 0;
     if (d->testall(int(r->nrequests), r->requests, &done, d->statuses)) return kUsage;
     if (done) return kOk;
@@ -118,6 +120,7 @@ int c10d_alarm_raised(const Alarm* alarm) { return raised(alarm); }
 void c10d_mpi_progress(void* context) {
   const Idle* idle = static_cast<const Idle*>(context);
   int done = 0;
+  mpi_is_called();
   idle->testall(1, idle->request, &done, idle->status);
 }
 

@@ -9,9 +9,9 @@ using namespace c10d_custom;
 
 namespace {
 
-constexpr int64_t kTick = 1000 * 1000;            // ns: between two looks after something has been sent
-constexpr int64_t kSlowest = 250 * 1000 * 1000;   // once nothing has been for long
-constexpr int64_t kShare = 8;                     // of the time since then, the time between two looks
+constexpr int64_t kTick = 5 * 1000 * 1000;       // ns: between two looks while MPI is called, and just after
+constexpr int64_t kSlowest = 250 * 1000 * 1000;  // once it has not been for long
+constexpr int64_t kShare = 8;                    // of the time since then, the time between two looks
 
 class Driver {
  public:
@@ -36,14 +36,14 @@ class Driver {
 
  private:
   void run() {
-    uint32_t seen = transfers.begun.load();
+    uint32_t seen = transfers.calls.load();
     int64_t last = now_ns();
     while (!over_.load()) {
       const int64_t pause = std::clamp((now_ns() - last) / kShare, kTick, kSlowest);
       sleep(pause, seen);
       if (over_.load()) return;
-      if (const uint32_t begun = transfers.begun.load(); begun != seen) {
-        seen = begun;  // whoever has begun one calls MPI
+      if (const uint32_t calls = transfers.calls.load(); calls != seen) {
+        seen = calls;
         last = now_ns();
         continue;
       }
@@ -60,7 +60,7 @@ class Driver {
       return;
     }
     transfers.asleep.store(1);
-    if (transfers.begun.load() == seen && !over_.load()) futex_wait(&transfers.asleep, 1, ns);
+    if (transfers.calls.load() == seen && !over_.load()) futex_wait(&transfers.asleep, 1, ns);
     transfers.asleep.store(0);
   }
 
@@ -86,3 +86,5 @@ void c10d_end_mpi_driver() {
 }
 
 void c10d_transfer_begins() { transfer_begins(); }
+
+void c10d_mpi_is_called() { mpi_is_called(); }

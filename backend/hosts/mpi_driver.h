@@ -2,8 +2,8 @@
 // is done with it: until a connection is there, say, or until the peer reads on. It leaves only while somebody calls MPI,
 // and the program may be computing, or waiting for a peer by other means, who waits for just that.
 //
-// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often after something has
-// been sent, ever more rarely while nothing is, and not at all while the program does, transfer after transfer.
+// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often just after the process
+// has, ever more rarely while it does not, and not at all while it does, since it would only stand in its way.
 #pragma once
 #include "../shm/api.h"
 
@@ -27,3 +27,4 @@ C10D_API int c10d_drive_mpi(const c10d_custom::MpiDriver*);
 C10D_API void c10d_end_mpi_driver();
 // See transfers.h.
 C10D_API void c10d_transfer_begins();
+C10D_API void c10d_mpi_is_called();

@@ -179,6 +179,7 @@ class PipelinedRun {
     if (b.hosts > 2 && phase_ == 0 && raised(b.alarm)) return false;
     const Phase& ph = phase(arrived);
     int done = 1;
+    if (ph.n) mpi_is_called();
     if (ph.n && b.testall(int(ph.n), ph.requests, &done, b.statuses)) return b.end = kTransfer, false;
     if (!done) return false;
     if (b.hosts > 2 && phase_ == 0) {

@@ -120,6 +120,29 @@ def test_what_was_sent_leaves_while_its_sender_waits_for_something_else(hosts, m
         assert ranks.all() == [{"well": True}] * 4
 
 
+MANY = """
+init(timeout=timedelta(seconds=25))
+SIZES = [1] * 200 + [5000] * 20 + [100_000] * 3
+if RANK == 0:
+    works = [dist.isend(torch.full((size,), float(tag)), 3, tag=tag) for tag, size in enumerate(SIZES)]
+    for work in works:
+        work.wait()
+elif RANK == 3:
+    for tag, size in reversed(list(enumerate(SIZES))):
+        x = torch.empty(size)
+        dist.recv(x, 0, tag=tag)
+        assert x.eq(tag).all()
+dist.barrier()
+say(well=True)
+"""
+
+
+@pytest.mark.parametrize("mpi", ["libfabric", *(pytest.param(mpi, marks=FULL) for mpi in ("Intel MPI", "sockets"))])
+def test_many_messages_are_received_in_an_order_of_the_receiver_s_own(hosts, monkeypatch, mpi):
+    with ranks_of(mpi, hosts, monkeypatch, MANY) as ranks:
+        assert ranks.all() == [{"well": True}] * 4
+
+
 # Rank 3 kills itself in the middle of whatever its main thread does then.
 KILLED = """
 import os, signal, threading, time

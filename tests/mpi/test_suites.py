@@ -82,6 +82,10 @@ RUNS = {
             for name in ("test_unfit_messages.py", "test_leftovers.py::test_a_group_that_failed_frees_its_memory")
         ),
     ],
+    # What differs from one MPI to the other: small calls and large, messages, and what becomes of a group that failed.
+    "torchrun:2+2, libfabric": ["conformance/test_work.py", "faults/test_unfit_messages.py"],
+    "torchrun:2+2, libfabric, everything": EVERYTHING,
+    "torchrun:2+2, Intel MPI, everything": EVERYTHING,
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
 }
 FULL = {run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")}
@@ -101,9 +105,17 @@ def test_over_two_hosts(run, backend, digests):
     layout = run.partition(",")[0]
     if reason := Layout.parse(layout).why_not():
         pytest.skip(reason)
-    pytest_command = Path(sys.executable).with_name("pytest")
+    python, variables = sys.executable, {}
+    if "libfabric" in run:
+        variables["MPIR_CVAR_CH4_NETMOD"] = "ofi"
+    if "Intel MPI" in run:
+        if "C10D_TEST_INTEL_MPI" not in os.environ:
+            pytest.skip("C10D_TEST_INTEL_MPI names no environment that has it (scripts/test --full makes one)")
+        python = Path(os.environ["C10D_TEST_INTEL_MPI"], "bin", "python")
     command = [
-        pytest_command,
+        python,
+        "-c",  # as the pytest command: the tests' folder is in front, not the checkout
+        "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main())",
         "-q",
         "--job",
         layout,
@@ -117,7 +129,7 @@ def test_over_two_hosts(run, backend, digests):
     done = subprocess.run(
         command,
         cwd=TESTS.parent,
-        env={**os.environ, "C10D_TEST_DIGESTS": str(digests[run])},
+        env={**os.environ, **variables, "C10D_TEST_DIGESTS": str(digests[run])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

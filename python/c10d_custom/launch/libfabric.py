@@ -35,11 +35,17 @@ def _chosen(layers: list[str]) -> str:
 _PREFIXES = "MPIR_CVAR", "MPIR_PARAM", "MPICH"
 
 
-def avoid_sockets(version: str) -> None:
-    """Before MPI starts. Of libfabric's providers over TCP MPICH prefers the older one, "sockets", on which it ends
-    processes whose peer is gone, where there is the newer one, "tcp", too."""
-    if version.startswith("MPICH") and is_used(version) and _has_tcp():
+def prepare(version: str) -> None:
+    """Before MPI starts: tells libfabric how, where the environment does not say."""
+    if not is_used(version):
+        return
+    # Over TCP, MPICH prefers the older provider, "sockets", on which it ends processes whose peer is gone.
+    if version.startswith("MPICH") and _has_tcp():
         os.environ.setdefault("FI_PROVIDER", "^sockets")
+    # After so many messages that no receive waits for, or a longer one, the other, "tcp", reads no more of what that rank
+    # sends, and for 64 the program may ask in the end.
+    os.environ.setdefault("FI_TCP_MAX_SAVED", str(1 << 30))
+    os.environ.setdefault("FI_TCP_MAX_SAVED_SIZE", str(1 << 30))
 
 
 def _has_tcp() -> bool:

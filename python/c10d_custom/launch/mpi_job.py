@@ -239,7 +239,7 @@ def _in_thread(MPI: Any) -> threading.Thread:
         # UCX (MPICH's) over TCP: its 8 KiB buffers make many small writes and reads of a piece.
         for name in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
             os.environ.setdefault(name, str(PIECE))
-        libfabric.avoid_sockets(MPI.Get_library_version())
+        libfabric.prepare(MPI.Get_library_version())
         start = ctypes.CDLL(MPI.__file__).MPI_Init_thread
         arguments = (None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
         _init = threading.Thread(target=start, args=arguments, name="mpi-init", daemon=True)

@@ -138,6 +138,7 @@ Core.signatures.update(
         "drive_mpi": (c.c_int, c.c_void_p),
         "end_mpi_driver": (None,),
         "transfer_begins": (None,),
+        "mpi_is_called": (None,),
         "tell_hydra": (None, c.c_int32),
         "tell_pmix": (None, c.c_void_p, c.c_void_p),
     }

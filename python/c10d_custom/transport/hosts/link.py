@@ -142,6 +142,7 @@ class MpiLink:
 
     def look(self, requests: Sequence[Request], deadline: float, peers: Sequence[int]) -> bool:
         """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
+        over_hosts.lib.c10d_mpi_is_called()
         try:
             self.check(peers)
         except Trouble:

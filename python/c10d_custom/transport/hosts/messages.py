@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
+from ...native import over_hosts
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .asides import Asides
@@ -268,6 +269,7 @@ class Messages:
         now = time.monotonic()
         if now - self._checked >= _CHECK:
             self._checked = now
+            over_hosts.lib.c10d_mpi_is_called()
             self._look(now)
         return moved
 
