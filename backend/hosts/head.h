@@ -14,7 +14,7 @@ struct Head {
   // This rank's own.
   uint64_t payload;  // bytes
   double factor;
-  uint64_t reserved[2];
+  uint64_t balance[2];  // of uneven parts (transport/hosts/balance.py): nothing to the core
 };
 static_assert(sizeof(Head) == 64, "as of the messages' formats in Python; tests/unit/test_layouts.py compares the fields");
 constexpr size_t kCompared = offsetof(Head, payload);

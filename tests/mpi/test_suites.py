@@ -45,6 +45,7 @@ FAULTS = [
     "faults/test_ended_in_a_handler.py",
     "faults/test_injection.py",
     "faults/test_unfit_messages.py",
+    "faults/test_uneven_parts.py",
     *(
         f"faults/test_leftovers.py::test_{name}"
         for name in (
@@ -87,8 +88,9 @@ RUNS = {
     "torchrun:2+2, libfabric, everything": EVERYTHING,
     "torchrun:2+2, Intel MPI, everything": EVERYTHING,
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
+    "2+2, many uneven calls": ["--full", "faults/test_uneven_parts.py"],
 }
-FULL = {run: pytest.mark.full("others run each suite once") for run in RUNS if run.endswith("everything")}
+FULL = {run: pytest.mark.full("others run each suite once") for run in RUNS if "," in run}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def test_over_two_hosts(run, backend, digests):
         "-p",
         "no:cacheprovider",
         "--color=no",
-        *(TESTS / path for path in RUNS[run]),
+        *(path if path.startswith("-") else TESTS / path for path in RUNS[run]),
     ]
     done = subprocess.run(
         command,

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .. import dtypes
 from ..call import ANY_COUNT, REDUCING, Op
+from .parts import AT_THE_ROOT, listed, named, unfit
+
+if TYPE_CHECKING:
+    from .parts import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +50,31 @@ class Fingerprint:
 
 
 def mismatch_table(
-    fingerprints: Mapping[int, Fingerprint | None], members: Sequence[int], parts: Mapping[int, str] | None = None
+    fingerprints: Mapping[int, Fingerprint | None], members: Sequence[int], sizes: Mapping[int, Sizes] | None = None
 ) -> str:
     """The side-by-side table of an error message. ``fingerprints``: group rank -> Fingerprint, or
-    None where a rank has not called yet; ``members``: group rank -> global rank; ``parts``: group rank ->
-    text on the sizes of a call whose count may differ."""
-    known = [f for f in fingerprints.values() if f is not None]
-    fields = sorted({n for f in known for n in known[0].differing_fields(f)}) if known else []
-    if all(f.op in (Op.gather, Op.scatter) for f in known) and any(f.count == ANY_COUNT for f in known):
-        fields = [n for n in fields if n != "count"]  # each rank's is that of its own part
-    lines = [
-        f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: "
-        f"{'has not called yet' if f is None else f}{(parts or {}).get(r, '')}"
-        for r, f in sorted(fingerprints.items())
-    ]
-    head = f"they differ in {', '.join(fields)}" if fields else "they differ in the sizes of their parts"
+    None where a rank has not called yet; ``members``: group rank -> global rank; ``sizes``: group rank -> bytes of the
+    parts of an uneven call, where they are known."""
+    known = {r: f for r, f in fingerprints.items() if f is not None}
+    parts = {r: _elements(f, sizes[r]) for r, f in known.items() if sizes and r in sizes}
+    first = next(iter(known.values()), None)
+    fields = sorted({n for f in known.values() for n in f.differing_fields(first)}) if first else []
+    lines = []
+    for r, f in sorted(fingerprints.items()):
+        who = f"rank {r}{'' if members[r] == r else f' (global {members[r]})'}"
+        own = listed(f.op, parts[r]) if f is not None and r in parts else ""
+        lines.append(f"  {who}: {'has not called yet' if f is None else f}{own}")
+    if any(f.count == ANY_COUNT for f in known.values()) and all(f.op in AT_THE_ROOT for f in known.values()):
+        fields = [name for name in fields if name != "count"]  # every other rank's is that of its own part
+        parts |= {r: ([f.count] * len(members),) * 2 for r, f in known.items() if f.count != ANY_COUNT}
+    head = f"they differ in {', '.join(fields) or 'the sizes of their parts'}"
+    if first is not None and not fields and (pairs := unfit(first.op, first.root, parts)):
+        head += f" ({named(pairs)})"
     return f"{head}:\n" + "\n".join(lines)
+
+
+def _elements(fingerprint: Fingerprint, sizes: Sizes) -> Sizes:
+    dtype = dtypes.BY_CODE.get(fingerprint.dtype)
+    item = dtype.item_bytes if dtype else 1
+    gives, gets = ([n // item for n in row] for row in sizes)
+    return gives, gets

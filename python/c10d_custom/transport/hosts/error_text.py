@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed import PrefixStore
 
 from ... import native
+from ...call import ANY_COUNT
 from ...creation.exchange import Exchange
 from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
 from ..failure import ErrorText, rank_name
 from ..fingerprint import Fingerprint, mismatch_table
+from ..parts import sizes_of
 from .flat_exchange import fingerprint, parse
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from ...call import Call
     from ...creation.topology import Location
+    from ..parts import Sizes
     from ..trouble import Trouble
     from .failure_detector import FailureDetector, Fault
 
@@ -62,7 +65,7 @@ class HostsErrorText(ErrorText):
     def missing(self) -> str:
         # This rank knows whom it waited for, and they may have waited for others: those who timed out alike say so in
         # the store.
-        said = _published(self.t, self.f.seq, self.call, 0.3)
+        said, _ = _published(self.t, self.f.seq, self.call, 0.3)
         late: Sequence[int] = [r for r, fingerprint in said.items() if fingerprint is None]
         if len(late) == self.t.size - 1:
             late = self.f.missing or ([self.f.peer] if self.f.peer >= 0 else [])
@@ -77,7 +80,9 @@ class HostsErrorText(ErrorText):
         return CollectiveMismatchError(f"{error} {_OVER}") if self.f.over else error
 
     def table(self) -> str:
-        return mismatch_table(_published(self.t, self.f.seq, self.call, 1.0), self.t.members)
+        # Where no rank is named all have called, and parts do not fit (flat_exchange.py, two_level.py).
+        prints, sizes = _published(self.t, self.f.seq, self.call, 3.0 if self.f.peer < 0 else 1.0)
+        return mismatch_table(prints, self.t.members, sizes)
 
 
 def fate(transport: Group, rank: int) -> str:
@@ -88,21 +93,32 @@ def fate(transport: Group, rank: int) -> str:
     return f"{host} (pid {transport.locations[rank].pid}) has died, or its host is gone"
 
 
-def _published(transport: Group, number: int, call: Call, seconds: float) -> dict[int, Fingerprint | None]:
-    """Every rank's fingerprint of a collective that failed, as far as they say so in time."""
+def _published(
+    transport: Group, number: int, call: Call, seconds: float
+) -> tuple[dict[int, Fingerprint | None], dict[int, Sizes]]:
+    """Every rank's fingerprint of a collective that failed, and the sizes of its parts where they are uneven, as far as
+    they say so in time."""
     store = PrefixStore(f"failed/{number}", transport.store)
     exchange = Exchange(store, transport.rank, transport.size, seconds)
     transport.published.add(number)
     prints: dict[int, Fingerprint | None] = dict.fromkeys(range(transport.size))
-    mine = parse(fingerprint(number, call))
-    prints[transport.rank] = Fingerprint(*mine)
+    sizes: dict[int, Sizes] = {}
+
+    def note(rank: int, said: Sequence[Any]) -> None:
+        *fields, parts = said
+        if parts is not None:
+            sizes[rank] = parts
+        prints[rank] = Fingerprint(*fields)
+
+    mine = [*parse(fingerprint(number, call)), sizes_of(call, transport.size) if call.count == ANY_COUNT else None]
+    note(transport.rank, mine)
 
     def ask() -> None:
         try:
             exchange.say(str(transport.rank), mine)
             for rank in range(transport.size):
                 try:
-                    prints[rank] = Fingerprint(*exchange.hear(str(rank), f"rank {rank}"))
+                    note(rank, exchange.hear(str(rank), f"rank {rank}"))
                 except TransportError:
                     pass  # it has not called, or its process is gone
             _heard(store, transport.size)
@@ -111,7 +127,7 @@ def _published(transport: Group, number: int, call: Call, seconds: float) -> dic
 
     # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
     start(ask, "c10d_custom:ask").join(seconds + 0.2)
-    return dict(prints)
+    return dict(prints), dict(sizes)
 
 
 def heard_of(transport: Group, fault: Fault | None) -> None:

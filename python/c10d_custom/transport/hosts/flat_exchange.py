@@ -14,10 +14,12 @@ from ctypes import c_double, c_void_p, memmove
 from typing import TYPE_CHECKING
 
 from ... import native
-from ...call import Op
+from ...call import ANY_COUNT, Op
 from ...dtypes import PREMUL_SUM
 from ...native import lib, over_hosts
+from ..parts import AT_THE_ROOT
 from ..trouble import Trouble
+from .balance import BALANCE_BYTES, Balances, fit, of_part
 from .layout import Reduction
 from .link import HEAD, Buffer
 
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     HeadFields = tuple[int, int, int, int, int, int]  # up to the count
 
 
-_HEAD = struct.Struct("<QIIIiQQd16x")  # number, op, redop, dtype, root, count; payload bytes, factor
+# number, op, redop, dtype, root, count; payload bytes, factor, balance (of uneven parts)
+_HEAD = struct.Struct(f"<QIIIiQQd{BALANCE_BYTES}s")
 _COMPARED = 32
+_BEFORE_COUNT = 24
 _TINY = 64
 _DEVICE = 1 << 16
 HEAD_BYTES = _HEAD.size
@@ -48,9 +52,14 @@ def announced(call: Call) -> int:
     return call.op | _DEVICE if call.memory else call.op
 
 
+def head_of(number: int, call: Call, balance: bytes = b"") -> bytes:
+    """A head without payload. ``balance``: of uneven parts."""
+    return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0, balance)
+
+
 def fingerprint(number: int, call: Call) -> bytes:
     """What must be equal on all ranks, as bytes."""
-    return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)[:_COMPARED]
+    return head_of(number, call)[:_COMPARED]
 
 
 def parse(head: bytes | memoryview) -> tuple[int, ...]:
@@ -61,16 +70,18 @@ def parse(head: bytes | memoryview) -> tuple[int, ...]:
 
 class FlatExchange:
     """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the
-    host that call a small all_reduce (leader_all_reduce.py) and wait for no message."""
+    host that call a small all_reduce (leader_all_reduce.py) and wait for no message; ``balances``: of this rank's
+    calls."""
 
-    def __init__(self, link: MpiLink, hosts: Hosts, board: Board, limit: int) -> None:
-        self._link, self.board = link, board
+    def __init__(self, link: MpiLink, hosts: Hosts, board: Board, limit: int, balances: Balances) -> None:
+        self._link, self.board, self._balances = link, board, balances
         n, self.limit = link.size, max(limit, _TINY)
         self.peers = [r for r in range(n) if r != link.rank]
         self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
         self._out: dict[int, Buffer] = {}  # what is for one peer only
         self.partials = [Buffer(self.limit) for _ in hosts.ranks]
         self._heads = [(p, self.slots[p].memory[:_COMPARED]) for p in self.peers]
+        self._said = [slot.memory[HEAD_BYTES - BALANCE_BYTES : HEAD_BYTES] for slot in self.slots]
         # What every call does again: receive from all, and send all the same few bytes.
         self._start = link.MPI.Prequest.Startall
         self.receives = [link.comm.Recv_init([self.slots[p].memory, link.MPI.BYTE], p, HEAD) for p in self.peers]
@@ -97,19 +108,22 @@ class FlatExchange:
     def _addresses(values: Sequence[int]) -> Array[c_void_p]:
         return (c_void_p * len(values))(*values)
 
-    def run(self, number: int, call: Call, deadline: float) -> None:
-        """Does it all."""
-        self._exchange(number, call, deadline, payload=True)
-        _FINISH[call.op](self, call)
+    def run(self, number: int, call: Call, deadline: float) -> bool:
+        """Does it all. False: only that all ranks ask for the same, of which the root alone has known that parts
+        differ."""
+        uneven = self._exchange(number, call, deadline, payload=True)
+        if not uneven:
+            _FINISH[call.op](self, call)
+        return not uneven
 
     def announce(self, number: int, call: Call, deadline: float) -> None:
-        """Only finds out whether all ranks ask for the same."""
+        """Only finds out whether all ranks ask for the same, and their parts fit."""
         self._exchange(number, call, deadline, payload=False)
 
     def tell(self, number: int, call: Call) -> tuple[list[Request], Buffer]:
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
-        head = _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0)
+        head = head_of(number, call)
         self.board.put(head)
         buffer.memory[:HEAD_BYTES] = head
         over_hosts.lib.c10d_transfer_begins()
@@ -117,10 +131,11 @@ class FlatExchange:
 
     # --- the exchange
 
-    def _exchange(self, number: int, call: Call, deadline: float, payload: bool) -> None:
+    def _exchange(self, number: int, call: Call, deadline: float, payload: bool) -> bool:
+        """Whether parts differ, and fit."""
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
-        self.board.put(_HEAD.pack(*head, 0, 0.0))
+        self.board.put(_HEAD.pack(*head, 0, 0.0, b""))
         self._link.before_sending()
         self._start(self.receives)
         sends: list[Request] | None = None
@@ -132,19 +147,23 @@ class FlatExchange:
                 nbytes = call.inputs[0].nbytes
                 mine.fill(HEAD_BYTES, call.inputs[0].data_ptr(), nbytes)
                 if call.op in (Op.gather, Op.reduce):
-                    _HEAD.pack_into(mine.memory, 0, *head, nbytes, call.factor)
+                    _HEAD.pack_into(mine.memory, 0, *head, nbytes, call.factor, b"")
                     sends = [self._send(mine, nbytes if p == call.root else 0, p) for p in self.peers]
                 else:
                     sends = self._send_same(head, nbytes, call.factor)
         if sends is None:
-            sends = self._send_same(head, 0, call.factor)
+            balance = self._balances.of(call) if call.count == ANY_COUNT else b""
+            sends = self._send_same(head, 0, call.factor, balance)
         elif call.op in (Op.reduce_scatter, Op.scatter):
-            _HEAD.pack_into(mine.memory, 0, *head, 0, call.factor)
-        self._agree(number, sends, deadline)
+            _HEAD.pack_into(mine.memory, 0, *head, 0, call.factor, b"")
+        uneven = self._agree(number, call, sends, deadline)
+        if uneven and not self._parts_fit(call):
+            raise Trouble(native.MISMATCH)
+        return uneven
 
-    def _send_same(self, head: HeadFields, nbytes: int, factor: float) -> list[Request]:
+    def _send_same(self, head: HeadFields, nbytes: int, factor: float, balance: bytes = b"") -> list[Request]:
         mine = self.slots[self._link.rank]
-        _HEAD.pack_into(mine.memory, 0, *head, nbytes, factor)
+        _HEAD.pack_into(mine.memory, 0, *head, nbytes, factor, balance)
         if nbytes <= _TINY:
             self._start(self._tiny)
             return self._tiny
@@ -159,20 +178,33 @@ class FlatExchange:
                 out = self._out[p] = Buffer(HEAD_BYTES + self.limit)
             nbytes = call.inputs[p].nbytes
             out.fill(HEAD_BYTES, call.inputs[p].data_ptr(), nbytes)
-            _HEAD.pack_into(out.memory, 0, *head, nbytes, call.factor)
+            _HEAD.pack_into(out.memory, 0, *head, nbytes, call.factor, b"")
             sends.append(self._send(out, nbytes, p))
         return sends
 
     def _send(self, buffer: Buffer, nbytes: int, peer: int) -> Request:
         return self._link.comm.Isend([buffer.memory[: HEAD_BYTES + nbytes], self._link.MPI.BYTE], peer, HEAD)
 
-    def _agree(self, number: int, sends: list[Request], deadline: float) -> None:
-        """Waits for everyone's message, and compares."""
+    def _agree(self, number: int, call: Call, sends: list[Request], deadline: float) -> bool:
+        """Waits for everyone's message, and compares. True: there are parts to be compared."""
         self._link.wait(self.receives + sends, deadline, self.peers)
-        wanted = self.slots[self._link.rank].memory[:_COMPARED]
+        wanted, uneven = self.slots[self._link.rank].memory[:_COMPARED], call.count == ANY_COUNT
         for p, theirs in self._heads:
             while theirs != wanted:
+                if call.op in AT_THE_ROOT and theirs[:_BEFORE_COUNT] == wanted[:_BEFORE_COUNT]:
+                    uneven = True
+                    break
                 self.again(number, p, self.slots[p], deadline)
+        return uneven
+
+    def _parts_fit(self, call: Call) -> bool:
+        if call.op not in AT_THE_ROOT:
+            return fit(self._said)
+        counts = [_HEAD.unpack_from(slot.memory)[5] for slot in self.slots]
+        if counts[call.root] != ANY_COUNT:
+            return False
+        parts = [(r, n * call.dtype.item_bytes) for r, n in enumerate(counts) if r != call.root]
+        return fit([self._said[call.root], *(of_part(call.op, call.root, r, n) for r, n in parts)])
 
     def again(self, number: int, peer: int, slot: Buffer, deadline: float) -> None:
         """The message of ``peer`` is another than wanted: that of a call that was refused there and here

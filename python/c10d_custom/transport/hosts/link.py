@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, memmove
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from ...creation.exchange import Exchange
     from ...launch.mpi_job import Job
+
+    Test = Callable[[Sequence[Request]], bool]
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
@@ -111,17 +114,37 @@ class MpiLink:
         made.extend(map(make, pieces, repeat(peer), repeat(tag)))
         return made
 
-    def wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int], keep: object = None) -> None:
+    @staticmethod
+    def lengths(nbytes: int) -> list[int]:
+        """Of the pieces of so many bytes."""
+        return [min(PIECE, nbytes - at) for at in range(0, nbytes, PIECE)]
+
+    def wait(
+        self,
+        requests: Sequence[Request],
+        deadline: float,
+        peers: Sequence[int],
+        keep: object = None,
+        lengths: Sequence[int] = (),
+    ) -> None:
         """Until all are complete. Raises Trouble: time-out, a rank of ``peers`` gone, or the group
-        broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it."""
+        broken; what is under way then is given up, and ``keep`` kept, as MPI may still touch it. ``lengths``: where
+        ``requests`` are receives whose messages MPI might take for whole that are not, what each has to bring."""
+        statuses = [self.MPI.Status() for _ in lengths]
+        test: Test = self.MPI.Request.Testall
         try:
-            self._wait(requests, deadline, peers)
+            self._wait(requests, deadline, peers, partial(test, statuses=statuses) if statuses else test)
+            for status, length in zip(statuses, lengths):
+                if status.Get_count(self._byte) != length:
+                    raise TransportError(
+                        f"MPI has brought {status.Get_count(self._byte)} bytes of rank {status.Get_source()}, instead "
+                        f"of the {length} that both ranks have announced"
+                    )
         except BaseException:
             self.give_up(requests, keep)
             raise
 
-    def _wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int]) -> None:
-        test = self.MPI.Request.Testall
+    def _wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int], test: Test) -> None:
         try:
             for _ in range(20):
                 if test(requests):
@@ -132,7 +155,7 @@ class MpiLink:
                 now = time.monotonic()
                 if now - checked > _CHECK:
                     checked = now
-                    if self.look(requests, deadline, peers):
+                    if self.look(requests, deadline, peers, test):
                         return
                 self.pause(now - begun)
         except self.MPI.Exception as error:
@@ -140,14 +163,17 @@ class MpiLink:
                 raise Trouble(native.MISMATCH) from error
             raise TransportError(f"MPI: {error}") from error
 
-    def look(self, requests: Sequence[Request], deadline: float, peers: Sequence[int]) -> bool:
-        """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete."""
+    def look(
+        self, requests: Sequence[Request], deadline: float, peers: Sequence[int], test: Test | None = None
+    ) -> bool:
+        """Raises Trouble if a wait for ``requests`` is in vain, or too long. True: they are complete, as ``test`` of
+        them has said (None: MPI's Testall)."""
         over_hosts.lib.c10d_mpi_is_called()
         try:
             self.check(peers)
         except Trouble:
             # It may have done its part and then gone.
-            if self.settle(requests):
+            if self.settle(requests, test):
                 return True
             raise
         given_up.collect(self.MPI, now_and_then=True)
@@ -155,10 +181,10 @@ class MpiLink:
             raise self.late(requests, peers)
         return False
 
-    def settle(self, requests: Sequence[Request]) -> bool:
+    def settle(self, requests: Sequence[Request], test: Test | None = None) -> bool:
         """True if all become complete within a moment."""
-        until = time.monotonic() + _MOMENT
-        while not (done := self.MPI.Request.Testall(requests)) and time.monotonic() < until:
+        until, test = time.monotonic() + _MOMENT, test or self.MPI.Request.Testall
+        while not (done := test(requests)) and time.monotonic() < until:
             os.sched_yield()
         return done
 

@@ -12,6 +12,9 @@ def all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
     errors = [s["error"] for s in said if s["error"]]
     if errors:
         raise TransportError("; ".join(dict.fromkeys(errors)))
+    if len({s["chunk"] for s in said}) > 1:  # what one sends would be shorter or longer than what another waits for
+        each = ", ".join(f"rank {r}: {s['chunk']}" for r, s in enumerate(said))
+        raise TransportError(f"C10D_CUSTOM_CHUNK_BYTES differs between the ranks ({each})")
     # The token: of what this group says in the store later, no other of its name shall take for its own.
     return {
         "ranks": [s["rank"] for s in said],

@@ -180,9 +180,7 @@ class PipelinedReduce:
             phase = self._awaited()
             return self._link.late(phase.requests, phase.peers)
         if pipelined.end == over_hosts.TRANSFER:
-            return TransportError(
-                "MPI failed in a transfer between hosts. (Has every rank the same C10D_CUSTOM_CHUNK_BYTES?)"
-            )
+            return TransportError("MPI failed in a transfer between hosts.")
         return self._trouble(failure)
 
     def _give_up(self, call: Call) -> None:

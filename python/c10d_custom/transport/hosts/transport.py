@@ -28,6 +28,7 @@ from ..tickets import Queue
 from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
+from .balance import Balances
 from .board import Board, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import FailureDetector, Fault
@@ -89,6 +90,7 @@ class HierarchicalTransport(Transport):
         self.limits = limits = Limits.of(self.size, hosts)
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
+        self.balances = Balances(self.rank, self.size)
         self._number = native.NEVER  # of the collective under way
         self._sound = True  # no collective has failed here: MPI is through with all memory
         self._fast_path = LeaderFastPath(config.trace)
@@ -109,7 +111,7 @@ class HierarchicalTransport(Transport):
                     offer = self.meeting_point.offer(self.detector)
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
-            said = {"rank": job.rank, "error": failure, "offer": offer}
+            said = {"rank": job.rank, "error": failure, "offer": offer, "chunk": self.chunk}
             table = exchange.gather_and_decide("mpi", said, all_well)
             self.store = PrefixStore(table["token"], self.store)
             if self.meeting_point is not None:
@@ -160,7 +162,7 @@ class HierarchicalTransport(Transport):
         self.pipelined = PipelinedReduce(self.link, calls, hosts, self.chunk, self.local.attempt, self.health.trouble)
         if limits is not None:
             board, idle = Board(self.local.handle, hosts.local, limits.leader), self._progress.request
-            self.flat = FlatExchange(self.link, hosts, board, limits.flat)
+            self.flat = FlatExchange(self.link, hosts, board, limits.flat, self.balances)
             self.leader = LeaderAllReduce(self.link, calls, hosts, self.flat, idle, limits.leader, self._fast_path.add)
             self._fast_path.serve(self.leader)
             if not self.health.sound():
@@ -375,8 +377,10 @@ class HierarchicalTransport(Transport):
         if move is Move.LEADERS:
             return self.leader.run(number, call, deadline)
         if move is Move.FLAT:
-            return self.flat.run(number, call, deadline)
-        if agree is Agree.LEADERS:
+            if self.flat.run(number, call, deadline):
+                return None
+            move = Move.TWO_LEVEL
+        elif agree is Agree.LEADERS:
             self.leader.announce(number, call, deadline)
         elif agree is Agree.FLAT:
             self.flat.announce(number, call, deadline)

@@ -16,11 +16,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 from ... import native
-from ...call import ANY_COUNT, Op
+from ...call import ANY_COUNT, Op, changed
 from ...native import lib
 from ..cuts import chunks, evenly
 from ..failure import LATER
+from ..parts import AT_THE_ROOT
 from ..trouble import Trouble
+from .balance import BALANCE_BYTES, fit, together
 from .flat_exchange import HEAD_BYTES, fingerprint
 from .layout import Reduction
 from .link import DATA, ROUND, Buffer
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from ...call import Call
     from ..base import LocalTransport
     from .algorithm import Limits
+    from .balance import Balances
     from .flat_exchange import FlatExchange
     from .health import Health
     from .layout import Hosts, Step
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 _DEPTH = 3  # chunks under way
 _LINE = 64  # bytes of a cache line: parts begin at multiples
+_VERDICT = 16  # bytes, a multiple of those of any item
+_ALIKE = -2
 _SENDS = 64  # sends under way of a call that sends straight to the ranks it is for
 
 
@@ -62,6 +67,7 @@ class Group(Protocol):
     pipelined: PipelinedReduce
     limits: Limits | None
     flat: FlatExchange  # there where `limits` is
+    balances: Balances
     local_calls: dict[tuple[int, int], LocalCall]
     told: list[tuple[list[Request], Buffer]]
 
@@ -78,7 +84,13 @@ class TwoLevelCollective:
         self.outer = 0
         self.sent: deque[tuple[list[Request], int]] = deque()
         self.received: list[list[Request]] = []  # all of the call
+        self.lengths: list[int] = []  # of an uneven call: bytes of each message that `_arrive` is to wait for
         self.kept: list[object] = []  # memory of its own that they read or write
+
+    @property
+    def uneven(self) -> bool:
+        """Whether parts may differ."""
+        return self.call.count == ANY_COUNT or self.call.op in AT_THE_ROOT
 
     def withdraw(self) -> None:
         """After `run` has raised: MPI writes into none of the call's memory any more, or that is kept."""
@@ -115,26 +127,50 @@ class TwoLevelCollective:
     def agree(self) -> None:
         """Inside each host the core compares fingerprints; between the hosts, their first ranks do, in
         the rounds of a dissemination barrier (Hensgen, Finkel, Manber 1988): equal to a neighbour that
-        is equal to its own is equal to all."""
-        mine = fingerprint(self.number, self.call)
+        is equal to its own is equal to all. Of an uneven call these rounds also carry the balances of the hosts
+        (balance.py), instead of comparing counts: after each, a host knows those of twice as many before it."""
+        mine = fingerprint(self.number, changed(self.call, count=ANY_COUNT) if self.uneven else self.call)
         self.outer = int.from_bytes(blake2b(mine, digest_size=8).digest(), "little")
-        self._local(Op.barrier, [], [], count=0)
-        if self.hosts.local == 0:
-            ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
-            out, into = Buffer(HEAD_BYTES), Buffer(HEAD_BYTES)
-            self.kept += out, into
-            out.memory[: len(mine)] = mine
-            step = 1
-            while step < len(ranks):
-                to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
-                self._send(out.address, HEAD_BYTES, to, ROUND)
-                self._wait(
-                    self._receive(into.address, HEAD_BYTES, source, ROUND) + self.sent.popleft()[0], [source, to]
-                )
-                if into.memory[: len(mine)] != mine:
-                    raise Trouble(native.MISMATCH, source)
-                step *= 2
-        self._local(Op.barrier, [], [], count=0)
+        balances = [self._host_balance()] if self.uneven else []
+        if not balances:
+            self._local(Op.barrier, [], [], count=0)
+        leads, told = self.hosts.local == 0, Buffer(_VERDICT)
+        if leads:
+            told.memory[:8] = self._in_rounds(mine, balances).to_bytes(8, "little", signed=True)
+        span = [(told.address, _VERDICT)]
+        self._local(Op.broadcast, span * leads, span * (not leads), root=0, count=_VERDICT // self.item)
+        peer = int.from_bytes(told.memory[:8], "little", signed=True)
+        if peer != _ALIKE:
+            raise Trouble(native.MISMATCH, peer)
+
+    def _in_rounds(self, mine: bytes, balances: list[bytes]) -> int:
+        """_ALIKE; or a rank that calls another collective; or -1 where parts do not fit."""
+        ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
+        most = HEAD_BYTES + BALANCE_BYTES * len(ranks)
+        out, into = Buffer(most), Buffer(most)
+        self.kept += out, into
+        out.memory[: len(mine)] = mine
+        step = 1
+        while step < len(ranks):
+            to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
+            said = b"".join(balances[: len(ranks) - step])
+            end = HEAD_BYTES + len(said)
+            out.memory[HEAD_BYTES:end] = said
+            self._send(out.address, end, to, ROUND)
+            self._wait(self._receive(into.address, most, source, ROUND) + self.sent.popleft()[0], [source, to])
+            if into.memory[: len(mine)] != mine:
+                return source
+            balances += [bytes(into.memory[at : at + BALANCE_BYTES]) for at in range(HEAD_BYTES, end, BALANCE_BYTES)]
+            step *= 2
+        return _ALIKE if fit(balances) else -1
+
+    def _host_balance(self) -> bytes:
+        """The balances of this host's ranks together."""
+        here = Buffer(BALANCE_BYTES * (self.width + 1))
+        own, *all_here = ((here.address + at, BALANCE_BYTES) for at in range(0, here.nbytes, BALANCE_BYTES))
+        here.memory[:BALANCE_BYTES] = self.t.balances.of(self.call)
+        self._local(Op.all_gather, [own], all_here, count=BALANCE_BYTES // self.item)
+        return together(here.memory[at : at + BALANCE_BYTES] for at in range(BALANCE_BYTES, here.nbytes, BALANCE_BYTES))
 
     # --- steps
 
@@ -180,7 +216,14 @@ class TwoLevelCollective:
     def _wait(self, requests: list[Request], peers: Sequence[int]) -> None:
         self.link.wait(requests, self.deadline, peers, (self.kept, self.call))
 
+    def _arrive(self, receives: list[Request], peers: Sequence[int]) -> None:
+        """Waits for all messages that were asked for since the last time."""
+        lengths, self.lengths = self.lengths, []
+        self.link.wait(receives, self.deadline, peers, (self.kept, self.call), lengths)
+
     def _receive(self, address: int, nbytes: int, peer: int, tag: int = DATA) -> list[Request]:
+        if self.uneven and tag == DATA:
+            self.lengths += self.link.lengths(nbytes)
         requests: list[Request] = []
         self.received.append(requests)
         return self.link.receive(address, nbytes, peer, tag, requests)
@@ -278,7 +321,7 @@ class TwoLevelCollective:
         for h in hosts.others:
             self._send(mine.data_ptr(), mine.nbytes, hosts.partner(h, hosts.local))
         self._local(Op.all_gather, [(mine.data_ptr(), mine.nbytes)], self._spans(hosts.here, outputs))
-        self._wait(receives, peers)
+        self._arrive(receives, peers)
         for h in hosts.others:
             for first in range(0, len(hosts.ranks[h]), width):
                 ranks = hosts.ranks[h][first : first + width]
@@ -326,7 +369,7 @@ class TwoLevelCollective:
                 [(partial[hosts.mine].address, own[1])],
                 step=steps.inside,
             )
-            self._wait(receives, peers)
+            self._arrive(receives, peers)
             if own[1]:
                 addresses = [partial[h].address for h in range(len(hosts.ranks))]
                 self._combine(own[0], (c_void_p * len(addresses))(*addresses), own[1], steps.between)
@@ -344,7 +387,7 @@ class TwoLevelCollective:
         for rank in remote:
             self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
         self._local(Op.all_to_all, self._spans(hosts.here, call.inputs), self._spans(hosts.here, call.outputs))
-        self._wait(receives, remote)
+        self._arrive(receives, remote)
 
     def _gather(self) -> None:
         call, hosts = self.call, self.hosts
@@ -364,14 +407,14 @@ class TwoLevelCollective:
             root=index,
             count=call.count,
         )
-        self._wait(receives, remote)
+        self._arrive(receives, remote)
 
     def _scatter(self) -> None:
         call, hosts = self.call, self.hosts
         host, index = hosts.of_rank(call.root)
         mine = call.outputs[0]
         if host != hosts.mine:
-            self._wait(self._receive(mine.data_ptr(), mine.nbytes, call.root), [call.root])
+            self._arrive(self._receive(mine.data_ptr(), mine.nbytes, call.root), [call.root])
             return
         root = hosts.local == index
         if root:

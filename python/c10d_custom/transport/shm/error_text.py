@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ctypes import c_uint64
 from typing import TYPE_CHECKING, Any
 
-from ... import dtypes, native
-from ...call import ANY_COUNT, Op
+from ... import native
+from ...call import ANY_COUNT
 from ...native import lib
 from ..failure import ErrorText
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...call import Call, Message
     from ...native import Failure, PeerState
     from ..fingerprint import Fingerprint
+    from ..parts import Sizes
     from ..trace_file import Peer
 
 
@@ -90,21 +91,12 @@ class ShmErrorText(ErrorText):
         from ..fingerprint import mismatch_table
 
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
-        parts = {r: self._parts(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
-        return mismatch_table(prints, self.t.members, parts)
+        sizes = {r: self._sizes(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}
+        return mismatch_table(prints, self.t.members, {r: known for r, known in sizes.items() if known})
 
-    def _parts(self, rank: int, fingerprint: Fingerprint) -> str:
+    def _sizes(self, rank: int, fingerprint: Fingerprint) -> Sizes | None:
         n = self.t.size
         sizes = (c_uint64 * (2 * n))()
         if lib.c10d_peer_sizes(self.t._handle, rank, fingerprint.seq, sizes):
-            return ""
-        dtype = dtypes.BY_CODE.get(fingerprint.dtype)
-        counts = [str(size // (dtype.item_bytes if dtype else 1)) for size in sizes]
-        given, got = (", ".join(part[:_TOLD] + ["..."] * (n > _TOLD)) for part in (counts[:n], counts[n:]))
-        text = {
-            int(Op.all_gather): f": gives {counts[0]}, gets {got}",
-            int(Op.reduce_scatter): f": gives {given}",
-            int(Op.gather): f": gets {got}",
-            int(Op.scatter): f": gives {given}",
-        }
-        return text.get(fingerprint.op, f": gives {given}, gets {got}")
+            return None
+        return sizes[:n], sizes[n:]

@@ -1,0 +1,70 @@
+"""Parts of different sizes: what each rank of an uneven collective gives to each other one and gets from it, as it says
+itself, and which of that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..call import SHAPES, Op
+
+if TYPE_CHECKING:
+    from ..call import Buffer, Call
+
+    # Of one rank: for each rank, what it gives and what it gets; one tensor for all of them stands in every place.
+    Sizes = tuple[Sequence[int], Sequence[int]]
+
+
+# Where the root alone has a part for each rank: the count of every other rank may be that of its own part.
+AT_THE_ROOT = tuple(op for op, shape in SHAPES.items() if shape.rooted and (shape.from_each or shape.to_each))
+
+_TOLD = 16  # ranks whose parts an error lists
+_UNFIT = 3  # pairs of ranks that it names
+
+
+def sizes_of(call: Call, size: int) -> Sizes:
+    """In bytes, in a group of ``size`` ranks; as the core's table has them (backend/shm/collective.cpp, announce)."""
+    return _row(call.inputs, size), _row(call.outputs, size)
+
+
+def _row(tensors: Sequence[Buffer], size: int) -> list[int]:
+    return [t.nbytes for t in tensors] if len(tensors) == size else [tensors[0].nbytes if tensors else 0] * size
+
+
+def moves(op: int, root: int, giver: int, taker: int) -> bool:
+    """Whether the operation moves a part from the one rank to the other."""
+    shape = SHAPES[Op(op)]
+    return not shape.rooted or (giver if shape.from_each else taker) == root
+
+
+def unfit(op: int, root: int, sizes: Mapping[int, Sizes]) -> list[tuple[int, int, int, int]]:
+    """(who gives, who gets, what the one gives, what the other expects) of all parts that do not fit."""
+    return [
+        (a, b, sizes[a][0][b], sizes[b][1][a])
+        for a in sizes
+        for b in sizes
+        if sizes[a][0][b] != sizes[b][1][a] and moves(op, root, a, b)
+    ]
+
+
+def named(pairs: Sequence[tuple[int, int, int, int]]) -> str:
+    """Text of what `unfit` has found."""
+    text = [f"rank {a} gives rank {b} {given}, which expects {expected}" for a, b, given, expected in pairs[:_UNFIT]]
+    return "; ".join(text + [f"and {len(pairs) - _UNFIT} more"] * (len(pairs) > _UNFIT))
+
+
+def listed(op: int, sizes: Sizes) -> str:
+    """Text of a rank's own parts, for its line of an error's table."""
+    shape = SHAPES[Op(op)]
+    text = []
+    if shape.from_each or op == Op.all_gather:
+        text.append(f"gives {_joined(sizes[0], shape.from_each)}")
+    if shape.to_each:
+        text.append(f"gets {_joined(sizes[1], shape.to_each)}")
+    return ": " + ", ".join(text)
+
+
+def _joined(row: Sequence[int], each: bool) -> str:
+    if not each:
+        return str(row[0])
+    return ", ".join([*map(str, row[:_TOLD])] + ["..."] * (len(row) > _TOLD))
