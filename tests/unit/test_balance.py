@@ -162,5 +162,5 @@ def test_pieces_of_different_lengths_are_refused_when_a_group_is_made():
     said = [{"rank": r, "error": None, "offer": None, "chunk": 1 << 16} for r in range(3)]
     assert all_well(said)["ranks"] == [0, 1, 2]
     said[1]["chunk"] = 1 << 18
-    with pytest.raises(TransportError, match=r"CHUNK_BYTES differs .* \(rank 0: 65536, rank 1: 262144, rank 2: 65536\)"):
+    with pytest.raises(TransportError, match="CHUNK_BYTES differs .*rank 1: 262144, rank 2: 65536"):
         all_well(said)

@@ -65,7 +65,7 @@ class Head(c.Structure):
         ("count", c.c_uint64),
         ("payload", c.c_uint64),
         ("factor", c.c_double),
-        ("reserved", c.c_uint64 * 2),
+        ("balance", c.c_uint64 * 2),
     ]
 
 

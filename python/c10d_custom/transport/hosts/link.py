@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...creation.exchange import Exchange
     from ...launch.mpi_job import Job
 
-    Test = Callable[[Sequence[Request]], bool]
+    Test = Callable[..., bool]
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
