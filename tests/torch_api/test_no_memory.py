@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_custom import CollectiveMismatchError, UsageError, dtypes
+from c10d_custom import dtypes
 from c10d_custom.call import Call, Message, Op, Region
+from c10d_custom.errors import CollectiveMismatchError, UsageError
 
 
 def _call(address, count):
