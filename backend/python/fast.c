@@ -32,7 +32,8 @@ static PyObject* message(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   const long ranks = PyLong_AsLong(args[2]), received = PyLong_AsLong(args[4]);
   if (PyErr_Occurred()) return NULL;
   RawTensor t;
-  const int known = unwatched() && PyList_Check(args[3]) && PyList_Size(args[3]) == 1 && PyLong_Check(args[5]) && PyLong_Check(args[6])
+  const int known = unwatched() && PyList_Check(args[3]) && PyList_Size(args[3]) == 1 && PyLong_Check(args[5]) &&
+                            PyLong_Check(args[6])
                         ? raw_tensor_find(PyList_GetItem(args[3], 0), &t)
                         : 0;
   if (known < 0) return NULL;

@@ -49,8 +49,7 @@ PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n)
   char* table;
   Py_ssize_t bytes;
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &table, &bytes)) return NULL;
-  if (!given || !given->tensor_from_object)
-    return PyErr_SetString(PyExc_ValueError, "no exchange of DLPack 1.x"), NULL;
+  if (!given || !given->tensor_from_object) return PyErr_SetString(PyExc_ValueError, "no exchange of DLPack 1.x"), NULL;
   for (Py_ssize_t i = 0; i + 2 < bytes; i += 3) {
     uint8_t* at = place((uint8_t)table[i], (uint8_t)table[i + 1]);
     if (!at) return PyErr_SetString(PyExc_ValueError, "no such dtype"), NULL;

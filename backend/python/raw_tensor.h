@@ -3,7 +3,8 @@
 #pragma once
 #include "python_abi.h"
 
-// A contiguous CPU tensor whose bytes are its values, and which autograd need not be told of. rows: its first dimension; 0 of a scalar.
+// A contiguous CPU tensor whose bytes are its values, and which autograd need not be told of. rows: its first
+// dimension; 0 of a scalar.
 typedef struct {
   char* data;
   uint64_t count, rows;

@@ -103,7 +103,6 @@ PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
     types[i] = (PyTypeObject*)PyTuple_GetItem(args[kNumbers + 2], i);
     Py_INCREF(types[i]);
   }
-  if (!find || !find(library, word_name))
-    return PyErr_SetString(PyExc_ValueError, "libc10 has no such word"), NULL;
+  if (!find || !find(library, word_name)) return PyErr_SetString(PyExc_ValueError, "libc10 has no such word"), NULL;
   Py_RETURN_NONE;
 }

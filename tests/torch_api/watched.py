@@ -174,9 +174,7 @@ OPERATIONS = {
     "all_gather_into_tensor": _all_gather_into_tensor,
     "gather": _one_to_many(_gather),
     "scatter": _many_to_one(_scatter),
-    "reduce_scatter": _many_to_one(
-        lambda o, i, c: dist.reduce_scatter(o, i, group=c.group, async_op=c.asynchronous)
-    ),
+    "reduce_scatter": _many_to_one(lambda o, i, c: dist.reduce_scatter(o, i, group=c.group, async_op=c.asynchronous)),
     "reduce_scatter_tensor": _reduce_scatter_tensor,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,

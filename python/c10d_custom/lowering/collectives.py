@@ -80,8 +80,7 @@ def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DTy
         raise UsageError(f"{name}: {what} is on {t.device}; only CPU and CUDA tensors can be communicated")
     if torch_inside.stands_for_another(t):
         raise UsageError(
-            f"{name}: {what}, a {type(t).__name__}, has no memory of its own; its keys are "
-            f"{torch._C._dispatch_keys(t)}"
+            f"{name}: {what}, a {type(t).__name__}, has no memory of its own; its keys are {torch._C._dispatch_keys(t)}"
         )
     return dtypes.lookup(t.dtype)
 

@@ -1,5 +1,5 @@
-"""Who looks at a call: whether anyone watches torch's dispatcher in this thread, and whether tensors are what they seem.
-The one place that decides which calls go straight to the core and which by way of torch's dispatcher.
+"""Who looks at a call: whether anyone watches torch's dispatcher in this thread, and whether tensors are what they
+look like. The one place that decides which calls go straight to the core and which by way of torch's dispatcher.
 
 `goes_direct(*arguments)`: whether nobody watches, and all tensors among the arguments, or in lists of them, are of the
 CPU or a GPU, no stand-ins for something else (wrappers, fake, functional, zero, meta, batched ones), and such that
