@@ -16,7 +16,8 @@ struct Head {
   double factor;
   uint64_t balance[2];  // of uneven parts (transport/hosts/balance.py): nothing to the core
 };
-static_assert(sizeof(Head) == 64, "as of the messages' formats in Python; tests/unit/test_layouts.py compares the fields");
+static_assert(sizeof(Head) == 64,
+              "as of the messages' formats in Python; tests/unit/test_layouts.py compares the fields");
 constexpr size_t kCompared = offsetof(Head, payload);
 static_assert(kCompared % 8 == 0, "see atomic_words.h");
 

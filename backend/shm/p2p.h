@@ -20,9 +20,9 @@
 // wait at their sender, without holding up what goes by other tags.
 //
 // A message that is taken back was never there: where its receive has been found already, that receive and those after
-// it, of the same source and tag, each get the next message (`release`). This is possible as long as none of their bytes
-// have come. What is granted is sent in the order of the grants, so none of a later one comes first; a short message may
-// overtake (`Pending`).
+// it, of the same source and tag, each get the next message (`release`). This is possible as long as none of their
+// bytes have come. What is granted is sent in the order of the grants, so none of a later one comes first; a short
+// message may overtake (`Pending`).
 //
 // Whoever waits for a message drives the engine; when nobody waits and something is outstanding, a
 // helper thread does, so that operations need nothing from the caller to make progress.
@@ -78,10 +78,10 @@ class Messenger {
     uint64_t moved = 0;   // bytes
     int64_t granted = 0;  // when
     enum { kElsewhere, kUnsent, kOffered, kStreams, kPosted, kGranted } place = kElsewhere;
-    bool counted = false;                      // in the `live` of its peer's link, or in any_
-    bool pending = false;                      // counted in a Pending
-    uint32_t source = 0;                       // kGranted: whose message it gets
-    uint64_t message = 0;                      // and which
+    bool counted = false;                        // in the `live` of its peer's link, or in any_
+    bool pending = false;                        // counted in a Pending
+    uint32_t source = 0;                         // kGranted: whose message it gets
+    uint64_t message = 0;                        // and which
     std::list<Request>::iterator among_live{};   // itself
     std::list<Outgoing>::iterator unsent{};      // kUnsent
     std::list<Request*>::iterator in_streams{};  // kStreams
@@ -91,8 +91,8 @@ class Messenger {
     CellHeader header;
     std::vector<char> payload;
   };
-  using PostedKey = std::tuple<int64_t, int32_t, uint64_t>;    // tag, peer or -1, id
-  using EarlyKey = std::tuple<int64_t, uint32_t, uint64_t>;    // tag, source, order of arrival
+  using PostedKey = std::tuple<int64_t, int32_t, uint64_t>;  // tag, peer or -1, id
+  using EarlyKey = std::tuple<int64_t, uint32_t, uint64_t>;  // tag, source, order of arrival
   using Unexpected = std::map<EarlyKey, Envelope>;
   // Messages of one tag that may still be taken back, since none of their bytes have moved. The receiver's: granted
   // ones, and the short ones that meanwhile came to later receives; the sender's: short ones that were announced (what
@@ -101,18 +101,18 @@ class Messenger {
     uint32_t messages = 0;
     std::vector<CellHeader> overtook;
   };
-  struct Link {             // with one other rank (or this one itself)
-    bool reserved = false;  // the cells have their memory
-    uint64_t head = 0;      // cells the peer has read, when last looked at: each look fetches its cache line
-    uint64_t charged = 0;   // bytes of short messages to it: see room_for
-    uint64_t credited = 0;  // those that it no longer keeps, when last looked at
-    uint64_t consumed = 0;  // of those from it
-    uint32_t live = 0;      // requests that name it as their peer
-    bool gone = false;      // at the last look of check_faults
+  struct Link {                       // with one other rank (or this one itself)
+    bool reserved = false;            // the cells have their memory
+    uint64_t head = 0;                // cells the peer has read, when last looked at: each look fetches its cache line
+    uint64_t charged = 0;             // bytes of short messages to it: see room_for
+    uint64_t credited = 0;            // those that it no longer keeps, when last looked at
+    uint64_t consumed = 0;            // of those from it
+    uint32_t live = 0;                // requests that name it as their peer
+    bool gone = false;                // at the last look of check_faults
     std::deque<CellHeader> controls;  // sent before all else
     std::list<Outgoing> outbox;
-    std::list<Request*> streams;           // granted, sent one after the other
-    std::map<uint64_t, Request*> offered;  // announced to the peer, by id, until all bytes have gone
+    std::list<Request*> streams;            // granted, sent one after the other
+    std::map<uint64_t, Request*> offered;   // announced to the peer, by id, until all bytes have gone
     std::map<uint64_t, Request*> incoming;  // granted by us, by the peer's id
     std::unordered_map<uint64_t, Unexpected::iterator> announced;  // those of unexpected_ that are kRequests
     std::map<int64_t, Pending> pending_out, pending_in;            // by tag

@@ -82,8 +82,7 @@ bool Messenger::flush_cells(uint32_t dst) {
 }
 
 void Messenger::send_control(uint32_t dst, uint32_t kind, uint64_t message, const Request* about) {
-  links_[dst].controls.push_back(
-      {kind, about ? about->args.dtype : 0, 0, message, about ? about->args.data.bytes : 0});
+  links_[dst].controls.push_back({kind, about ? about->args.dtype : 0, 0, message, about ? about->args.data.bytes : 0});
 }
 
 void Messenger::handle(uint32_t src, const CellHeader& h, const char* payload) {

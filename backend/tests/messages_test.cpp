@@ -87,6 +87,10 @@ struct World {
   Posted receive(uint32_t at, int32_t from, uint64_t size, int64_t tag = 0, int64_t timeout = 60 * kSecond) {
     return std::make_unique<Message>(g[at], true, from, tag, size, 0, timeout);
   }
+  // Ends what is under way, so that its memory may go.
+  void leave() {
+    for (uint32_t r = 0; r < n; ++r) c10d_leave(g[r]);
+  }
   // Lets a rank take in what has come, and answer.
   void turn(uint32_t r) { c10d_probe(g[r], 99); }
 };
@@ -98,8 +102,8 @@ uint8_t got(Message& r) {
   return r.bytes[0];
 }
 
-// m1 is taken back after its receive was granted and so is m2's; m3 comes later. Neither the helpers nor a wait may move
-// m1's bytes before: the sender does not look between.
+// m1 is taken back after its receive was granted and so is m2's; m3 comes later. Neither the helpers nor a wait may
+// move m1's bytes before: the sender does not look between.
 void taken_back_after_the_grant(bool any_source) {
   for (int attempt = 0, tried = 0; tried < 20; ++attempt) {
     require(attempt < 5000, "never taken back in time");
@@ -109,7 +113,10 @@ void taken_back_after_the_grant(bool any_source) {
     Posted m1 = w.send(0, 1, kLong, 1), m2 = w.send(0, 1, kLong, 2), other = w.send(0, 1, kLong, 9, 5);
     w.turn(1);  // grants them all
     c10d_withdraw(w.g[0], m1->ticket);
-    if (m1->end() == kOk || c10d_test(m2->ticket) == kAborted) continue;  // a helper was faster
+    if (m1->end() == kOk || c10d_test(m2->ticket) == kAborted) {  // a helper was faster
+      w.leave();
+      continue;
+    }
     ++tried;
     Posted m3 = w.send(0, 1, kLong, 3);
     require(got(*r1) == 2 && got(*r2) == 3 && got(*r3) == 9, "out of order", got(*r1));
@@ -126,7 +133,10 @@ void the_next_does_not_fit() {
     Posted m1 = w.send(0, 1, 3 * kLong, 1), m2 = w.send(0, 1, kLong, 2);
     w.turn(1);
     c10d_withdraw(w.g[0], m1->ticket);
-    if (m1->end() == kOk || m2->end(0) == kAborted) continue;
+    if (m1->end() == kOk || m2->end(0) == kAborted) {
+      w.leave();
+      continue;
+    }
     ++tried;
     require(r1->end() == kMismatch && r1->failure.expected == 3 * kLong && r1->failure.actual == kLong, "no mismatch");
     const Status told = m2->end();  // it may have gone before
@@ -145,9 +155,11 @@ void overtaken_by_a_short_one() {
     Posted m1 = w.send(0, 1, kLong, 1), m2 = w.send(0, 1, kShort, 2);
     w.turn(1);
     c10d_withdraw(w.g[0], m1->ticket);
-    if (m1->end() == kOk || c10d_test(m1->ticket) == kOk) continue;
     Failure f{};
-    if (c10d_health(w.g[0], kNever, &f)) continue;  // some bytes had moved
+    if (m1->end() == kOk || c10d_health(w.g[0], kNever, &f)) {  // some bytes had moved
+      w.leave();
+      continue;
+    }
     ++tried;
     require(got(*r2) == 2, "the short one");
     require(r1->end() == kMismatch && r1->failure.actual == kShort, "no mismatch");
@@ -236,8 +248,8 @@ void looks() {
   c10d_close(g), c10d_free(g);
 }
 
-// Sends and receives of two tags, in any order, some of them taken back before anybody can have moved them (the receiver
-// has not looked since); what arrives is what is left, in order.
+// Sends and receives of two tags, in any order, some of them taken back before anybody can have moved them (the
+// receiver has not looked since); what arrives is what is left, in order.
 void random_programs(uint64_t seed, uint64_t steps) {
   std::mt19937_64 random(seed);
   World w;
@@ -279,7 +291,7 @@ void random_programs(uint64_t seed, uint64_t steps) {
       default: check(tag);
     }
     Failure f{};
-    if (c10d_health(w.g[0], kNever, &f)) return;  // some of its bytes had moved
+    if (c10d_health(w.g[0], kNever, &f)) return w.leave();  // some of its bytes had moved
   }
   for (int64_t tag : {0, 1}) {
     while (receives[tag].size() < expected[tag].size())
@@ -287,6 +299,7 @@ void random_programs(uint64_t seed, uint64_t steps) {
     check(tag);
   }
   for (Sent& s : sends) require(s.message->end() == kOk, "a send failed");
+  w.leave();
 }
 
 }  // namespace

@@ -149,9 +149,7 @@ def with_far_tags():
     place, peer, wrong = first_and_last(), dist.get_world_size() - 1, []
     sizes = [3, BYTES, BYTES + 1, 300_000, 0, 70_000]
     if place == 0:
-        works = [
-            dist.isend(torch.full((n,), k, dtype=torch.uint8), peer, tag=FAR + k % 2) for k, n in enumerate(sizes)
-        ]
+        works = [dist.isend(torch.full((n,), k, dtype=torch.uint8), peer, tag=FAR + k % 2) for k, n in enumerate(sizes)]
         for work in works:
             work.wait()
     elif place == 1:

@@ -4,7 +4,6 @@ missing."""
 import ctypes
 import os
 import re
-import struct
 import subprocess
 from pathlib import Path
 
@@ -52,9 +51,7 @@ def program():
         names = ", ".join(f"f{i}" for i in range(len(fields)))
         lines.append(f"[[maybe_unused]] static void all_of({name}& s) {{ [[maybe_unused]] auto& [{names}] = s; }}")
         body.append(f'  std::printf("{name} %zu\\n", sizeof({name}));')
-        body += [
-            f'  std::printf("{name}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof({name}::{f}));' for f in fields
-        ]
+        body += [f'  std::printf("{name}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof({name}::{f}));' for f in fields]
     return "\n".join([*lines, "int main() {", *body, "}", ""])
 
 
@@ -97,7 +94,10 @@ def read_back(structure, packer):
     assert len(packed) == ctypes.sizeof(structure)
     found = structure.from_buffer_copy(packed)
     names = [name for name, *_ in structure._fields_][:count]
-    return [ctypes.cast(v, ctypes.c_void_p).value if hasattr(v, "contents") else v for v in (getattr(found, n) for n in names)]
+    return [
+        ctypes.cast(v, ctypes.c_void_p).value if hasattr(v, "contents") else v
+        for v in (getattr(found, n) for n in names)
+    ]
 
 
 @pytest.mark.parametrize("which", ["CallArgs", "Head"])
@@ -107,7 +107,8 @@ def test_what_is_packed_by_a_format_is_the_struct(which):
 
         structure = native.CallArgs
     else:
-        from c10d_custom.transport.hosts.flat_exchange import _COMPARED, _HEAD as packer
+        from c10d_custom.transport.hosts.flat_exchange import _COMPARED
+        from c10d_custom.transport.hosts.flat_exchange import _HEAD as packer
 
         structure = over_hosts.Head
         assert over_hosts.Head.payload.offset == _COMPARED
