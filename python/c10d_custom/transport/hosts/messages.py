@@ -4,9 +4,9 @@ A message is a head (size, dtype, and the bytes themselves if they are few) and,
 data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
-anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py. Short ones
-that nobody receives: room.py. What is done for each pass and look does not grow with the number of receives that wait
-for the same.
+anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py. Short
+ones that nobody receives: room.py. What is done for each pass and look does not grow with the number of receives that
+wait for the same.
 
 Signal handlers run between any two steps of the main thread, raise there, or call the engine again. So the lock may be
 taken twice by one thread; what looks for news changes nothing; `_taking` names the ticket that is being changed, and
@@ -219,7 +219,7 @@ class Messages:
                 self._end(ticket, Trouble(native.ABORTED))
 
     def serve_this_host(self) -> None:
-        """Takes in what this host's ranks send, for who waits here: they may be waiting for that, and others for them."""
+        """Takes in what this host's ranks send: they may wait for that while this one waits, and others for them."""
         self._local(0)
 
     def _end_group(self) -> None:

@@ -64,8 +64,8 @@ class Refusals:
         self._expected = True
 
     def hear(self, sends: Mapping[int, MessageTicket], now: bool = False) -> None:
-        """Takes in what has come. A refusal of one of ``sends``, those under way, by number, becomes its `refused`. ``now``:
-        even if the last look was just before."""
+        """Takes in what has come. A refusal of one of ``sends``, those under way, by number, becomes its `refused`.
+        ``now``: even if the last look was just before."""
         if not self._expected or self._hearing:
             return
         if not (now or self._come or self._due()):
