@@ -1,5 +1,5 @@
-"""Outputs with elements that share memory (expanded tensors, say) are refused on their rank before anything moves, and the
-other ranks hear of it."""
+"""Outputs with elements that share memory (expanded tensors, say) are refused on their rank before anything moves, and
+the other ranks hear of it."""
 
 import pytest
 import torch
@@ -54,7 +54,10 @@ def _calls(name, output, group, asynchronous):
         "broadcast": [lambda: dist.broadcast(output, (BAD + 1) % size, **how)],
         "reduce": [lambda: dist.reduce(output, BAD, **how)],
         "all_gather": [lambda outputs=outputs: dist.all_gather(outputs, ones, **how) for outputs in _lists(output)],
-        "gather": [lambda outputs=outputs: dist.gather(ones, outputs if at_root else None, BAD, **how) for outputs in _lists(output)],
+        "gather": [
+            lambda outputs=outputs: dist.gather(ones, outputs if at_root else None, BAD, **how)
+            for outputs in _lists(output)
+        ],
         "scatter": [lambda: dist.scatter(output, each if at_root else None, BAD, **how)],
         "reduce_scatter": [lambda: dist.reduce_scatter(output, each, **how)],
         "reduce_scatter_tensor": [lambda: dist.reduce_scatter_tensor(output, torch.ones(size * COUNT), **how)],

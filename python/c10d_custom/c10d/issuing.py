@@ -357,11 +357,7 @@ class Issuing:
             raise
 
     def _adopt(
-        self,
-        tickets: list[Ticket],
-        tensors: list[torch.Tensor],
-        calls: Sequence[Call | Message],
-        record: Any = None,
+        self, tickets: list[Ticket], tensors: list[torch.Tensor], calls: Sequence[Call | Message], record: Any = None
     ) -> Work:
         """A Work for ``tickets``, which carry out ``calls``."""
         stream_ops = [c.stream_op for c in calls if c.stream_op is not None]
