@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-
 _ABOUT = """Trains a small network with DistributedDataParallel, shows that it learns what one process would learn, and
 what communication costs beside gloo."""
 

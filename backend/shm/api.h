@@ -38,7 +38,7 @@ enum Op : uint32_t {
   kScatter,
   kMonitoredBarrier,  // of a rank that waits in a monitored barrier, which is made of messages, while others are in a
                       // collective: tells them so
-  kRejected,  // the caller's arguments were refused; tells the other ranks so, waits for nobody
+  kRejected,          // the caller's arguments were refused; tells the other ranks so, waits for nobody
   kOps,
 };
 

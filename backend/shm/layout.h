@@ -84,9 +84,9 @@ struct alignas(kLine) RankCtl {
   Seat messages_seat;                          // of who waits for messages
   alignas(kLine) std::atomic<uint32_t> state;  // RankState
   uint32_t pid;
-  uint64_t pid_namespace;          // pids compare only within one
-  std::atomic<uint32_t> mark;      // written by its owner, for the layers above
-  std::atomic<uint32_t> progress;  // of the last all_to_all by pair rings, in thousandths
+  uint64_t pid_namespace;                    // pids compare only within one
+  std::atomic<uint32_t> mark;                // written by its owner, for the layers above
+  std::atomic<uint32_t> progress;            // of the last all_to_all by pair rings, in thousandths
   std::atomic<uint32_t> monitored_barriers;  // entered so far
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,

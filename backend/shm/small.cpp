@@ -9,8 +9,8 @@
 namespace c10d_custom {
 
 // The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
-// announcements, from everyone's table (all_to_all.cpp). Ranks may answer differently for a gather or scatter whose parts
-// differ: then it is decided anew once all have agreed, and is small if every rank says so of its own part.
+// announcements, from everyone's table (all_to_all.cpp). Ranks may answer differently for a gather or scatter whose
+// parts differ: then it is decided anew once all have agreed, and is small if every rank says so of its own part.
 bool Collective::fits_small() {
   const uint64_t slot = g.geometry.small_bytes;
   auto longest = [&](uint64_t own, const Span* spans, uint32_t count) {

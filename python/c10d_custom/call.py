@@ -10,8 +10,8 @@ import torch
 
 from . import dtypes
 
-# Parts may differ: the transport compares them pairwise. Of a gather or scatter it is the root that knows, and the count
-# of every other rank is that of its own part.
+# Parts may differ: the transport compares them pairwise. Of a gather or scatter it is the root that knows, and the
+# count of every other rank is that of its own part.
 ANY_COUNT = 2**64 - 1
 
 

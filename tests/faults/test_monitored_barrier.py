@@ -1,5 +1,5 @@
-"""A monitored barrier beside the group's collectives: a rank that calls one of them where others are in the barrier is a
-disagreement, told to every rank at once; ranks that come in order, or late, are not."""
+"""A monitored barrier beside the group's collectives: a rank that calls one of them where others are in the barrier is
+a disagreement, told to every rank at once; ranks that come in order, or late, are not."""
 
 import time
 from datetime import timedelta

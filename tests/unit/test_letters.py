@@ -90,7 +90,9 @@ def test_full_mailboxes_hold_nobody_up(boxes):
     def act(letters):
         for i in range(300):  # more than a mailbox holds
             letters._send(1 - letters.rank, f"{i}", i)
-        return sum(letters._await(lambda i=i: letters._first(f"{i}", range(2)), "", 1e9, f"{i}").value for i in range(300))
+        return sum(
+            letters._await(lambda i=i: letters._first(f"{i}", range(2)), "", 1e9, f"{i}").value for i in range(300)
+        )
 
     assert on_each(boxes, [0, 1], act) == [sum(range(300))] * 2
 

@@ -151,10 +151,11 @@ class _MonitoredBarrier:
         except BaseException:  # of a signal handler
             self._withdraw(ticket)
             raise
-        if isinstance(error := ticket.error(), CustomBackendError):
-            self._fail(error)
-        if error is not None:
-            raise error
+        failure = ticket.error()
+        if isinstance(failure, CustomBackendError):
+            self._fail(failure)
+        if failure is not None:
+            raise failure
         return word.value
 
     @staticmethod

@@ -85,8 +85,8 @@ class Exchange(Gathering):
         meanwhile: Callable[[], None] | None = None,
         silent: Callable[[], str] = lambda: "",
     ) -> Any:
-        """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits; ``silent``:
-        gives the end of the error."""
+        """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits;
+        ``silent``: gives the end of the error."""
         try:
             said = self._until(lambda: peek(self.store, key), until or self.deadline, meanwhile)
             if said is None:

@@ -37,7 +37,7 @@ def gpus() -> Finding:
     missing = [name for name, found in (("cupy", cupy), ("cuda-bindings", bindings)) if found is None]
     if missing:
         need, toolkit = " and ".join(missing), (torch.version.cuda or "13").split(".")[0]
-        text = f'{text}; CUDA tensors need {need}: {how_to_install(f"cuda{toolkit}")}'
+        text = f"{text}; CUDA tensors need {need}: {how_to_install(f'cuda{toolkit}')}"
         return Finding("GPUs", text, State.REMARK, facts)
     ways = {
         "shared": "ranks share it: mode shared",

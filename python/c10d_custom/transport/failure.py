@@ -47,7 +47,12 @@ class ErrorText:
 
     def exception(self) -> CustomBackendError:
         error = self._broken() if self.f.status == native.BROKEN else self._of(self.f.status, "")
-        if self.f.status not in (native.ABORTED, native.INTERRUPTED, native.USAGE, native.FORKED):  # what this rank did itself
+        if self.f.status not in (
+            native.ABORTED,
+            native.INTERRUPTED,
+            native.USAGE,
+            native.FORKED,
+        ):  # what this rank did itself
             self.t.failed(error)
         return error
 
@@ -66,7 +71,8 @@ class ErrorText:
             return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
         if status == native.INTERRUPTED:
             return AbortedError(
-                f"{self.where}: a signal handler raised amid it{found_by}, {self.after}, and the group was aborted for it."
+                f"{self.where}: a signal handler raised amid it{found_by}, {self.after}, and the group was aborted for "
+                "it."
             )
         if status == native.FORKED:
             return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")

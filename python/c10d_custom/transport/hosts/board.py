@@ -26,7 +26,6 @@ class Board:
         """Whether a rank of this host has put up that call, or a later one."""
         return c_uint64.from_address(self.address + local * self.stride).value >= number
 
-
     def head(self, local: int) -> bytes:
         """What a rank of this host has put up last."""
         return string_at(self.address + local * self.stride + 8, HEAD_BYTES)
