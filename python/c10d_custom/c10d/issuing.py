@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..transport.by_device import ByDevice
     from .ddp_buckets import Buckets
     from .fast_path import FastPath
-    from .monitored_barrier import MonitoredBarriers
 
 
 _PATIENCE = 50_000_000  # ns: how long a message is waited for before signal handlers have their turn
@@ -72,7 +71,7 @@ class Issuing:
         self._coalescing: list[Work] | None = None
         self._extensions: list[_Extension] = []
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
-        self._monitored_barriers: MonitoredBarriers | None = None
+        self._monitored_barriers: Any = None  # of monitored_barrier.py, once there is one
         self._splits = 0
         self._callers = callers_of(transport)
         self._closed = False
