@@ -1,9 +1,9 @@
-// The thread that drives MPI while the program does not. Over libfabric, MPI may keep what has been sent, and say that it
-// is done with it: until a connection is there, say, or until the peer reads on. It leaves only while somebody calls MPI,
-// and the program may be computing, or waiting for a peer by other means, who waits for just that.
+// The thread that drives MPI while the program does not. Over libfabric, MPI may keep what has been sent, and say that
+// it is done with it: until a connection is there, say, or until the peer reads on. It leaves only while somebody calls
+// MPI, and the program may be computing, or waiting for a peer by other means, who waits for just that.
 //
-// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often just after the process
-// has, ever more rarely while it does not, and not at all while it does, since it would only stand in its way.
+// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often just after the
+// process has, ever more rarely while it does not, and not at all while it does, since it would only stand in its way.
 #pragma once
 #include "../shm/api.h"
 

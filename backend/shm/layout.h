@@ -20,7 +20,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733bull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733cull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.

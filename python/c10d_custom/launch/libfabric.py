@@ -1,5 +1,5 @@
-"""MPI over libfabric, which MPICH has beside UCX, and Intel MPI and Cray's alone: how it is told, what is asked of it, and
-the thread that drives it (backend/hosts/mpi_driver.h)."""
+"""MPI over libfabric, which MPICH has beside UCX, and Intel MPI and Cray's alone: how it is told, what is asked of it,
+and the thread that drives it (backend/hosts/mpi_driver.h)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def prepare(version: str) -> None:
     # Over TCP, MPICH prefers the older provider, "sockets", on which it ends processes whose peer is gone.
     if version.startswith("MPICH") and _has_tcp():
         os.environ.setdefault("FI_PROVIDER", "^sockets")
-    # After so many messages that no receive waits for, or a longer one, the other, "tcp", reads no more of what that rank
-    # sends, and for 64 the program may ask in the end.
+    # After so many messages that no receive waits for, or a longer one, the other, "tcp", reads no more of what that
+    # rank sends, and for 64 the program may ask in the end.
     os.environ.setdefault("FI_TCP_MAX_SAVED", str(1 << 30))
     os.environ.setdefault("FI_TCP_MAX_SAVED_SIZE", str(1 << 30))
 
@@ -59,19 +59,22 @@ def _has_tcp() -> bool:
 class Driver(ctypes.Structure):
     """See backend/hosts/mpi_driver.h."""
 
-    _fields_ = [("iprobe", ctypes.c_void_p), ("comm", ctypes.c_ssize_t), ("source", ctypes.c_int64), ("tag", ctypes.c_int64)]
+    _fields_ = [
+        ("iprobe", ctypes.c_void_p),
+        ("comm", ctypes.c_ssize_t),
+        ("source", ctypes.c_int64),
+        ("tag", ctypes.c_int64),
+    ]
 
 
 def drive(job: Job) -> None:
-    """From now on what this process has sent leaves, whatever the program does. Where there is no such thread to be had,
-    as long as it calls MPI."""
+    """From now on what this process has sent leaves, whatever the program does. Where there is no such thread to be
+    had, as long as it calls MPI."""
     MPI = job.MPI
     iprobe = native.address_of(getattr(ctypes.CDLL(MPI.__file__), "MPI_Iprobe", None))
     if job.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
         return
-    over_hosts.lib.c10d_drive_mpi(
-        ctypes.byref(Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG))
-    )
+    over_hosts.lib.c10d_drive_mpi(ctypes.byref(Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG)))
     MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
 
 
