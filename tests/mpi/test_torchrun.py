@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import Layout
+from harness.job import rig_of
 from programs.launch import start
 from rig import Hosts
 
@@ -64,6 +65,18 @@ def test_ranks_of_hosts_mixed_in_any_order(hosts):
             hosts.run(name, ["hostname", name], check=True)
     for name in hosts.names:
         assert os.fsdecode(hosts.run(name, ["ls", "/dev/shm"], capture_output=True).stdout) == ""
+
+
+def test_no_file_of_mpich_stays_where_a_launcher_s_ranks_have_an_address():
+    layout = Layout.parse("2+2")
+    if reason := layout.why_not():
+        pytest.skip(reason)
+    hosts = rig_of(layout)
+    address = {"MASTER_ADDR": hosts.addresses[hosts.names[0]]}
+    result = start([SCRIPTS / "two_groups.py", 4], layout=layout, env=address)
+    assert result.code == 0 and not result.left_over, str(result)
+    for name in hosts.names:
+        assert b"mpich_shm_" not in hosts.run(name, ["ls", "/dev/shm"], capture_output=True).stdout
 
 
 SPAWN = """

@@ -1,5 +1,5 @@
-"""MPI over libfabric, which MPICH has beside UCX, and Intel MPI and Cray's alone: how it is told, what is asked of it,
-and the thread that drives it (backend/hosts/mpi_driver.h)."""
+"""MPI over libfabric, which MPICH has beside UCX, and Intel's and Cray's MPI alone: what is set for it, and the thread
+that drives it (backend/hosts/mpi_driver.h)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def prepare(version: str) -> None:
     # Over TCP, MPICH prefers the older provider, "sockets", on which it ends processes whose peer is gone.
     if version.startswith("MPICH") and _has_tcp():
         os.environ.setdefault("FI_PROVIDER", "^sockets")
-    # After so many messages that no receive waits for, or a longer one, the other, "tcp", reads no more of what that
-    # rank sends, and for 64 the program may ask in the end.
+    # After so many messages that no receive waits for (64), or a longer one, the other provider, "tcp", reads no more
+    # of what that rank sends; but which of them the program receives first is its own choice.
     os.environ.setdefault("FI_TCP_MAX_SAVED", str(1 << 30))
     os.environ.setdefault("FI_TCP_MAX_SAVED_SIZE", str(1 << 30))
 
@@ -68,13 +68,14 @@ class Driver(ctypes.Structure):
 
 
 def drive(job: Job) -> None:
-    """From now on what this process has sent leaves, whatever the program does. Where there is no such thread to be
-    had, as long as it calls MPI."""
+    """From now on what this process has sent leaves, whatever the program does. (Only while it calls MPI, where there
+    is no such thread to be had.)"""
     MPI = job.MPI
     iprobe = native.address_of(getattr(ctypes.CDLL(MPI.__file__), "MPI_Iprobe", None))
     if job.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
         return
-    over_hosts.lib.c10d_drive_mpi(ctypes.byref(Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG)))
+    how = Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG)
+    over_hosts.lib.c10d_drive_mpi(ctypes.byref(how))
     MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
 
 
