@@ -260,11 +260,7 @@ def test_a_bad_environment_variable_is_refused_by_name(monkeypatch, text):
         config.Config.from_env()
 
 
-<<<<<<< HEAD
 LINES = 600  # of a file, which holds one concept: cutting one in two would be worse
-=======
-LINES = 600  # of a file: one concept
->>>>>>> e439ec8 (The limit of lines a file may have)
 
 
 def test_no_file_is_long():
