@@ -89,15 +89,18 @@ def test_no_struct_of_the_binding_is_left_out():
 
 def read_back(structure, packer):
     """The fields of ``structure`` in what ``packer`` has made of 1, 2, 3 and so on."""
-    count = len(re.findall(r"[a-zA-Z]", re.sub(r"\d+x", "", packer.format)))
-    packed = packer.pack(*range(1, count + 1))
+    kinds = re.findall(r"[a-zA-Z]", re.sub(r"\d+x", "", packer.format))
+    packed = packer.pack(*(i.to_bytes(8, "little") if kind == "s" else i for i, kind in enumerate(kinds, 1)))
     assert len(packed) == ctypes.sizeof(structure)
     found = structure.from_buffer_copy(packed)
-    names = [name for name, *_ in structure._fields_][:count]
-    return [
-        ctypes.cast(v, ctypes.c_void_p).value if hasattr(v, "contents") else v
-        for v in (getattr(found, n) for n in names)
-    ]
+    names = [name for name, *_ in structure._fields_][: len(kinds)]
+    return [as_number(getattr(found, name)) for name in names]
+
+
+def as_number(field):
+    if isinstance(field, ctypes.Array):
+        return field[0]
+    return ctypes.cast(field, ctypes.c_void_p).value if hasattr(field, "contents") else field
 
 
 @pytest.mark.parametrize("which", ["CallArgs", "Head"])

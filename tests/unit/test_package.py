@@ -142,7 +142,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_the_root_is_small():
-    assert len(list(SOURCES.glob("*.py"))) <= 10
+    assert len(list(SOURCES.glob("*.py"))) <= 12
 
 
 def test_no_option_of_c10d_is_seen_below_its_package():

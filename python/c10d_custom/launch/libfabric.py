@@ -8,14 +8,11 @@ import functools
 import mmap
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import native
 from ..native import over_hosts
 from .mapped import mapped_files
-
-if TYPE_CHECKING:
-    from .mpi_job import Job
 
 
 def is_used(version: str) -> bool:
@@ -67,14 +64,13 @@ class Driver(ctypes.Structure):
     ]
 
 
-def drive(job: Job) -> None:
+def drive(MPI: Any, world: Any) -> None:
     """From now on what this process has sent leaves, whatever the program does. (Only while it calls MPI, where there
     is no such thread to be had.)"""
-    MPI = job.MPI
     iprobe = native.address_of(getattr(ctypes.CDLL(MPI.__file__), "MPI_Iprobe", None))
-    if job.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
+    if world.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
         return
-    how = Driver(iprobe, MPI._handleof(job.world), MPI.ANY_SOURCE, MPI.ANY_TAG)
+    how = Driver(iprobe, MPI._handleof(world), MPI.ANY_SOURCE, MPI.ANY_TAG)
     over_hosts.lib.c10d_drive_mpi(ctypes.byref(how))
     MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
 
