@@ -64,13 +64,13 @@ class Driver(ctypes.Structure):
     ]
 
 
-def drive(MPI: Any, world: Any) -> None:
+def drive(MPI: Any) -> None:
     """From now on what this process has sent leaves, whatever the program does. (Only while it calls MPI, where there
     is no such thread to be had.)"""
     iprobe = native.address_of(getattr(ctypes.CDLL(MPI.__file__), "MPI_Iprobe", None))
-    if world.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
+    if MPI.COMM_WORLD.size < 2 or not iprobe or not is_used(MPI.Get_library_version()):
         return
-    how = Driver(iprobe, MPI._handleof(world), MPI.ANY_SOURCE, MPI.ANY_TAG)
+    how = Driver(iprobe, MPI._handleof(MPI.COMM_WORLD), MPI.ANY_SOURCE, MPI.ANY_TAG)
     over_hosts.lib.c10d_drive_mpi(ctypes.byref(how))
     MPI.Finalize = functools.partial(_finalize, MPI.Finalize)
 

@@ -131,7 +131,7 @@ def _begin(seconds: float | None) -> Job:
     if begun.size > 1:
         _abort_on_exceptions(begun)
     _require_threads(MPI, ours)
-    libfabric.drive(MPI, begun.world)
+    libfabric.drive(MPI)
     found = launcher.detect()
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
@@ -218,7 +218,7 @@ def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
         _job = _opened(MPI, server)
         server.go_on()
         MPI.Finalize = functools.partial(_finalize_unlocked, MPI)
-        libfabric.drive(MPI, _job.world)
+        libfabric.drive(MPI)
     return _job
 
 
