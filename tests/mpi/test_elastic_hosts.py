@@ -117,8 +117,10 @@ def test_without_two_of_three_hosts_the_job_goes_on_and_takes_one_back_in(three_
         go_on_without(job, ["hostb", "hostc"], times)
 
 
-def test_without_the_host_of_rank_0(hosts, tmp_path, times):
+@pytest.mark.parametrize("netmod", ["ucx", pytest.param("ofi", marks=pytest.mark.full("the same over libfabric"))])
+def test_without_the_host_of_rank_0(hosts, tmp_path, times, monkeypatch, netmod):
     """The rendezvous is on none of the two."""
+    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", netmod)
     with resizable(hosts, tmp_path) as job:
         job.serve_rendezvous()
         go_on_without(job, ["hosta"], times)
