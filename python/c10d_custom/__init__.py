@@ -42,7 +42,13 @@ def autoload() -> None:
             return
         if not hasattr(dist.Backend, "_ensure_backend_registered"):
             register()
-        _let_ranks_be_found()
+        try:
+            _let_ranks_be_found()
+        except Exception:
+            from .c10d.optional import optional
+
+            with optional("finding the ranks of an MPI job"):
+                raise
         if "C10D_CUSTOM_REPLACES" in os.environ:
             from .config import replaced_wanted
 

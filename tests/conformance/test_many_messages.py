@@ -22,13 +22,13 @@ def first_and_last():
 
 
 def settled(works):
-    """How many are over once no more are for a while."""
-    before, now, until = -1, 0, time.monotonic() + 20
-    while now != before and time.monotonic() < until:
-        before = now
-        time.sleep(0.2)
-        now = sum(work.is_completed() for work in works)
-    return now
+    """How many are over once no more are for a while. (The rank that takes them in may not have its turn for long.)"""
+    last, since, until = -1, 0.0, time.monotonic() + 20
+    while last < 0 or time.monotonic() < min(since + 1.5, until):
+        if (now := sum(work.is_completed() for work in works)) != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.1)
+    return last
 
 
 def short_ones(tag):

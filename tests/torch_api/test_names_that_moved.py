@@ -38,7 +38,7 @@ MOVED = {
     "the profiler": ("del torch.autograd._profiler_enabled", 0, ""),
     "dynamo": ("import torch._C._dynamo.eval_frame as e; del e.set_code_exec_strategy", 1, "torch.compile"),
     "graph inputs": ("import torch._C._distributed_c10d as c; del c._register_work", 1, "inputs of compiled graphs"),
-    "who asks": (WHO_ASKS, 1, "which devices"),
+    "who asks": (WHO_ASKS, 2, "which devices"),  # and what groups over several jobs rest on
     **(
         {"a Backend in C++": ("del torch._C._distributed_c10d.ProcessGroup._register_backend", 1, "torch.ops.c10d")}
         if REGISTERED
@@ -69,12 +69,11 @@ def test_where_it_cannot_be_told_no_backend_is_dropped(string):
 
 def test_a_rendezvous_that_moved_does_not_break_import_torch():
     done = python(
-        "import sys, types, importlib\n"
-        "real = importlib.import_module\n"
-        "importlib.import_module = lambda name, *a: types.SimpleNamespace() if name == 'torch.distributed.rendezvous' "
-        "else real(name, *a)\n"
+        "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"
         "import warnings; warnings.simplefilter('error', UserWarning)\n"
-        "import torch, torch.distributed as dist\n"
+        "import sys, torch, torch.distributed as dist\n"
+        "del sys.modules['torch.distributed.rendezvous']._rendezvous_handlers\n"
+        "import c10d_custom\n"  # autoload runs, as torch would have had it
         "print(dist.is_backend_available('custom'))"
     )
     assert done.stdout.strip() == "True", done.stderr

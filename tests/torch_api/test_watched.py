@@ -86,8 +86,8 @@ def counted():
     for backend in ("gloo", "custom"):
         group = dist.new_group(backend=backend)
         for name, asynchronous in itertools.product(OPERATIONS, (False, True)):
-            if name in NO_ASYNC or name == "barrier":
-                continue
+            if name in NO_ASYNC or name == "barrier" or (name == "all_to_all" and not REGISTERED):
+                continue  # an older gloo has no all_to_all of lists
             tensors = []
 
             class Noting(watched.Cell):
