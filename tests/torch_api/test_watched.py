@@ -126,6 +126,22 @@ def test_a_saved_output_is_not_used(ranks, strided):
     ranks.run(written_to, strided)
 
 
+def asked_of_works():
+    peer, got = 1 - dist.get_rank(), torch.zeros(3)
+    for watch in (torch.profiler.profile, watched.Seen):
+        with watch():
+            sent = dist.isend(torch.ones(3), peer)
+            assert dist.recv(got) == peer
+            sent.wait()
+            assert sent.is_completed() and sent.exception() is None
+
+
+@seen
+@pytest.mark.world_sizes(2)
+def test_works_of_watched_calls_answer_as_others_do(ranks):
+    ranks.run(asked_of_works)
+
+
 def warned():
     w = torch.ones(3, requires_grad=True)
     y = w * 2

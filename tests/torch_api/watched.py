@@ -4,6 +4,7 @@ A *cell* is one operation on tensors of one kind under one mode. Its *outcome* o
 data: ("gives", values, what the mode has seen) or ("refuses", the error)."""
 
 import contextlib
+import itertools
 import pickle
 import re
 import warnings
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SIZE = 2
+_tags = itertools.count()  # alike on both ranks
 
 
 class Cell:
@@ -25,6 +27,7 @@ class Cell:
         self.group, self.rank = group, dist.get_rank()
         self.asynchronous = asynchronous
         self._wrap, self._outputs = KINDS[kind], outputs
+        self.tag = next(_tags)  # a message that its receiver has refused is not to be taken for a later cell's
 
     @property
     def other(self):
@@ -132,17 +135,20 @@ def _barrier(x, c):
 def _message(x, c):
     if c.rank == 0:
         t = c.mine(x)
-        dist.isend(t, 1, c.group).wait() if c.asynchronous else dist.send(t, 1, c.group)
+        dist.isend(t, 1, c.group, c.tag).wait() if c.asynchronous else dist.send(t, 1, c.group, c.tag)
         return []
     t = c.mine(x * 0)
-    dist.irecv(t, 0, c.group).wait() if c.asynchronous else dist.recv(t, 0, c.group)
+    dist.irecv(t, 0, c.group, c.tag).wait() if c.asynchronous else dist.recv(t, 0, c.group, c.tag)
     return [t]
 
 
 def _batch(x, c):
     t = c.mine(x)
     into = c.mine(x * 0)
-    operations = [dist.P2POp(dist.isend, t, c.other, c.group), dist.P2POp(dist.irecv, into, c.other, c.group)]
+    operations = [
+        dist.P2POp(dist.isend, t, c.other, c.group, c.tag),
+        dist.P2POp(dist.irecv, into, c.other, c.group, c.tag),
+    ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     return [into]

@@ -126,7 +126,7 @@ def test_who_gives_up_is_heard_and_leaves_nothing(boxes):
     letters[0].hand_out("segment", None, fd)
     letters[0].give_up(TransportError("no more of this"))
     with pytest.raises(TransportError, match="rank 0 gave up: no more of this"):
-        letters[1]._await(lambda: None, "rank 0", 1e9)
+        letters[1]._await(lambda: None, "rank 0", 1e9, "segment")
     assert descriptors() == before
     # Who made and gave up that one means another next time.
     assert make(boxes, [0, 1], 1)._key == letters[1]._key

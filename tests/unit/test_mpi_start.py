@@ -11,8 +11,8 @@ def ranks(strangers):
     return _Ranks([Location(name, name, 1, 0, 1, 0) for name in ("a", "b")], [0, 1], strangers)
 
 
-def launched(*jobs):
-    return [{"kind": "launcher", "job": job} for job in jobs]
+def launched(*jobs, starts=False):
+    return [{"kind": "launcher", "job": job, "starts": starts} for job in jobs]
 
 
 def test_two_launchers_jobs_are_told_apart():
@@ -21,6 +21,7 @@ def test_two_launchers_jobs_are_told_apart():
     assert _how(launched("slurm.7.0", "slurm.7.0"), ranks(strangers=True)) == "launcher"
     assert _how(launched("", ""), ranks(strangers=True)) == "launcher", "Hydra does not name its jobs"
     assert _how(launched("slurm.7.0", ""), ranks(strangers=False)) == "launcher"
+    assert _how(launched("", "", starts=True), ranks(strangers=False)) == "launcher starts"
 
 
 def test_a_group_over_two_jobs_is_to_be_the_first_over_hosts():

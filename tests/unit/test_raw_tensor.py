@@ -55,18 +55,7 @@ def tensors():
 
 
 EVERY = list(tensors())
-FOUND = {
-    "view",
-    "no dimension",
-    "empty",
-    "two",
-    "of a gradient",
-    "a parameter",
-    "a lazy copy",
-    "shared",
-    "odd strides of one",
-    "reshaped",
-}
+FOUND = {"view", "no dimension", "empty", "two", "a lazy copy", "shared", "odd strides of one", "reshaped"}
 
 
 @pytest.mark.parametrize("name, t", EVERY, ids=[n for n, _ in EVERY])
@@ -94,6 +83,14 @@ def test_c_finds_what_python_finds(name, t):
         "quantized",
     ):
         assert found is None
+
+
+@pytest.mark.parametrize("name", ["of a gradient", "a parameter"])
+def test_what_autograd_follows_is_found_where_it_does_not(name):
+    t = dict(EVERY)[name]
+    assert raw_tensor.raw_tensor(t) is None
+    with torch.no_grad():
+        assert raw_tensor.raw_tensor(t)[:2] == (t.data_ptr(), t.numel())
 
 
 def test_what_is_no_tensor():

@@ -85,7 +85,10 @@ def _forwarded(name: str) -> Callable[..., Any]:
         reached.yes = True
         with without_functions():
             work = method(self._below(), *arguments, **options)
-        return DoneWork(_tensors(arguments[0]) if arguments else []) if work is None else work
+        if work is None:
+            work = DoneWork(_tensors(arguments[0]) if arguments else [])
+        reached.works.append(work)
+        return work
 
     return forward
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ..errors import UsageError
@@ -34,9 +35,12 @@ _function_modes = torch._C._len_torch_function_stack
 
 
 class _Reached(threading.local):
-    """Whether this thread's call has come out of the dispatcher, in the group's Backend."""
+    """Whether this thread's call has come out of the dispatcher, in the group's Backend, and the Works made there."""
 
     yes = False
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
 
 
 reached = _Reached()
@@ -73,10 +77,12 @@ class Dispatching(Operations):
                 return getattr(Operations, name)(below(self), *arguments)
         # torch's methods have one form without each.
         given = [_with_values(a) if isinstance(a, (list, tuple)) else a for a in arguments if a is not None]
-        outer, reached.yes = reached.yes, False
+        outer, reached.yes, reached.works = (reached.yes, reached.works), False, []
         try:
             with self._as_torch():
-                return vars(ProcessGroup)[name](self, *given)
+                result = vars(ProcessGroup)[name](self, *given)
+            # What C++ has made of a Work of ours says neither whether it is over nor where a message came from.
+            return reached.works[0] if len(reached.works) == 1 and isinstance(result, dist.Work) else result
         except Exception:
             # The ranks whose arguments were fine must not wait for this one; unless nobody knows what a mode makes of
             # their calls.
@@ -84,7 +90,7 @@ class Dispatching(Operations):
                 self._transport.run(self._lower.rejected(self._seconds))
             raise
         finally:
-            reached.yes = outer
+            reached.yes, reached.works = outer
 
     @contextmanager
     def _as_torch(self) -> Iterator[None]:

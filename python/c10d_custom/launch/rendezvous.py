@@ -61,6 +61,8 @@ def env_rendezvous(
 ) -> Iterator[Rendezvous]:
     """The handler of ``env://``; ``original``: torch's own."""
     if not _applies():
+        if "MASTER_ADDR" in os.environ:  # where to meet, the program has said
+            launcher.fill_environment()
         return original(url, *args, **kwargs)
     if find_spec("mpi4py") is None:
         return _noted(original(url, *args, **kwargs))

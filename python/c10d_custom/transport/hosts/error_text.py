@@ -72,8 +72,9 @@ class HostsErrorText(ErrorText):
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
 
     def late(self) -> bool:
-        # What the others had given up when it came, they had waited for this rank for, too.
-        return self.f.by >= 0 and (self.f.peer == self.t.rank or self.f.elapsed_ns < _CAME_LATE)
+        # They had given up when it came. That they name it is not enough: a leader is waited for while it waits for
+        # the ranks of its host.
+        return self.f.by >= 0 and self.f.elapsed_ns < _CAME_LATE
 
     def _mismatch(self, found_by: str) -> CollectiveMismatchError:
         error = super()._mismatch(found_by)
