@@ -20,7 +20,10 @@ TESTS = Path(__file__).resolve().parents[1]
 
 # These are about what lies above the transports, which cannot tell one layout from another, or inside a host; random
 # programs take long, and run in one layout.
-ABOVE = ("against_gloo", "coalescing", "functional", "random_programs", "refusals", "sparse", "threads", "zero_copy")
+ABOVE = (
+    *("against_gloo", "coalescing", "functional", "random_programs", "refusals", "shared_elements", "sparse"),
+    *("threads", "zero_copy"),
+)
 # Those that leave digests: the bits of reductions, and each operation's sweep. What the few do between hosts, the
 # others are made of.
 FEW_SWEEPS = [f"conformance/test_{name}.py" for name in ("all_reduce", "bits", "broadcast", "send_recv")]
