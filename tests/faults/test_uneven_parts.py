@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from c10d_custom.errors import CollectiveMismatchError, UsageError
-from c10d_custom.lowering.collectives import Lowering
+from c10d_custom.errors import CollectiveMismatchError
 from c10d_custom.transport.hosts import algorithm
 
 from .operations import Arena
@@ -28,18 +27,7 @@ MOST = [0, 3, 9, 9, 200, 200, 2_000, 40_000]  # elements of a part
 SEED = 20_000
 
 
-def lists_at_the_root():
-    """Whether scatter and gather take lists of different sizes."""
-    try:
-        Lowering(0, 2).gather([torch.empty(1), torch.empty(2)], torch.empty(1), 0, 1.0)
-        return True
-    except UsageError:
-        return False
-
-
-KINDS = ["all_gather", "all_gather_coalesced", "reduce_scatter", "all_to_all", "all_to_all_single"]
-if lists_at_the_root():
-    KINDS += ["gather", "scatter"]
+KINDS = ["all_gather", "all_gather_coalesced", "reduce_scatter", "all_to_all", "all_to_all_single", "gather", "scatter"]
 GATHERS, AT_THE_ROOT = ("all_gather", "gather"), ("gather", "scatter")
 
 
