@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 from forked import ForkedRanks, serve_store, store_at
 
-import c10d_custom.c10d.process_group  # noqa: F401  a rank that has become another user cannot read it any more
-import c10d_custom.transport.shm.error_text  # noqa: F401  the same
+import c10d_custom
+import c10d_custom.c10d.process_group
+import c10d_custom.transport.shm.error_text  # noqa: F401  a rank that has become another user cannot read it any more
 
 MB = 1 << 20
 NOBODY = 65534
@@ -168,6 +169,7 @@ def run(rank, say, case, port):
 
 def main():
     torch.set_num_threads(1)
+    c10d_custom.register()  # or torch, at the first group of that name, reads the entry points of all packages
     folder = None
     results = {}
     port = serve_store()
