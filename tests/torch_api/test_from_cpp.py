@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 import weakref
 from datetime import timedelta
 
@@ -52,12 +53,19 @@ def recorded_by_torch(rank, size):
     if hooks is None:
         return "no hook"
     assert hooks[dist.group.WORLD] is not None
-    return "attached"
+    dist.destroy_process_group()
+    with tempfile.TemporaryFile() as said:  # C++ warns there
+        os.dup2(said.fileno(), 2)
+        dist.init_process_group("custom", store=dist.HashStore(), rank=0, world_size=1)
+        said.seek(0)
+        assert b"rank" not in said.read()
+    return "attached" if dist.group.WORLD in hooks else "not where its rank has changed"
 
 
 def test_the_flight_recorder_attaches():
-    found = set(run(recorded_by_torch, 2))
-    assert found == ({"attached"} if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder") else {"no hook"})
+    found = run(recorded_by_torch, 2)
+    known = hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder")
+    assert found == (["attached", "not where its rank has changed"] if known else ["no hook"] * 2)
 
 
 def nan_check(rank, size, where):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _FIRST_TO_MIX = "2.14"
 
 _ready: CustomProcessGroup | None = None  # see ready_made
+_recorded_rank: int | None = None  # see _spare_recorder
 
 
 def register() -> None:
@@ -75,6 +76,7 @@ def create(options: Any, _backend_options: Any) -> Any:
     with _no_garbage_collected():
         from .process_group import build
 
+    _spare_recorder(options)
     asked, strangers = _device_map(options), _of_strangers(options)
     others = {device: name for device, name in asked.items() if not _is_ours(name)}
     ours = {device: name for device, name in asked.items() if _is_ours(name)}  # none: all
@@ -98,6 +100,22 @@ def create(options: Any, _backend_options: Any) -> Any:
     if plain is not None and plain.bound_device_id is not None:
         group.bound_device_id = plain.bound_device_id
     return group
+
+
+def _spare_recorder(options: Any) -> None:
+    """torch hooks its Flight Recorder to this group, but where that would warn: the recorder's files bear the rank that
+    this process had when it first recorded, and warn of a group in which it has another (after a re-init, or in one over
+    two jobs)."""
+    import torch.distributed as dist
+
+    global _recorded_rank
+    ranks = list(options.global_ranks_in_group) or range(options.group_size)
+    rank = ranks[options.group_rank]
+    with optional("torch's Flight Recorder without a warning where a rank has changed"):
+        if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15
+            themselves = dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS
+            _recorded_rank = rank if _recorded_rank is None else _recorded_rank
+            (themselves.discard if rank == _recorded_rank else themselves.add)(NAME)
 
 
 @contextlib.contextmanager
