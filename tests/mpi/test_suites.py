@@ -91,6 +91,7 @@ RUNS = {
     "torchrun:2+2, libfabric, everything": EVERYTHING,
     "torchrun:2+2, Intel MPI, everything": EVERYTHING,
     **{f"{layout}, everything": EVERYTHING for layout in ("2+2", "3+1", "torchrun:2+2", "torchrun:3+1")},
+    "torchrun:1+1, every kind of tensor": ["--full", "torch_api/test_watched.py"],
     "2+2, many uneven calls": ["--full", "faults/test_uneven_parts.py"],
 }
 FULL = {run: pytest.mark.full("others run each suite once") for run in RUNS if "," in run}

@@ -17,7 +17,8 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..errors import AbortedError, UsageError
-from .dispatched import below, reached, without_functions
+from ..native import torch_inside
+from .dispatched import below, reached
 from .dynamo import opaque_to_dynamo
 from .meeting import meet
 from .names import IMPLEMENTATION, NAME
@@ -83,7 +84,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         reached.yes = True
-        with without_functions():
+        with torch_inside.without_functions():
             work = method(self._below(), *arguments, **options)
         if work is None:
             work = DoneWork(_tensors(arguments[0]) if arguments else [])
@@ -253,7 +254,7 @@ if REGISTERED:
             given = getattr(opts, "timeout", opts)
             given = given if isinstance(given, timedelta) and given > timedelta(0) else None
             reached.yes = True
-            with without_functions():
+            with torch_inside.without_functions():
                 self._below().monitored_barrier(given, wait_all_ranks)
 
         def start_coalescing(self) -> None:

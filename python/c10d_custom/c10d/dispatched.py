@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _UNANNOUNCED = "send", "recv", "recv_anysource", "monitored_barrier"  # no other rank waits for such a call's number
 _FIRST_TO_SEE = "2.14"  # for errors; backend.REGISTERED decides
 
-without_functions = torch._C.DisableTorchFunction
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -73,7 +72,7 @@ class Dispatching(Operations):
         if not self._registered:
             return self._unseen(name, arguments)
         if not profiler_enabled() and torch_inside.goes_direct(*arguments):
-            with without_functions():  # torch's own groups ask tensors nothing that a function mode sees
+            with torch_inside.without_functions():
                 return getattr(Operations, name)(below(self), *arguments)
         # torch's methods have one form without each.
         given = [_with_values(a) if isinstance(a, (list, tuple)) else a for a in arguments if a is not None]
@@ -123,7 +122,7 @@ class Dispatching(Operations):
                 f"{name} inside {traced}: torch {torch.__version__} does not show it calls of this backend, and it "
                 f"would be left out of what is recorded. It takes torch {_FIRST_TO_SEE} or newer."
             )
-        with without_functions():
+        with torch_inside.without_functions():
             given = self._lowered(lambda: [_memory_of(name, a) for a in arguments])
             return getattr(Operations, name)(below(self), *given)
 

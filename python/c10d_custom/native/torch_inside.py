@@ -21,6 +21,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 TYPES = (torch.Tensor, torch.nn.Parameter)
+# Inside, what is asked of a tensor no function mode or subclass (torch.overrides) sees: torch's own groups ask nothing
+# that one does.
+without_functions = torch._C.DisableTorchFunction
 _LIBC10, _LIBTORCH = "libc10.so", "libtorch_cpu.so"
 _WORD = b"_ZN3c104impl26raw_local_dispatch_key_setE"
 _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"

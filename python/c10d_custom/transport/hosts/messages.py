@@ -33,6 +33,7 @@ from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
+from ...native.torch_inside import without_functions
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .asides import Asides
@@ -243,7 +244,8 @@ class Messages:
         with self._lock:
             outer, self._by = self._by, me
             try:
-                moved = self._pass()
+                with without_functions():  # a waiting thread's may be on
+                    moved = self._pass()
             except BaseException:
                 broken, self._taking = self._taking, None
                 if broken is None:

@@ -21,6 +21,7 @@ from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import TransportError
 from ...native.fast_message import NOT_BEGUN
+from ...native.torch_inside import without_functions
 from ..base import Transport
 from ..call_log import CallLog
 from ..failure import rank_name
@@ -352,6 +353,10 @@ class HierarchicalTransport(Transport):
     # --- one collective
 
     def _execute(self, number: int, call: Call) -> BaseException | None:
+        with without_functions():  # a waiting thread's may be on
+            return self._attempt(number, call)
+
+    def _attempt(self, number: int, call: Call) -> BaseException | None:
         self._number = number
         nbytes = sum(t.nbytes for t in call.inputs), sum(t.nbytes for t in call.outputs)
         started = self._log.begin(number, call.op, call.redop, call.dtype, call.root, call.count, *nbytes) * 1e-9
