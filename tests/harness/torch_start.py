@@ -169,9 +169,11 @@ def generators():
     import torch
 
     if hasattr(torch._C, "_set_generator_metaclass"):
-        from torch._custom_class_base import CustomClassBaseMeta
-
-        torch._C._set_generator_metaclass(CustomClassBaseMeta)
+        try:
+            from torch._custom_class_base import CustomClassBaseMeta as Meta
+        except ImportError:  # torch before 2.15
+            from torch._opaque_base import OpaqueBaseMeta as Meta
+        torch._C._set_generator_metaclass(Meta)
 
 
 meta = PutOff(

@@ -109,8 +109,9 @@ def _spare_recorder(options: Any) -> None:
     import torch.distributed as dist
 
     global _recorded_rank
-    ranks = list(options.global_ranks_in_group) or range(options.group_size)
-    rank = ranks[options.group_rank]
+    rank = options.group_rank
+    if options.global_ranks_in_group:
+        rank = options.global_ranks_in_group[rank]
     with optional("torch's Flight Recorder without a warning where a rank has changed"):
         if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15
             themselves = dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS
