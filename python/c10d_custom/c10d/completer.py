@@ -30,7 +30,7 @@ _TINY = 64  # bytes, of each tensor
 _SWEEP = 4
 
 # s that a thread keeps looking for what ends: while somebody is to be told of it, and when nobody is.
-_LOOK, _LINGER = 1.0, 0.05
+_LOOK, _LINGER = 1.0, 0.01
 
 # How long to wait for a callback of a future that does not return (the thread is a daemon).
 _JOIN = 5.0
