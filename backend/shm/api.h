@@ -69,7 +69,7 @@ struct CallArgs {
   double factor;       // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
   uint64_t number;     // what failures call this collective by; 0: its sequence number
   uint64_t outer;      // compared between the ranks, and nothing else
-  int64_t timeout_ns;  // from now
+  int64_t timeout_ns;  // from its turn
   uint32_t nin, nout;
   const Span* in;
   const Span* out;
@@ -83,7 +83,7 @@ struct MessageArgs {
   uint32_t reserved;
   int64_t tag;
   Span data;
-  int64_t timeout_ns;
+  int64_t timeout_ns;  // from the first c10d_wait, c10d_settle or wait_ns for it
 };
 
 // What went wrong, in numbers; the caller makes the sentence.

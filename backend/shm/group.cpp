@@ -263,11 +263,6 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
     futex_wait(word, seen, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
     if (w.ready()) return kOk;
     if (Status st = health(call); st != kOk) return st;
-    if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
-      // It cannot begin before this one ends. The group ends with it, for its turn is lost.
-      poison(kTimeout, int32_t(*peer), late);
-      return kBroken;
-    }
     if (now_ns() >= next_poll) {
       if (interrupted()) return kInterrupted;
       next_poll = now_ns() + kPollInterrupt;

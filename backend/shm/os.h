@@ -41,7 +41,8 @@ inline void futex_wait(const void* word, uint32_t expected, int64_t ns) {
   syscall(SYS_futex, word, FUTEX_WAIT, expected, &t, nullptr, 0);
 }
 
-inline void futex_wake_all(const void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+inline void futex_wake(const void* word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, nullptr, nullptr, 0); }
+inline void futex_wake_all(const void* word) { futex_wake(word, INT_MAX); }
 
 // The application's first thread: the one that takes its signals.
 inline bool main_thread() { return syscall(SYS_gettid) == getpid(); }

@@ -1,10 +1,10 @@
 #include "p2p.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "copy_out.h"
+#include "crew.h"
 
 namespace c10d_custom {
 namespace {
@@ -14,8 +14,8 @@ constexpr uint64_t kEagerLimit = 16 << 10;
 // How many times what the ring takes a receiver keeps of short messages from one sender.
 constexpr uint64_t kRoom = 8;
 // How long the helper leaves a new request to its issuer, who will most likely wait for it.
-constexpr auto kHelperTick = std::chrono::microseconds(500);
-constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before it sleeps for good
+constexpr int64_t kHelperTick = 500 * 1000;
+constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before its thread is given back
 
 }  // namespace
 
@@ -27,10 +27,7 @@ Messenger::~Messenger() {
   closing_ = true;
   helper_cv_.notify_all();
   changed_.notify_all();
-  changed_.wait(hold, [&] { return waiters_ == 0; });
-  std::thread helper = std::move(helper_);
-  hold.unlock();
-  if (helper.joinable()) helper.join();
+  while (waiters_ || has_helper_) changed_.wait(hold);
 }
 
 int Messenger::probe(int64_t tag) {
@@ -62,11 +59,10 @@ Ticket* Messenger::post(const MessageArgs& a) {
   const int64_t now = now_ns();
   auto* t = new Ticket(now);
   t->message = true;
-  live_.push_back({t, a, next_id_++, deadline_after(now, a.timeout_ns)});
+  live_.push_back({t, a, next_id_++});
   Request* const r = &live_.back();
   r->among_live = std::prev(live_.end());
   t->request = r;
-  due_ = std::min(due_, r->deadline);
   last_post_ = now;
   if (closing_ || g_.health() != kOk) {
     finish(r, g_.health() == kBroken ? kBroken : kAborted, -1);
@@ -96,12 +92,10 @@ Ticket* Messenger::post(const MessageArgs& a) {
     r->place = Request::kUnsent;
   }
   progress();
-  if (!live_.empty()) {
-    if (!helper_.joinable()) {
-      const int error = start_thread(helper_, [this] { help(); });
-      if (error && t->request) exhausted(r, error);
-    } else if (helper_idle_)
-      helper_cv_.notify_all();
+  if (!live_.empty() && !has_helper_) {
+    const int error = lend_thread([](void* me) { static_cast<Messenger*>(me)->help(); }, this);
+    has_helper_ = !error;
+    if (error && t->request) exhausted(r, error);
   }
   return t;
 }
@@ -150,6 +144,7 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
   if (t->state() != kPending) return t->state();
   const int64_t until = deadline_after(now_ns(), timeout_ns);
   std::unique_lock<std::mutex> hold(mutex_);
+  if (t->request) want(static_cast<Request*>(t->request));
   ++waiters_;
   while (t->state() == kPending && !closing_) {
     const int64_t now = now_ns();
@@ -157,7 +152,7 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
     if (driving_) {
       // The driver may be the helper, asleep: it gives up its seat once it sees a waiter.
       Group::wake(g_.ctl(g_.rank).doorbell);
-      changed_.wait_for(hold, std::chrono::nanoseconds(std::min(until - now, kSlice)));
+      changed_.wait_for(hold, std::min(until - now, kSlice));
       continue;
     }
     driving_ = true;
@@ -169,15 +164,17 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
   return t->state();
 }
 
+void Messenger::want(Request* r) {
+  if (r->wanted) return;
+  r->wanted = now_ns();
+  r->deadline = deadline_after(r->wanted, r->args.timeout_ns);
+  due_ = std::min(due_, r->deadline);
+}
+
 void Messenger::help() {
   std::unique_lock<std::mutex> hold(mutex_);
   while (!closing_) {
-    if (live_.empty() && now_ns() - last_post_ > kHelperLinger) {
-      helper_idle_ = true;
-      helper_cv_.wait(hold, [&] { return closing_ || !live_.empty(); });
-      helper_idle_ = false;
-      continue;
-    }
+    if (live_.empty() && now_ns() - last_post_ > kHelperLinger) break;
     helper_cv_.wait_for(hold, kHelperTick);
     if (driving_ || live_.empty()) continue;
     driving_ = true;
@@ -185,6 +182,8 @@ void Messenger::help() {
     driving_ = false;
     changed_.notify_all();
   }
+  has_helper_ = false;
+  changed_.notify_all();
 }
 
 void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
@@ -251,8 +250,8 @@ void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detai
   if (st == kBroken) g_.poisoned(&f);
   f.status = st;
   const int64_t now = now_ns();
-  f.elapsed_ns = now - r->ticket->started;
   Ticket* t = r->ticket;
+  f.elapsed_ns = now - (r->wanted ? r->wanted : t->started);
   if (TraceRecord* record = trace_.begin(trace_record(r->args, r->id, t->started, r->granted))) {
     record->ended = now;
     record->status = st;

@@ -26,18 +26,20 @@
 //
 // Whoever waits for a message drives the engine; when nobody waits and something is outstanding, a
 // helper thread does, so that operations need nothing from the caller to make progress.
+//
+// A message that nobody waits for keeps nobody waiting, and stays until it is done, its peer is gone or the group ends.
+// Its time-out begins with the first wait.
 #pragma once
-#include <condition_variable>
 #include <deque>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "condition.h"
 #include "group.h"
 #include "queue.h"
 #include "trace.h"
@@ -50,7 +52,7 @@ class Messenger {
   ~Messenger();
 
   Ticket* post(const MessageArgs&);
-  // kPending after timeout_ns.
+  // kPending after timeout_ns. Its own time-out runs from the first wait for it, be it of no ns.
   Status wait(Ticket*, int64_t timeout_ns);
   // The source of the oldest message with this tag that no receive has asked for; -1 if none.
   int probe(int64_t tag);
@@ -74,7 +76,8 @@ class Messenger {
     Ticket* ticket;
     MessageArgs args;
     uint64_t id;  // of all that this rank has posted, in order; sends: names the message to the peer
-    int64_t deadline;
+    int64_t wanted = 0;            // when it was first waited for
+    int64_t deadline = INT64_MAX;  // from then on
     uint64_t moved = 0;   // bytes
     int64_t granted = 0;  // when
     enum { kElsewhere, kUnsent, kOffered, kStreams, kPosted, kGranted } place = kElsewhere;
@@ -146,6 +149,7 @@ class Messenger {
   void consume(uint32_t src, uint64_t bytes);
   void count_pending(Request*, std::map<int64_t, Pending>&);
   void settle(Request*);
+  void want(Request*);
   void finish(Request*, Status, int32_t peer, const Failure* detail = nullptr);
   void exhausted(Request*, int error);
   void mismatch(Request*, uint32_t src, uint64_t bytes, uint32_t dtype);
@@ -162,21 +166,20 @@ class Messenger {
 
   Group& g_;
   std::mutex mutex_;
-  std::condition_variable changed_;  // a request finished, the driver's seat is free
-  std::condition_variable helper_cv_;
+  Condition changed_;  // a request finished, the driver's seat is free
+  Condition helper_cv_;
   std::vector<Link> links_;
   std::map<PostedKey, Request*> posted_;  // receives without a message
   Unexpected unexpected_;                 // messages without a receive
   std::list<Request> live_;               // every request that is not done, in order of posting
   uint32_t any_ = 0;                      // of them, receives from any source
-  std::thread helper_;
   CopyIn copy_in_;
   TraceRing trace_;  // of what has ended
   uint64_t next_id_ = 1, arrivals_ = 0;
   int64_t last_post_ = 0, last_check_ = 0;
   int64_t due_ = INT64_MAX;  // no deadline in live_ comes sooner
   unsigned waiters_ = 0;
-  bool driving_ = false, helper_idle_ = false, closing_ = false;
+  bool driving_ = false, has_helper_ = false, closing_ = false;
   std::atomic<bool> outgoing_{false};  // progress() has left something that waits for room in a ring
 };
 

@@ -1,7 +1,8 @@
 #include "queue.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "crew.h"
 
 namespace c10d_custom {
 namespace {
@@ -10,8 +11,8 @@ namespace {
 constexpr int64_t kGrace = 300 * 1000;
 // How long who wants to be told of one waits for its peers: less than it takes to wake a thread that does.
 constexpr int64_t kHardly = 5 * 1000;
-// ns without a submit before it sleeps until it is woken. A look costs a program that computes up to 40 us on a virtual
-// machine, as a wake-up does, and most small collectives come alone.
+// ns without a submit before it is given back. A look costs a program that computes up to 40 us on a virtual machine, as
+// a wake-up does, and most small collectives come alone.
 constexpr int64_t kLinger = 1000 * 1000;
 
 }  // namespace
@@ -56,10 +57,12 @@ void CompletionQueue::push(uint64_t token) {
 
 Status CompletionQueue::pop(int64_t timeout_ns, uint64_t* token) {
   std::unique_lock<std::mutex> hold(mutex_);
-  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
+  const int64_t until = deadline_after(now_ns(), timeout_ns);
   while (done_.empty()) {
     if (closed_) return kAborted;
-    if (changed_.wait_until(hold, until) == std::cv_status::timeout && done_.empty()) return kPending;
+    const int64_t left = until - now_ns();
+    if (left <= 0) return kPending;
+    changed_.wait_for(hold, left);
   }
   *token = done_.front();
   done_.pop_front();
@@ -73,18 +76,16 @@ void CompletionQueue::close() {
 }
 
 CollectiveQueue::~CollectiveQueue() {
-  {
-    std::lock_guard<std::mutex> hold(mutex_);
-    closing_ = true;
-    changed_.notify_all();
-  }
-  if (worker_.joinable()) worker_.join();
+  std::unique_lock<std::mutex> hold(mutex_);
+  closing_ = true;
+  changed_.notify_all();
+  while (has_worker_) changed_.wait(hold);
 }
 
 void CollectiveQueue::drain() {
   std::unique_lock<std::mutex> hold(mutex_);
   while (busy_ || !jobs_.empty())
-    if (!busy_ && !worker_.joinable())
+    if (!busy_ && !has_worker_)
       run_next(hold);
     else
       changed_.wait(hold);
@@ -109,20 +110,6 @@ void CollectiveQueue::trace(std::vector<TraceRecord>& out) {
     a.in = job.spans.data(), a.out = a.in + a.nin;
     out.push_back(trace_record(a, job.ticket->seq, job.ticket->started, 0));
   }
-}
-
-uint64_t CollectiveQueue::overdue() {
-  const int64_t now = now_ns();
-  if (now < due_.load(std::memory_order_relaxed)) return 0;
-  std::lock_guard<std::mutex> hold(mutex_);
-  int64_t due = INT64_MAX;
-  uint64_t first = 0;
-  for (const Job& job : jobs_) {
-    due = std::min(due, job.deadline);
-    if (!first && now >= job.deadline) first = job.args.number ? job.args.number : job.ticket->seq;
-  }
-  due_.store(due, std::memory_order_relaxed);
-  return first;
 }
 
 Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
@@ -165,16 +152,15 @@ Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mut
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
   const bool small = is_small(g_, args);
-  Job job{args, {}, t, deadline_after(t->started, args.timeout_ns), small, false};
+  Job job{args, {}, t, small, false};
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
-  due_.store(std::min(due_.load(std::memory_order_relaxed), job.deadline), std::memory_order_relaxed);
   jobs_.push_back(std::move(job));
   if (small)
     last_submit_ = t->started;
   else
     urgent_ = t->seq;
-  if (!worker_.joinable()) start_thread(worker_, [this] { work(); });
+  if (!has_worker_) has_worker_ = !lend_thread([](void* me) { static_cast<CollectiveQueue*>(me)->work(); }, this);
   announce_next();
   if (urgent()) changed_.notify_all();
   return t;
@@ -196,7 +182,7 @@ void CollectiveQueue::run_ready(Ticket* t) {
 Status CollectiveQueue::watch(Ticket* t, uint64_t token) {
   run_ready(t);
   std::unique_lock<std::mutex> hold(mutex_);
-  while (!worker_.joinable() && t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);
+  while (!has_worker_ && t->state() == kPending && !busy_ && !jobs_.empty()) run_next(hold);
   const Status st = t->watch(token);
   if (st != kPending) return st;
   urgent_ = std::max(urgent_, t->seq);
@@ -207,7 +193,7 @@ Status CollectiveQueue::watch(Ticket* t, uint64_t token) {
 Status CollectiveQueue::wait(Ticket* t, int64_t timeout_ns, bool may_run) {
   if (!may_run && t->state() == kPending) {
     std::unique_lock<std::mutex> hold(mutex_);
-    may_run = !worker_.joinable();
+    may_run = !has_worker_;
   }
   if (may_run && t->state() == kPending) {
     std::unique_lock<std::mutex> hold(mutex_);
@@ -223,10 +209,11 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
   busy_ = true;
   job.args.in = job.spans.data();
   job.args.out = job.spans.data() + job.args.nin;
-  TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now_ns()));
+  const int64_t now = now_ns();
+  TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now));
   hold.unlock();
   Failure failure{};
-  const Status st = execute(g_, job.ticket->seq, job.args, job.ticket->started, &failure, job.announced);
+  const Status st = execute(g_, job.ticket->seq, job.args, now, &failure, job.announced);
   hold.lock();
   TraceRing::end(record, st);  // before anyone can report the failure
   job.ticket->finish(st, failure, completed);
@@ -261,7 +248,7 @@ void CollectiveQueue::work() {
   for (;;) {
     int64_t look = kGrace;  // in so many ns
     if (!busy_) {
-      if (jobs_.empty() && closing_) return;
+      if (jobs_.empty() && closing_) break;
       const int64_t age = jobs_.empty() ? 0 : now_ns() - jobs_.front().ticket->started;
       if (urgent() || (!jobs_.empty() && (age >= kGrace || g_.aborted()))) {
         run_next(hold);
@@ -269,13 +256,11 @@ void CollectiveQueue::work() {
       }
       look -= age;
     }
-    worker_sleeps_ = jobs_.empty() && now_ns() - last_submit_ > kLinger;
-    if (worker_sleeps_)
-      changed_.wait(hold);
-    else
-      changed_.wait_for(hold, std::chrono::nanoseconds(look));
-    worker_sleeps_ = false;
+    if (jobs_.empty() && now_ns() - last_submit_ > kLinger) break;
+    changed_.wait_for(hold, look);
   }
+  has_worker_ = false;
+  changed_.notify_all();  // who closes waits for this
 }
 
 }  // namespace c10d_custom

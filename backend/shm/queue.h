@@ -1,17 +1,19 @@
 // Tickets, and the order of a group's collectives.
 //
 // Collectives run in the order they were issued, one at a time: in the caller's thread when nothing
-// is under way (run), else in the group's worker thread, started with the first submit, or in a
+// is under way (run), else in a worker thread (crew.h), which the group has while there is something to do, or in a
 // thread that waits for one before the worker has come to it. Waking the worker takes longer than many a collective: it
 // is woken for large ones and for those that somebody is to be told of (watch). Small ones it leaves for a moment to
 // who issued them; the other ranks have got what they need of the next, its input, since it was the next.
+//
+// The time-out of each runs from its turn: what waits behind others is no later for it. Nothing waits for ever, since
+// the first that fails ends the group, and with it all behind.
 #pragma once
-#include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "condition.h"
 #include "group.h"
 #include "trace.h"
 
@@ -26,7 +28,7 @@ class CompletionQueue {
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::deque<uint64_t> done_;
   bool closed_ = false;
 };
@@ -76,8 +78,6 @@ class CollectiveQueue {
   uint64_t next_seq();
   void keep_trace(uint32_t calls);
   void trace(std::vector<TraceRecord>& out);
-  // What failures call the first queued collective whose own deadline is over; 0 if there is none.
-  uint64_t overdue();
   // Returns once everything issued has ended, as it soon does when the group has aborted or left.
   void drain();
   CompletionQueue completed;
@@ -87,11 +87,10 @@ class CollectiveQueue {
     CallArgs args;
     std::vector<Span> spans;
     Ticket* ticket;
-    int64_t deadline;
     bool small, announced;
   };
   // For the worker, who is to be told where it would not look by itself.
-  bool urgent() const { return !jobs_.empty() && (closing_ || worker_sleeps_ || jobs_.front().ticket->seq <= urgent_); }
+  bool urgent() const { return !jobs_.empty() && (closing_ || jobs_.front().ticket->seq <= urgent_); }
   void tell_after_a_call();
   void announce_next();
   // Whether the next is small, and nobody would wait in it.
@@ -104,16 +103,14 @@ class CollectiveQueue {
 
   Group& g_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::deque<Job> jobs_;
-  std::atomic<int64_t> due_{INT64_MAX};  // no deadline in jobs_ comes sooner; brought up to date by overdue()
-  std::thread worker_;
   TraceRing trace_;             // of what has begun
   uint64_t seq_ = 0;            // of the last collective issued
   uint64_t urgent_ = 0;         // up to that one, the worker is to run them at once
-  int64_t last_submit_ = 0;     // of a small one: when
-  bool worker_sleeps_ = false;  // and does not look by itself
-  bool busy_ = false;           // some thread is inside execute()
+  int64_t last_submit_ = 0;  // of a small one: when
+  bool has_worker_ = false;
+  bool busy_ = false;  // some thread is inside execute()
   bool closing_ = false;
 };
 

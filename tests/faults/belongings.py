@@ -3,6 +3,9 @@
 import ctypes
 import gc
 import os
+import time
+
+IDLE = 1.0  # s: threads that nobody needs end then (backend/shm/crew.cpp, threads.py)
 
 
 def belongings():
@@ -15,6 +18,14 @@ def belongings():
         "descriptors": len(os.listdir("/proc/self/fd")),
         "segments": mapped,
     }
+
+
+def belongings_after(before):
+    """The same, once it is what there was before or idle threads have had the time to end."""
+    until = time.monotonic() + IDLE + 1
+    while (held := belongings()) != before and time.monotonic() < until:
+        time.sleep(0.02)
+    return held
 
 
 def own_bytes():

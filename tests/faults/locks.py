@@ -14,7 +14,7 @@ from c10d_custom.transport import message_thread, tickets
 from c10d_custom.transport.cuda import guard
 from c10d_custom.transport.hosts import error_text
 
-_USERS_OF_START = (completer, tickets, message_thread, error_text, guard)
+_USERS = {"start": (error_text, guard, threads), "lend": (completer, tickets, message_thread)}  # of threads
 
 
 class Seen:
@@ -99,7 +99,8 @@ class _RLock(_Lock):
 
 @contextlib.contextmanager
 def watched():
-    seen, lock, rlock, begin = Seen(), threading.Lock, threading.RLock, threads.start
+    seen, lock, rlock = Seen(), threading.Lock, threading.RLock
+    begin = {way: getattr(threads, way) for way in _USERS}
 
     def making(plain, kind):
         def make():
@@ -111,16 +112,21 @@ def watched():
 
         return make
 
-    def start(target, name):
-        seen.started_under.update((name.split(":")[0], held) for held in seen.held())
-        return begin(target, name)
+    def starting(way):
+        def start(target, name):
+            seen.started_under.update((name.split(":")[0], held) for held in seen.held())
+            return begin[way](target, name)
+
+        return start
 
     threading.Lock, threading.RLock = making(lock, _Lock), making(rlock, _RLock)
-    for module in _USERS_OF_START:
-        module.start = start
+    for way, modules in _USERS.items():
+        for module in modules:
+            setattr(module, way, starting(way))
     try:
         yield seen
     finally:
         threading.Lock, threading.RLock = lock, rlock
-        for module in _USERS_OF_START:
-            module.start = begin
+        for way, modules in _USERS.items():
+            for module in modules:
+                setattr(module, way, begin[way])

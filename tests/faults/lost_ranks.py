@@ -28,7 +28,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch
 import torch.distributed as dist
-from belongings import belongings
+from belongings import belongings, belongings_after
 from forked import ForkedRanks, serve_store, store_at
 from steps import one_step
 
@@ -139,7 +139,7 @@ def rank_main(rank, say, trial, backend, port, start, dead_at):
         began = time.monotonic()
         dist.destroy_process_group()
         say(destroyed=time.monotonic() - began)
-    after = belongings()
+    after = belongings_after(before)
     say(left={what: after[what] - before[what] for what in before if after[what] != before[what]})
 
 

@@ -28,7 +28,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what torch's store says
 
 import torch
 import torch.distributed as dist
-from belongings import belongings, own_bytes
+from belongings import IDLE, belongings, own_bytes
 from forked import ForkedRanks, serve_store, store_at
 from steps import one_step
 
@@ -128,6 +128,7 @@ def process(index, say, orders, port, over):
         life.run()
         survivors = dist.get_world_size()
         dist.destroy_process_group()
+        time.sleep(IDLE + 0.3)
         say(
             life=order["life"],
             steps=life.steps,

@@ -22,6 +22,7 @@ from harness.shm import in_dev_shm
 def belongings():
     """What this process holds that a group could have left."""
     gc.collect()
+    time.sleep(1.5)  # idle threads end after a second
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:c10d_custom" in line for line in maps)
     return {
@@ -63,6 +64,33 @@ def test_a_hundred_groups_leave_nothing(ranks):
     before = in_dev_shm()
     assert not any(found := ranks.run(cycles_case, 100, timeout=240)), found
     assert not in_dev_shm() - before
+
+
+def many_groups_case(many):
+    groups = [dist.new_group() for _ in range(many)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True).wait()
+        request = dist.isend(torch.ones(1 << 15), group=group, group_dst=1 - group.rank())
+        dist.recv(torch.ones(1 << 15), group=group, group_src=1 - group.rank())
+        request.wait()
+    time.sleep(0.2)  # a moment after its last message a group has no thread
+    native = len(os.listdir("/proc/self/task"))
+    for group in groups:
+        dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True).get_future().wait()
+    time.sleep(0.2)
+    found = native, len(os.listdir("/proc/self/task"))
+    for group in groups:
+        dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.world_sizes(2)
+def test_threads_do_not_grow_with_groups(ranks):
+    if ranks.layout is not None:
+        pytest.skip("over hosts each group has one that hears of failures")
+    few, many = (ranks.run(many_groups_case, n) for n in (4, 48))
+    for before, after in zip(few, many):
+        assert all(now - then < 40 for then, now in zip(before, after)), (few, many)
 
 
 class Mallinfo2(ctypes.Structure):

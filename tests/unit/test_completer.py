@@ -19,12 +19,15 @@ class _Transport:
         self.tokens, self.ended = queue.Queue(), threading.Event()
 
     def next_completed(self, seconds):
+        until = time.monotonic() + seconds
         while True:
             try:
                 return self.tokens.get(timeout=0.01)
             except queue.Empty:
                 if self.ended.is_set():
                     raise AbortedError("closed") from None
+                if time.monotonic() > until:
+                    return None
 
 
 class _Ticket(Ticket):
@@ -105,3 +108,20 @@ def test_a_callback_may_wait_for_a_later_operation(transport):
     assert second.wait(5)
     transport.ended.set()
     completer.close()
+
+
+def test_threads_are_given_back_and_lent_again(transport):
+    completer, said = Completer(transport, "completer"), []
+
+    def busy():
+        return [t for t in completer._threads if t.is_alive()]
+
+    for number in range(3):
+        kept, tickets = works(completer, [lambda number=number: said.append(number)])
+        time.sleep(0.2)
+        assert busy()  # as long as somebody is to be told
+        end(transport, tickets[0])
+        until = time.monotonic() + 10
+        while busy() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert said == list(range(number + 1)) and not busy()

@@ -2,7 +2,9 @@
 ranks do not all come."""
 
 import os
+import re
 from ctypes import c_void_p
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,9 @@ from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import free_memory, segment
 from c10d_custom.transport.shm.segment import geometry
+
+
+ROWS = "its ranks on the host", "MiB when it is made"  # of docs/sharp-bits.md
 
 
 @pytest.mark.parametrize("many", [2, 64, 65, 100, 4096])
@@ -28,6 +33,20 @@ def test_rings_take_no_memory_before_they_are_used():
         assert os.fstat(fd).st_blocks * 512 < segment.at_once(geometry(Config(), 4, 0)) / 8
     finally:
         os.close(fd)
+
+
+def test_a_group_takes_what_the_docs_say_when_it_is_made():
+    text = (Path(__file__).parents[2] / "docs" / "sharp-bits.md").read_text()
+    ranks, said = ([float(cell) for cell in re.findall(r"\| ([\d.]+)", text.split(row)[1].split("\n")[0])] for row in ROWS)
+    assert len(ranks) == len(said) == 6
+    for many, mib in zip(map(int, ranks), said):
+        if many <= 128:
+            fd = segment._create(Config(), many)
+            takes = os.fstat(fd).st_blocks * 512
+            os.close(fd)
+        else:  # as long, and it takes its time
+            takes = 416 * many**2 + (2 * Config().small_bytes + 1600) * many
+        assert mib == pytest.approx(takes / 2**20, rel=0.03, abs=0.06), (many, takes)
 
 
 class Ctrl(BaseException):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import AbortedError, TransportError
-from ..threads import start
+from ..threads import Lent, lend
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,9 @@ _TINY = 64  # bytes, of each tensor
 # How many unfinished Works are looked at with each new one.
 _SWEEP = 4
 
+# s that a thread keeps looking for what ends: while somebody is to be told of it, and when nobody is.
+_LOOK, _LINGER = 1.0, 0.01
+
 # How long to wait for a callback of a future that does not return (the thread is a daemon).
 _JOIN = 5.0
 
@@ -44,7 +47,8 @@ class Completer:
     """Ends Works that nobody waits for: those with a future, or with something to do at the end.
 
     Callbacks of a future run in the thread that completes it and may wait for further operations of
-    the same group, so there is always one more thread than there are callbacks running.
+    the same group, so there is always one more thread than there are callbacks running. They are lent for as long as
+    there is a Work to be ended, and a moment more.
 
     A signal handler may run between any two steps of the main thread, and use the group there. So the lock may be taken
     twice by one thread, is held for a few steps only, and never while a thread starts or ends, or a callback runs."""
@@ -58,7 +62,7 @@ class Completer:
         self._remembered: deque[Work] = deque(maxlen=_REMEMBERED)
         self._held: set[Work] = set()  # Works that torch's registry of graph inputs has
         self._idle = 0
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[Lent] = set()
 
     def keep(self, work: Work) -> None:
         """Keeps ``work`` alive until it ends."""
@@ -74,7 +78,7 @@ class Completer:
                 self._in_flight.move_to_end(oldest)  # the next time, another one is looked at first
             except (StopIteration, RuntimeError, KeyError):  # there is none, or another thread adds or takes some
                 return
-            if not oldest.is_completed():
+            if not oldest.has_ended():
                 return
             self.forget(oldest)
 
@@ -111,7 +115,7 @@ class Completer:
             with self._lock:
                 self._watched[token] = (work, index)
             if ticket.watch(token):
-                if not self._threads:
+                if not self._idle:
                     try:
                         self._start()
                     except TransportError:
@@ -140,9 +144,9 @@ class Completer:
             work.settle()
         self._remembered.clear()
 
-    def _others(self) -> list[threading.Thread]:
+    def _others(self) -> list[Lent]:
         with self._lock:
-            return [t for t in self._threads if t.is_alive() and t is not threading.current_thread()]
+            return [t for t in self._threads if t.is_alive() and not t.is_here()]
 
     def drop_all(self) -> None:
         """The transport is closed: nothing uses what unfinished Works have kept."""
@@ -153,7 +157,7 @@ class Completer:
         with self._lock:
             self._idle += 1
         try:
-            thread = start(self._run, f"c10d_custom:{self._name}")
+            thread = lend(self._run, f"c10d_custom:{self._name}")
         except RuntimeError as error:
             with self._lock:
                 self._idle -= 1
@@ -164,10 +168,13 @@ class Completer:
     def _run(self) -> None:
         try:
             while True:
-                token = self._transport.next_completed(3600.0)
-                if token is None:
-                    continue
+                token = self._transport.next_completed(_LOOK if self._watched else _LINGER)
                 with self._lock:
+                    if token is None:
+                        if self._watched:
+                            continue
+                        self._idle -= 1
+                        return
                     work, index = self._watched.pop(token, (None, 0))
                     self._idle -= 1
                     last = not self._idle

@@ -144,7 +144,7 @@ class Work(_TorchWork):
     """
 
     # Until it is said otherwise, of each: setting them takes time.
-    _settling = _over = False
+    _settling = _over = _wanted = False
     _error: BaseException | None = None
     _graph_inputs: Sequence[torch.Tensor] = ()
 
@@ -201,6 +201,14 @@ class Work(_TorchWork):
         self._completer.release(self)
 
     def is_completed(self) -> bool:
+        if self.has_ended():
+            return True
+        if not self._wanted:
+            self._want()  # whoever asks for it may do so until it is done
+        return False
+
+    def has_ended(self) -> bool:
+        """The same, asked by who does not wait for it."""
         if not self._over:
             for ticket in self._tickets:
                 if not ticket.done():
@@ -232,11 +240,17 @@ class Work(_TorchWork):
         if self._over:
             self._resolve_futures()
         else:
+            self._want()
             self._completer.watch(self)
         return future if self._error is None and future.done() else _can_fail(future)
 
     def _new_future(self) -> Future[Any]:
         return torch.futures.Future()
+
+    def _want(self) -> None:
+        self._wanted = True
+        for ticket in self._tickets:
+            ticket.want()
 
     # --- the end
 
@@ -248,6 +262,8 @@ class Work(_TorchWork):
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
         behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
         self._completer.refuse_inside(self._tickets)
+        if len(self._tickets) > 1:
+            self._want()  # all, not each in its turn
         try:
             late = self._await_tickets(None if seconds is None else time.monotonic() + seconds)
         except BaseException as raised:
@@ -357,8 +373,8 @@ class DeviceWork(Work):
             super()._let_go()
         return True
 
-    def is_completed(self) -> bool:
-        if not super().is_completed():
+    def has_ended(self) -> bool:
+        if not super().has_ended():
             return False
         if self._error is None and not all(f.completed() for f in self._stream_ops):
             return False

@@ -5,7 +5,7 @@ ticket is done. Threading: any method from any thread, unless it says otherwise;
 order they were issued, one at a time; messages are independent of them and of each other. Blocking: `run`, `agree`, the
 fast paths, `Ticket.wait` and `next_completed` block without the GIL; nothing else does, but `leave` and `close` wait
 for the transport's own threads. Time-outs of calls are seconds, where a name does not say nanoseconds; none is without
-end.
+end. They run from when the call could begin: a collective's turn, and for a message `Ticket.want`.
 
 What a collective or a message may raise, or have as its ticket's error: CollectiveMismatchError,
 CollectiveTimeoutError, PeerLostError, AbortedError, TransportError (errors.py), and UsageError for a call that this
@@ -49,6 +49,10 @@ class Ticket(ABC):
     def watch(self, token: int) -> bool:
         """Asks for ``token`` to come out of next_completed when the operation ends. False: it has
         ended already, and will not."""
+
+    def want(self) -> None:
+        """Somebody waits for it, or will ask until it is done: the time-out of a message runs from the first time (that
+        of a collective, from its turn). `wait` does this, too."""
 
     @abstractmethod
     def withdraw(self) -> None:

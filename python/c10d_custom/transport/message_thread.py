@@ -6,20 +6,20 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..threads import start
+from ..threads import Lent, lend
 
-_LINGER = 0.05  # s without news, after which it looks more rarely
+_LINGER = 0.05  # s without news, after which it looks more rarely; and with nothing to move, after which it is given back
 _OFTEN, _RARELY = 100e-6, 1e-3
 
 
 class MessageThread:
     """``progress``: moves what can be moved, True if something did; ``live``: whether there is anything to move. It
-    runs while there is, from `ensure` on."""
+    runs while there is, from `ensure` on: a lent thread."""
 
     def __init__(self, progress: Callable[[], bool], live: Callable[[], object]) -> None:
         self._progress, self._live = progress, live
         self._changed = threading.Condition()  # of an RLock: signal handlers come here, too
-        self._thread: threading.Thread | None = None
+        self._thread: Lent | None = None
         self._starts = self._over = False
 
     def ensure(self) -> None:
@@ -29,7 +29,7 @@ class MessageThread:
             self._starts = True
         if not starts:
             try:
-                self._thread = start(self._run, "c10d_custom:messages")  # without the lock
+                self._thread = lend(self._run, "c10d_custom:messages")  # without the lock
             except RuntimeError:
                 self._starts = False
                 raise
@@ -46,7 +46,9 @@ class MessageThread:
             with self._changed:
                 if self._over:
                     return
-                self._changed.wait_for(lambda: self._over or self._live())
+                if not self._changed.wait_for(lambda: self._over or self._live(), _LINGER):
+                    self._starts = False
+                    return
                 last = time.monotonic()
 
     def end(self) -> None:
@@ -56,5 +58,5 @@ class MessageThread:
             self._changed.notify_all()
 
     def join(self, seconds: float) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self._thread.is_here():
             self._thread.join(seconds)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import AbortedError
 from ..native import lib
-from ..threads import start
+from ..threads import Lent, lend
 from .base import Ticket
 
 if TYPE_CHECKING:
     from ..call import Call
     from .base import Transport
+
+
+_LINGER = 0.05  # s without a job, after which a Queue gives its thread back
 
 
 class PyTicket(Ticket):
@@ -97,7 +100,7 @@ class QueuedTicket(PyTicket):
 
 class Queue:
     """Runs jobs one at a time in the order of their numbers, each in the thread that asks for it if nothing is under
-    way, else in one of the queue's own. ``execute(number, call)`` returns an error or None; it does not raise.
+    way, else in one that is lent to the queue. ``execute(number, call)`` returns an error or None; it does not raise.
     ``complete``: see PyTicket. ``sequencer``: the address of a sequencer (backend/hosts/sequencer.h) that others take,
     too: whoever frees it calls `wake` if somebody waits. ``owner``: the transport whose collectives these are."""
 
@@ -116,7 +119,7 @@ class Queue:
         self._changed = threading.Condition()  # of an RLock: see PyTicket
         self._jobs: deque[tuple[int, Call, QueuedTicket]] = deque()  # as many as wait for their turn
         self._starts = self._closing = False
-        self._thread: threading.Thread | None = None
+        self._thread: Lent | None = None
         self._here = threading.local()  # .taken: for each frame of this thread that runs a job, [its number] or []
 
     @property
@@ -227,7 +230,7 @@ class Queue:
             pass
         with self._changed:
             self._changed.wait_for(lambda: not lib.c10d_sequencer_under_way(self._sequencer) and not self._jobs, 5.0)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self._thread.is_here():
             self._thread.join(5.0)
         while self.run_next():
             pass
@@ -250,7 +253,7 @@ class Queue:
                 return
             self._starts = True
         try:
-            self._thread = start(self._work, f"c10d_custom:{self._name}")
+            self._thread = lend(self._work, f"c10d_custom:{self._name}")
         except RuntimeError:  # the system has no more: who waits, or issues the next, carries out what is queued
             self._starts = False
 
@@ -265,9 +268,11 @@ class Queue:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_under_way(self._sequencer)
+                ready = self._changed.wait_for(
+                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_under_way(self._sequencer),
+                    _LINGER,
                 )
-                if self._closing and not self._jobs:
+                if not self._jobs and (self._closing or not ready):
+                    self._starts = False
                     return
             self.run_next()

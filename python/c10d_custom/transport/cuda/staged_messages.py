@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -35,11 +36,19 @@ class StagedTicket(PyTicket):
         self.messages, self.message, self.address = messages, message, address
         stream_op: Any = message.stream_op
         self.stream_op: StreamOp = stream_op
-        self.deadline = self.stream_op.began + message.timeout
+        self.deadline = math.inf  # until it is first waited for
         self.inner: Ticket | None = None  # the CPU transport's ticket
+
+    def want(self) -> None:
+        if self.deadline == math.inf:
+            self.stream_op.began = time.monotonic()
+            self.deadline = self.stream_op.began + self.message.timeout
+            if self.inner is not None:
+                self.inner.want()
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
         until = time.monotonic() + seconds
+        self.want()
         while not self._done:
             self.messages.progress()
             left = until - time.monotonic()
@@ -113,10 +122,12 @@ class StagedMessages:
 
     def _hand_over(self, ticket: StagedTicket) -> None:
         m = ticket.message
-        left = max(0.0, ticket.deadline - time.monotonic())
+        left = min(m.timeout, max(0.0, ticket.deadline - time.monotonic()))
         region = Region(ticket.address, m.tensor.nbytes, m.tensor.numel())
         host = changed(m, tensor=region, timeout=left, device=None, stream_op=None, copy_back=[])
         ticket.inner = inner = self.cpu.post(host)
+        if ticket.deadline < math.inf:
+            inner.want()
         self._moving.append((ticket, inner))
 
     # --- the engine

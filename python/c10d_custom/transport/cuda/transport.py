@@ -113,6 +113,7 @@ class CudaTransport:
     def execute(self, call: Call) -> None:
         """Enqueues the collective. Raises its error."""
         stream_op: Any = call.stream_op
+        stream_op.began = time.monotonic()  # its turn
         deadline = stream_op.began + call.timeout
 
         def left() -> float:

@@ -80,6 +80,9 @@ class _LocalTicket(Ticket):
     def watch(self, token: int) -> bool:
         return self._inner.watch(token)
 
+    def want(self) -> None:
+        self._inner.want()
+
     def withdraw(self) -> None:
         self._inner.withdraw()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,10 @@ class Engine(Protocol):
 
     def serve_this_host(self) -> None: ...
 
+    def want(self, ticket: MessageTicket) -> None: ...
+
+    def look_soon(self) -> None: ...
+
     def withdraw(self, ticket: MessageTicket) -> None: ...
 
     def refused_late(self) -> bool: ...
@@ -66,7 +71,8 @@ class MessageTicket(PyTicket):
         super().__init__(engine.complete)
         self.engine, self.message = engine, message
         self.began = time.monotonic()
-        self.deadline = self.began + message.timeout
+        self.since: float | None = None  # when it was first waited for: its time-out runs from then
+        self.deadline = math.inf
         self.number = next(engine.numbers)
         self.requests: list[Request] = []
         self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor; what was asked for: where it comes
@@ -82,13 +88,20 @@ class MessageTicket(PyTicket):
         """Whether anything of it is known to MPI or to another transport."""
         return bool(self.requests) or self.inner is not None or self.asked is not None
 
+    def want(self) -> None:
+        if self.since is None:
+            self.engine.want(self)
+
     def withdraw(self) -> None:
         self.engine.withdraw(self)
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), 0.0
+        self.want()
         while not self._done:
             self.engine.refuse_inside(self.message.name)
+            if begun + waited >= self.deadline:
+                self.engine.look_soon()
             self.engine.progress()
             waited = time.monotonic() - begun
             if self._done or waited >= seconds:

@@ -72,7 +72,7 @@ _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within 
 
 
 class Messages:
-    """``fail(trouble, message, began)`` makes an exception; ``check(peers)`` raises Trouble; ``local(tag)``:
+    """``fail(trouble, message, since)`` makes an exception, of what lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``:
     the rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its ticket; ``log``:
     the CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``, to what makes the
     UsageError of a call amid another, from its name."""
@@ -123,7 +123,6 @@ class Messages:
                 try:
                     self._peers[message.peer] += 1
                     ticket.counted = True
-                    self._due = min(self._due, ticket.deadline)
                     if message.is_recv:
                         self._wanted.add(ticket)
                     else:
@@ -191,6 +190,20 @@ class Messages:
             link.pieces(link.comm.Isend, t.data_ptr(), t.nbytes, message.peer, tags[1], ticket.requests)
         ticket.posted = True
         return None
+
+    def want(self, ticket: MessageTicket) -> None:
+        """See Ticket.want."""
+        with self._lock:
+            if ticket.since is None:
+                ticket.since = time.monotonic()
+                ticket.deadline = ticket.since + ticket.message.timeout
+                self._due = min(self._due, ticket.deadline)
+                if ticket.inner is not None:
+                    ticket.inner.want()
+
+    def look_soon(self) -> None:
+        """The time of one that is waited for is over."""
+        self._due = 0.0
 
     def withdraw(self, ticket: MessageTicket) -> None:
         """See Ticket.withdraw."""
@@ -328,6 +341,8 @@ class Messages:
         self._taking = ticket
         self._wanted.remove(ticket)
         ticket.inner = self._post_local(ticket.message, source)
+        if ticket.since is not None:
+            ticket.inner.want()
         self._log.hand_over(ticket)
         self._uncount(ticket)
         self._moving[ticket] = None
@@ -416,7 +431,7 @@ class Messages:
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
         self._uncount(ticket)
         self._log.finish(ticket, native.OK if trouble is None else trouble.status)
-        error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began)
+        error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began if ticket.since is None else ticket.since)
         ticket.finish(error, ticket._source)
 
     def _uncount(self, ticket: MessageTicket) -> None:
@@ -448,13 +463,14 @@ class Messages:
     def _look(self, now: float) -> None:
         if now < self._due and self._failed is None and self._all_well():
             return
-        due, seen = math.inf, dict[int, Trouble | None]()
+        seen = dict[int, Trouble | None]()
+        self._due = math.inf  # first: what a signal handler waits for meanwhile counts
         for ticket in self._under_way():
             if ticket.inner is not None:
                 continue
             peer = ticket._source if ticket.matched else ticket.message.peer
             trouble = Trouble(native.TIMEOUT, peer) if now >= ticket.deadline else None
-            due = min(due, ticket.deadline)
+            self._due = min(self._due, ticket.deadline)
             if trouble is None:
                 if peer not in seen:
                     seen[peer] = self._trouble_with(peer)
@@ -474,7 +490,6 @@ class Messages:
                 self._log.finish(ticket, native.ABORTED)
                 ticket.finish(TransportError(f"{ticket.message.name}: MPI: {self._failed[1]}"))
             self._taking = None
-        self._due = due
 
     def _drop(self, ticket: MessageTicket) -> None:
         self._wanted.remove(ticket)

@@ -421,8 +421,8 @@ class HierarchicalTransport(Transport):
         trouble.elapsed_ns = int((time.monotonic() - started) * 1e9)
         return HostsErrorText(self, trouble, call).exception()
 
-    def _message_error(self, trouble: Trouble, message: Message, began: float) -> BaseException:
-        trouble.elapsed_ns = int((time.monotonic() - began) * 1e9)
+    def _message_error(self, trouble: Trouble, message: Message, since: float) -> BaseException:
+        trouble.elapsed_ns = int((time.monotonic() - since) * 1e9)
         return HostsErrorText(self, trouble, message).exception()
 
     # --- the trace

@@ -46,6 +46,10 @@ class ShmTicket(CoreTicket, Ticket):
             lib.c10d_wait(self._transport._handle, self.address, 0, False, byref(self._failure))
         return self._transport.error(self._failure, self._said())
 
+    def want(self) -> None:
+        if not self.collective:
+            self.settle(0, False)
+
     def withdraw(self) -> None:
         transport = self._transport
         if self.collective:

@@ -1,0 +1,77 @@
+"""Threads that are lent (threads.py)."""
+
+import threading
+import time
+
+import pytest
+
+from c10d_custom import threads
+
+
+def ours():
+    return [t for t in threading.enumerate() if t.name.startswith("c10d_custom:")]
+
+
+def test_one_thread_does_one_thing_after_another():
+    seen = set()
+    for _ in range(50):
+        threads.lend(lambda: seen.add(threading.get_ident()), "c10d_custom:one").join(5)
+        time.sleep(2e-3)  # until it is idle
+    assert 1 <= len(seen) < 10, seen
+
+
+def test_as_many_as_wait_for_each_other():
+    all_there = threading.Barrier(21)
+    lent = [threads.lend(lambda: all_there.wait(10), "c10d_custom:many") for _ in range(20)]
+    all_there.wait(10)
+    for each in lent:
+        each.join(5)
+        assert not each.is_alive() and not each.is_here()
+
+
+def test_at_once_from_many_threads():
+    done, count, lock = threading.Event(), [0], threading.Lock()
+
+    def errand():
+        with lock:
+            count[0] += 1
+            if count[0] == 400:
+                done.set()
+
+    def ask():
+        for _ in range(50):
+            threads.lend(errand, "c10d_custom:crowd")
+
+    asking = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in asking:
+        thread.start()
+    assert done.wait(20), count
+    for thread in asking:
+        thread.join()
+
+
+def test_idle_ones_end(monkeypatch):
+    monkeypatch.setattr(threads, "_IDLE", 0.1)
+    threads.lend(lambda: None, "c10d_custom:ends").join(5)
+    until = time.monotonic() + 10
+    while ours() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not ours() and not threads._idle
+    lent, here = [], []
+    begins = threading.Event()
+    lent.append(threads.lend(lambda: begins.wait(5) and here.append(lent[0].is_here()), "c10d_custom:again"))
+    begins.set()
+    lent[0].join(5)
+    assert here == [True] and not lent[0].is_here()
+
+
+def test_an_errand_for_which_there_is_no_thread_is_not_done_later(monkeypatch):
+    def refuse(target, name):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "start", refuse)
+    monkeypatch.setattr(threads, "_idle", threads.deque())
+    done = []
+    with pytest.raises(RuntimeError, match="new thread"):
+        threads.lend(lambda: done.append(1), "c10d_custom:none")
+    assert not threads._errands and not done
