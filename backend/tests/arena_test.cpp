@@ -47,7 +47,7 @@ Arena* open_arena(int fd, uint64_t at, uint64_t bytes) {
 
 char* take(Arena* a, uint64_t bytes, bool kept = false) {
   int error = 0;
-  return static_cast<char*>(a->take(bytes, kept, &error));
+  return static_cast<char*>(a->take(bytes, kept, nullptr, &error));
 }
 
 // Blocks come and go; each keeps what its owner wrote at its ends.
@@ -66,7 +66,7 @@ void blocks(uint64_t steps) {
     if (held.empty() || random() % 2) {
       const uint64_t bytes = 1 + random() % (random() % 4 ? 5000 : 200 * 1024);
       int error = 0;
-      char* p = static_cast<char*>(a->take(bytes, random() % 4 == 0, &error));
+      char* p = static_cast<char*>(a->take(bytes, random() % 4 == 0, nullptr, &error));
       if (!p) {
         require(error == ENOMEM || error == ENODATA, "an odd reason", step);
         refused += error == ENOMEM;
@@ -91,7 +91,7 @@ void blocks(uint64_t steps) {
   char* const whole = take(a, kMiB);  // what was left is one range again
   require(whole, "the arena does not become whole again", largest_left);
   int error = 0;
-  require(!a->take(1, false, &error) && error == ENOMEM, "more than there is", 0);
+  require(!a->take(1, false, nullptr, &error) && error == ENOMEM, "more than there is", 0);
   a->give_back(whole);
   char on_stack = 0;
   require(a->place(&on_stack, 1) == kNever, "memory from elsewhere", 0);
@@ -132,28 +132,31 @@ void memory() {
 
 // A peer's window, which shares each block until it is cut off.
 void cut_off() {
-  const File file(kMiB);
-  Arena* const a = open_arena(file.fd, 0, kMiB);
-  char* const window = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
-  char *p = take(a, 10000), *other = take(a, 10000);
-  const uint64_t at = a->place(p, 10000);
-  p[0] = p[9000] = 1;
+  constexpr uint64_t kBlock = 10 * kMiB;
+  const File file(64 * kMiB);
+  Arena* const a = open_arena(file.fd, 0, 64 * kMiB);
+  char* const window = static_cast<char*>(mmap(nullptr, 64 * kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
+  char *p = take(a, kBlock), *other = take(a, 10000);
+  const uint64_t at = a->place(p, kBlock);
+  p[0] = p[9 * kMiB] = 1;
   require(window[at] == 1, "the window shows something else", 0);
   window[at + 1] = 2;
   require(p[1] == 2, "a peer's write is not seen", 0);
   a->cut_off(p + 5000);
   require(a->place(p, 1) == kNever && a->place(other, 1) != kNever, "cut off", 0);
-  require(p[0] == 1 && p[1] == 2 && p[9000] == 1, "contents were lost", 0);
+  require(p[0] == 1 && p[1] == 2 && p[9 * kMiB] == 1, "contents were lost", 0);
+  require(file.memory() <= kMiB, "it is there twice", file.memory());
   p[0] = 5;
-  require(window[at] == 1, "a peer sees what was written since", 0);
-  window[at + 1] = 7;
-  require(p[1] == 2, "a peer writes to it still", 0);
+  require(window[at] != 5, "a peer sees what was written since", 0);
+  // Also to pages that the owner has not touched since.
+  for (uint64_t i = 0; i < kBlock; i += 4096) window[at + i + 2] = 7;
+  for (uint64_t i = 0; i < kBlock; i += 4096) require(p[i + 2] == 0, "a peer writes to it still", i);
   a->cut_off(p);  // once more
   a->give_back(p);
-  char* next = take(a, 10000);
+  char* next = take(a, kBlock);
   require(next != p, "cut off, and used again", 0);
   require(a->place(next, 1) != kNever, "the next block", 0);
-  munmap(window, kMiB);
+  munmap(window, 64 * kMiB);
   a->give_back(next);
   a->give_back(other);
   a->drop();

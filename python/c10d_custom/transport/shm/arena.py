@@ -29,8 +29,8 @@ class _Block:
         give_back(self._arena, self._at)
 
 
-def take(handle: int, bytes: int, name: str) -> Any:
-    """As Transport.take; ``name``: the group's."""
+def take(handle: int, bytes: int, name: str, interrupted: Callable[[], BaseException]) -> Any:
+    """As LocalTransport.take; ``name``: the group's; ``interrupted``: what a signal handler has raised meanwhile."""
     arena, error = c_void_p(), c_int()
     at = lib.c10d_take(handle, bytes, True, byref(arena), byref(error))
     if not at and error.value == errno.ENODATA:
@@ -39,11 +39,18 @@ def take(handle: int, bytes: int, name: str) -> Any:
             # Beyond a cgroup's limit the kernel would kill instead of saying no.
             raise TransportError(f"group {name}: a tensor of {bytes >> 10} KiB, and {whose} has {free >> 10} KiB left")
         at = lib.c10d_take(handle, bytes, False, byref(arena), byref(error))
+    if not at and error.value == errno.ENOTSUP:
+        return None
+    if not at and error.value == errno.ECANCELED:
+        raise interrupted()
     if not at and error.value < 0:
         what = "this process is a fork of the one that has it" if error.value == -FORKED else "it is destroyed"
         raise AbortedError(f"group {name}: no memory for a tensor: {what}")
     if not at:
-        raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {os.strerror(error.value)}")
+        call = "" if error.value == errno.ENOMEM else "fallocate: "
+        raise TransportError(
+            f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {call}{os.strerror(error.value)}"
+        )
     buffer: Any = _chars(bytes).from_address(at)
     buffer.block = _Block(arena.value or 0, at)
     return buffer

@@ -1,6 +1,7 @@
 """How the ranks of one host come to hold one segment.
 
-Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder, and hands it to each
+Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder (where a sandbox refuses
+that call, a file of /dev/shm that never has a name), and hands it to each
 rank: in a letter, where they can write to each other (creation/letters.py), else over an abstract Unix socket. There
 the kernel says who is at the other end (SO_PEERCRED), to both: only processes of the same user are served, and only
 with the group's token; and what another user serves is not taken.
@@ -14,6 +15,7 @@ import fcntl
 import os
 import selectors
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -301,11 +303,18 @@ def _unshrinkable(fd: int) -> int:
     """``fd``, as it came: -1 if it did not."""
     if fd < 0:
         raise TransportError("this process could not take the segment: has it too many files open (ulimit -n)?")
-    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS and not _nameless(fd):
         os.close(fd)
         raise TransportError("what came as the segment can shrink")
     os.set_inheritable(fd, False)
     return fd
+
+
+def _nameless(fd: int) -> bool:
+    """Whether this is what rank 0 creates where memfd_create is refused: only this user's processes can shrink it."""
+    file = os.fstat(fd)
+    mine = file.st_uid == os.geteuid() and file.st_nlink == 0 and stat.S_IMODE(file.st_mode) == 0o600
+    return mine and stat.S_ISREG(file.st_mode) and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SEAL
 
 
 def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, list[int], int]:
