@@ -402,14 +402,11 @@ void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, in
   if (g.status) return *error = -g.status, nullptr;
   int64_t next_poll = g->interrupted && main_thread() ? now_ns() + kPollInterrupt : INT64_MAX;
   auto goes_on = [&] {
-    if (g->aborted()) return false;
     if (now_ns() < next_poll) return true;
     next_poll = now_ns() + kPollInterrupt;
     return !g->interrupted();
   };
-  void* const block = g->arenas.take(bytes, kept, goes_on, arena, error);
-  if (!block && *error == ECANCELED && g->aborted()) *error = -kAborted;
-  return block;
+  return g->arenas.take(bytes, kept, goes_on, arena, error);
 }
 
 void c10d_give_back(c10d_arena* arena, void* block) { arena->give_back(block); }

@@ -20,7 +20,6 @@ namespace c10d_custom {
 namespace {
 
 constexpr uint64_t kPiece = 4 << 20;
-constexpr uint64_t kSpare = 8 << 20;   // left to the program, which takes memory without asking
 constexpr uint64_t kPlenty = 1 << 30;  // so much that it does not matter whether a few hundred ask at once
 
 // Before Linux 6.11 fallocate undoes what it has done where a signal is pending, and a program with an interval timer
@@ -55,14 +54,14 @@ int take_piece(int fd, uint64_t from, char* at, uint64_t bytes) {
 
 int take_pages(int fd, uint64_t from, char* at, uint64_t bytes, const GoesOn& goes_on) {
   const Room room;
-  if (room.left(bytes + kSpare) < bytes + kSpare) return ENOMEM;
+  if (room.left(bytes) < bytes) return ENOMEM;
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t piece = std::min(kPiece, bytes - done);
     if (goes_on && !goes_on()) return ECANCELED;
     std::optional<RoomLock> alone;
     if (room.left(kPlenty) < kPlenty) {
       alone.emplace(room);
-      if (room.left(piece + kSpare) < piece + kSpare) return ENOMEM;
+      if (room.left(piece) < piece) return ENOMEM;
     }
     const int error = take_piece(fd, from + done, at + done, piece);
     if (error == EINTR || error == EAGAIN) continue;

@@ -77,8 +77,13 @@ void Room::on_the_way(const std::string& root, std::string path, const char* lim
 }
 
 uint64_t Room::left(uint64_t enough) const {
+  const uint64_t all = tightest(enough > UINT64_MAX - kSpare ? enough : enough + kSpare);
+  return all - std::min(all, kSpare);
+}
+
+uint64_t Room::tightest(uint64_t enough) const {
   uint64_t least = of_machine(enough);
-  whose_ = least == INT64_MAX ? "nobody" : "the machine";
+  whose_ = least >= kNoLimit ? "nobody" : "the machine";
   for (const Limit& limit : limits_)
     if (const uint64_t free = of(limit, enough); free < least) least = free, whose_ = "the cgroup " + limit.folder;
   return least;

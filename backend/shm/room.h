@@ -7,6 +7,9 @@
 
 namespace c10d_custom {
 
+// Left to the program, which takes memory without asking.
+constexpr uint64_t kSpare = 16 << 20;
+
 class Room {
  public:
   // What is asked anew each time is how much is taken; the limits are those of now. `root`: where cgroups are mounted;
@@ -14,8 +17,8 @@ class Room {
   explicit Room(std::string root = "/sys/fs/cgroup", const char* cgroups = "/proc/self/cgroup",
                 const char* machine = "/proc/meminfo");
 
-  // Bytes, of the tightest. File caches count as free; to ask for them takes the kernel a while: not where there are
-  // `enough` bytes without, and then the answer is as many at least.
+  // Bytes, of the tightest, less the spare ones. File caches count as free; to ask for them takes the kernel a while:
+  // not where there are `enough` bytes without, and then the answer is as many at least.
   uint64_t left(uint64_t enough) const;
   // Whose limit the last answer was: "the machine", "the cgroup /..."; "nobody".
   const std::string& whose() const { return whose_; }
@@ -31,6 +34,7 @@ class Room {
   };
   void on_the_way(const std::string& root, std::string path, const char* limit, const char* usage, const char* cache);
   uint64_t of_machine(uint64_t enough) const;
+  uint64_t tightest(uint64_t enough) const;
   static uint64_t of(const Limit&, uint64_t enough);
 
   const std::string machine_;

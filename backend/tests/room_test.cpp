@@ -38,52 +38,56 @@ struct Folder {
   }
 };
 
-constexpr uint64_t kAll = ~0ull;
+constexpr uint64_t kAll = ~0ull, kMiB = 1 << 20;
+std::string mib(uint64_t count) { return std::to_string(count * kMiB); }
 
 void version_2() {
   const Folder f;
-  auto group = [&](const std::string& name, const char* most, const char* taken, const char* cached) {
+  auto group = [&](const std::string& name, const std::string& most, uint64_t taken, uint64_t cached) {
     f.write(name + "/memory.max", most);
-    f.write(name + "/memory.current", taken);
-    f.write(name + "/memory.stat", std::string("anon 5\ninactive_file ") + cached);
+    f.write(name + "/memory.current", mib(taken));
+    f.write(name + "/memory.stat", "anon 5\ninactive_file " + mib(cached));
   };
   f.write("cgroup", "0::/job/step");
-  f.write("meminfo", "MemTotal: 9999 kB\nMemAvailable:    5000 kB");
-  group("job/step", "max", "300", "7");
-  group("job", "1000", "400", "50");
+  f.write("meminfo", "MemTotal: 9999 kB\nMemAvailable:    5120000 kB");
+  group("job/step", "max", 300, 7);
+  group("job", mib(1000), 400, 50);
   const std::string cgroups = f.path + "/cgroup", machine = f.path + "/meminfo";
   const Room room(f.path, cgroups.c_str(), machine.c_str());
-  require(room.left(kAll) == 650 && room.whose() == "the cgroup " + f.path + "/job", "the tightest", room.left(kAll));
+  auto left = [](const Room& r, uint64_t enough) { return (r.left(enough) + kSpare) / kMiB; };
+  require(left(room, kAll) == 650 && room.whose() == "the cgroup " + f.path + "/job", "tightest", left(room, kAll));
   require(room.shared_by() == f.path + "/job", "whose lock");
-  require(room.left(600) == 600, "caches are not asked for", room.left(600));
-  require(room.left(601) == 650, "caches are", room.left(601));
-  f.write("job/memory.current", "2000");
-  require(room.left(kAll) == 50, "more taken than there may be", room.left(kAll));
-  group("job/step", "100000000", "300", "7");
-  group("job", "90000000", "400", "50");
+  require(left(room, 600 * kMiB - kSpare) == 600, "caches are not asked for", left(room, 600 * kMiB - kSpare));
+  require(left(room, 601 * kMiB - kSpare) == 650, "caches are", left(room, 601 * kMiB - kSpare));
+  f.write("job/memory.current", mib(2000));
+  require(left(room, kAll) == 50, "more taken than there may be", left(room, kAll));
+  f.write("job/memory.stat", "inactive_file 0");
+  require(room.left(kAll) == 0, "less than nothing", room.left(kAll));
+  group("job/step", mib(100000), 300, 7);
+  group("job", mib(90000), 400, 50);
   const Room both(f.path, cgroups.c_str(), machine.c_str());
-  require(both.left(kAll) == 5000 * 1024 && both.whose() == "the machine", "the machine's", both.left(kAll));
+  require(left(both, kAll) == 5000 && both.whose() == "the machine", "the machine's", left(both, kAll));
   require(both.shared_by() == f.path + "/job", "the outermost has the lock");
 }
 
 void version_1() {
   const Folder f;
   f.write("cgroup", "9:name=systemd:/x\n4:cpu,memory:/a/b\n3:cpuset:/\n0::/");
-  f.write("meminfo", "MemAvailable: 5000 kB");
+  f.write("meminfo", "MemAvailable: 5120000 kB");
   for (const char* name : {"memory", "memory/a", "memory/a/b"}) {
     f.write(std::string(name) + "/memory.limit_in_bytes", "9223372036854771712");
-    f.write(std::string(name) + "/memory.usage_in_bytes", "100");
+    f.write(std::string(name) + "/memory.usage_in_bytes", mib(100));
   }
-  f.write("memory/a/memory.limit_in_bytes", "4096");
-  f.write("memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 4");
+  f.write("memory/a/memory.limit_in_bytes", mib(4096));
+  f.write("memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file " + mib(4));
   const Room room(f.path, (f.path + "/cgroup").c_str(), (f.path + "/meminfo").c_str());
-  require(room.left(kAll) == 4000, "of version 1", room.left(kAll));
+  require(room.left(kAll) == 4000 * kMiB - kSpare, "of version 1", room.left(kAll));
   // In a container the path is one outside: what is seen of it is its own.
   f.write("cgroup", "4:memory:/elsewhere/b");
-  f.write("memory/memory.limit_in_bytes", "2048");
+  f.write("memory/memory.limit_in_bytes", mib(2048));
   f.write("memory/memory.stat", "total_inactive_file 0");
   const Room inside(f.path, (f.path + "/cgroup").c_str(), (f.path + "/meminfo").c_str());
-  require(inside.left(kAll) == 1948, "in a container", inside.left(kAll));
+  require(inside.left(kAll) == 1948 * kMiB - kSpare, "in a container", inside.left(kAll));
 }
 
 struct File {
@@ -104,7 +108,6 @@ struct File {
 };
 
 void pages() {
-  constexpr uint64_t kMiB = 1 << 20;
   File file(32 * kMiB);
   file.at[5 * kMiB] = 3;
   require(!take_pages(file.fd, 4096, file.at + 4096, 9 * kMiB) && file.memory() == 9 * kMiB, "taken", file.memory());

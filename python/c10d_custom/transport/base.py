@@ -162,7 +162,8 @@ class Transport(ABC):
 
     def take(self, bytes: int) -> Any:
         """A writable buffer of so many bytes, at least one, which is given back once nobody refers to it. Valid also
-        after `close`. None where this process turns out to have no addresses for such memory. Raises TransportError where there is not so much, AbortedError once the transport is closed."""
+        after `close`. None where this process turns out to have no addresses for such memory. Raises TransportError
+        where there is not so much, AbortedError once the transport is closed."""
         raise NotImplementedError
 
     # --- what has ended

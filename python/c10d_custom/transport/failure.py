@@ -21,6 +21,7 @@ from ..errors import (
     TransportError,
     UsageError,
 )
+from ..native.free_memory import left
 
 if TYPE_CHECKING:
     from ..call import Call, Message
@@ -108,7 +109,10 @@ class ErrorText:
         error = os.strerror(self.f.actual)
         if self.f.expected == native.THREAD:
             return f"no thread (clone: {error})"
-        return f"no memory ({'' if self.f.actual == errno.ENOMEM else 'fallocate: '}{error})"
+        if self.f.actual != errno.ENOMEM:
+            return f"no memory (fallocate: {error})"
+        free, whose = left()
+        return f"no memory ({error}; {whose} has {free >> 10} KiB left)"
 
     def _timed_out(self, found_by: str) -> CollectiveTimeoutError:
         if hasattr(self.call, "tag"):

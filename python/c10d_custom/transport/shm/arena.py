@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import AbortedError, TransportError
 from ...native import FORKED, lib
-from . import free_memory as memory
+from ...native import free_memory as memory
 
 
 @functools.lru_cache(256)  # a type, which takes longer to make than all else here

@@ -1,10 +1,10 @@
 """How the ranks of one host come to hold one segment.
 
 Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder (where a sandbox refuses
-that call, a file of /dev/shm that never has a name), and hands it to each
-rank: in a letter, where they can write to each other (creation/letters.py), else over an abstract Unix socket. There
-the kernel says who is at the other end (SO_PEERCRED), to both: only processes of the same user are served, and only
-with the group's token; and what another user serves is not taken.
+that call, a file of /dev/shm that never has a name), and hands it to each rank: in a letter, where they can write to
+each other (creation/letters.py), else over an abstract Unix socket. There the kernel says who is at the other end
+(SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and what another
+user serves is not taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...creation.letters import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
-from . import free_memory as memory
+from ...native import free_memory as memory
 
 if TYPE_CHECKING:
     from ...config import Config

@@ -1,10 +1,11 @@
-"""How much memory this process can still get: what the machine has, and what its cgroups allow."""
+"""How much memory this process can still get, less some that stays with the program: what the machine has, and what
+its cgroups allow (backend/shm/room.h)."""
 
 from __future__ import annotations
 
 from ctypes import create_string_buffer
 
-from ...native import lib
+from . import lib
 
 _ALL = (1 << 64) - 1
 
