@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
-constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once: so much is there twice meanwhile
+constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once
 
 // Of this process, for its forks. Never destroyed: the last tensors may go when the process ends.
 struct All {
@@ -182,31 +182,19 @@ bool Arena::make_private(uint64_t where, uint64_t bytes, int protection) {
   return mmap(base_ + where, bytes, protection, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
 }
 
-// The same, and no peer sees or changes them any more. Takes no memory to speak of: what it takes here, it gives back
-// there. For how many of them that could be done.
-uint64_t Arena::move_to_private(uint64_t where, uint64_t bytes) {
-  for (uint64_t done = 0; done < bytes; done += kPiece) {
-    const uint64_t piece = std::min(kPiece, bytes - done);
-    if (!make_private(where + done, piece, kReadWrite)) return done;
-    for (uint64_t at = 0; at < piece; at += kPage) {
-      volatile char* const byte = base_ + where + done + at;
-      *byte = *byte;
-    }
-    give_back_pages(fd_, at_ + where + done, base_ + where + done, piece);
-  }
-  return bytes;
-}
-
-// The same with these bytes if the system allows that, whatever it does to the other blocks. It may refuse for two
-// reasons. No more mappings (vm.max_map_count): the whole arena takes one; its other blocks become private with it. Or
-// not so much memory may be promised (vm.overcommit_memory=2): then they can be read, and who writes to them is ended
-// rather than seen by others.
-void Arena::make_private_somehow(uint64_t where, uint64_t bytes) {
-  if (make_private(where, bytes, kReadWrite) || make_private(where, bytes, PROT_READ)) return;
-  bool all = true;
+// The same, if the system allows that, whatever it does to the other blocks. It may refuse for two reasons. No more
+// mappings (vm.max_map_count): the whole arena takes one; its other blocks become private with it. Or not so much
+// memory may be promised (vm.overcommit_memory=2): then these bytes can be read, and who writes to them is ended rather
+// than seen by others. Whether they can be written to.
+bool Arena::make_private_somehow(uint64_t where, uint64_t bytes) {
+  if (make_private(where, bytes, kReadWrite)) return true;
+  if (make_private(where, bytes, PROT_READ)) return false;
+  bool writable = true, all = true;
   uint64_t from = 0;
   auto rest = [&](uint64_t to) {
-    all = all && (from == to || make_private(from, to - from, kReadWrite) || make_private(from, to - from, PROT_READ));
+    if (from == to || make_private(from, to - from, kReadWrite)) return;
+    writable = false;
+    all = all && make_private(from, to - from, PROT_READ);
   };
   for (auto& [at, block] : blocks_) {
     if (block.cut_off) rest(at), from = at + block.bytes;  // its contents are in its mapping alone
@@ -214,17 +202,33 @@ void Arena::make_private_somehow(uint64_t where, uint64_t bytes) {
   }
   rest(size_);
   if (!all) mprotect(base_, size_, PROT_NONE);
+  return writable;
+}
+
+// Of private bytes: no peer sees or changes them any more. Takes no memory to speak of, for what it takes here it gives
+// back there.
+void Arena::move(uint64_t where, uint64_t bytes) {
+  for (uint64_t at = where; at < where + bytes; at += kPage) {
+    volatile char* const byte = base_ + at;
+    *byte = *byte;
+  }
+  give_back_pages(fd_, at_ + where, base_ + where, bytes);
 }
 
 void Arena::cut_off(const void* p) {
   std::lock_guard<std::mutex> hold(mutex_);
   const auto found = block_at(p);
   if (found == blocks_.end() || found->second.cut_off) return;
-  const auto& [where, block] = *found;
-  if (const uint64_t moved = move_to_private(where, block.bytes); moved < block.bytes) {
-    make_private_somehow(where + moved, block.bytes - moved);
-    move_to_private(where + moved, block.bytes - moved);
+  uint64_t where = found->first;
+  const uint64_t end = where + found->second.bytes;
+  // Piece by piece: so much may be promised twice, and is there twice, meanwhile.
+  for (uint64_t piece; where < end; where += piece) {
+    piece = std::min(kPiece, end - where);
+    if (!make_private(where, piece, kReadWrite)) break;
+    move(where, piece);
   }
+  if (where < end && make_private_somehow(where, end - where))
+    for (; where < end; where += kPiece) move(where, std::min(kPiece, end - where));
   found->second.cut_off = true;
 }
 

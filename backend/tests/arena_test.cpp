@@ -1,6 +1,7 @@
 // Arenas alone: blocks that never overlap and keep their bytes, memory that goes back, what peers see of a block until
 // it is cut off, and what a forked child sees.
 #include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -16,6 +17,19 @@
 #include "../shm/layout.h"
 
 using namespace c10d_custom;
+
+// Private mappings that the system refuses: of fewer bytes than `refused_below`, as where there are too many, and with
+// `refuse_writable`, as where so much memory may not be promised.
+static uint64_t refused_below = 0;
+static bool refuse_writable = false;
+
+extern "C" void* __real_mmap(void*, size_t, int, int, int, off_t);
+extern "C" void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  const bool refused = bytes < refused_below || (refuse_writable && (protection & PROT_WRITE));
+  if (fd < 0 || !(flags & MAP_PRIVATE) || !refused) return __real_mmap(at, bytes, protection, flags, fd, offset);
+  errno = ENOMEM;
+  return MAP_FAILED;
+}
 
 namespace {
 
@@ -188,6 +202,60 @@ void fork_of_it() {
   a->drop();
 }
 
+struct Refusal {
+  Refusal(uint64_t below, bool writable) { refused_below = below, refuse_writable = writable; }
+  ~Refusal() { refused_below = 0, refuse_writable = false; }
+};
+
+// A private mapping that is refused never leaves a shared one: what is left to be had can be read, or not even that.
+void refused() {
+  for (const bool mappings : {false, true})
+    for (const bool promises : {false, true}) {
+      if (!mappings && !promises) continue;
+      const File file(8 * kMiB);
+      Arena* const a = open_arena(file.fd, 0, 8 * kMiB);
+      char *before = take(a, 8192), *p = take(a, 8192), *other = take(a, 8192);
+      char* const window = static_cast<char*>(mmap(nullptr, 8 * kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
+      const uint64_t at = a->place(p, 8192), at_other = a->place(other, 8192);
+      p[0] = other[0] = 1;
+      a->cut_off(before);
+      before[0] = 4;
+      int status = 0;
+      // The child's writes are its own, or end it.
+      for (char* block : {p, other}) {
+        const Refusal refusal(mappings ? 7 * kMiB : 0, promises);
+        const pid_t writer = fork();
+        require(writer >= 0, "no fork", 0);
+        if (!writer) {
+          if (before[0] != 4) _exit(2);
+          block[0] = 9;
+          _exit(0);
+        }
+        require(waitpid(writer, &status, 0) == writer, "no child", 0);
+        const bool ended = WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+        require(promises ? ended : !status, "what became of the child", uint64_t(status));
+        require(block[0] == 1, "the child wrote to the parent's", mappings);
+      }
+      {
+        const Refusal refusal(mappings ? 7 * kMiB : 0, promises);
+        a->cut_off(p);
+      }
+      require(before[0] == 4, "another block's contents were lost", 0);
+      require(a->place(p, 1) == kNever, "cut off", 0);
+      if (promises) {
+        require(p[0] == 1, "cannot be read", 0);
+      } else {
+        window[at] = window[at + 5000] = 7;
+        require(p[0] == 1 && p[5000] == 0, "a peer writes to it still", 0);
+        p[0] = other[0] = 3;
+        require(window[at] == 7 && other[0] == 3 && window[at_other] == 1, "a peer sees what was written", 0);
+      }
+      munmap(window, 8 * kMiB);
+      for (char* block : {before, p, other}) a->give_back(block);
+      a->drop();
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -195,5 +263,6 @@ int main(int argc, char** argv) {
   memory();
   cut_off();
   fork_of_it();
+  refused();
   std::puts("arena_test: ok");
 }

@@ -34,10 +34,6 @@ def take(handle: int, bytes: int, name: str, interrupted: Callable[[], BaseExcep
     arena, error = c_void_p(), c_int()
     at = lib.c10d_take(handle, bytes, True, byref(arena), byref(error))
     if not at and error.value == errno.ENODATA:
-        free, whose = memory.left(bytes)
-        if bytes > free:
-            # Beyond a cgroup's limit the kernel would kill instead of saying no.
-            raise TransportError(f"group {name}: a tensor of {bytes >> 10} KiB, and {whose} has {free >> 10} KiB left")
         at = lib.c10d_take(handle, bytes, False, byref(arena), byref(error))
     if not at and error.value == errno.ENOTSUP:
         return None
@@ -47,10 +43,11 @@ def take(handle: int, bytes: int, name: str, interrupted: Callable[[], BaseExcep
         what = "this process is a fork of the one that has it" if error.value == -FORKED else "it is destroyed"
         raise AbortedError(f"group {name}: no memory for a tensor: {what}")
     if not at:
-        call = "" if error.value == errno.ENOMEM else "fallocate: "
-        raise TransportError(
-            f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {call}{os.strerror(error.value)}"
-        )
+        why = f"fallocate: {os.strerror(error.value)}"
+        if error.value == errno.ENOMEM:
+            free, whose = memory.left()
+            why = f"{whose} has {free >> 10} KiB left"
+        raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {why}")
     buffer: Any = _chars(bytes).from_address(at)
     buffer.block = _Block(arena.value or 0, at)
     return buffer

@@ -42,6 +42,7 @@ _STRANGERS = 64  # connections that have said nothing yet, besides one for each 
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _LARGE_PAGE = 2 << 20
+_REFUSED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -137,15 +138,19 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
     failure, own = _made(cleanup, create)
     offer = {"error": failure}
     if failure is None:
+        call = "socket"
         try:
             server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             token = os.urandom(_TOKEN)
             name = f"c10d_custom-{os.urandom(16).hex()}"
+            call = "bind"
             server.bind("\0" + name)
+            call = "listen"
             server.listen(_QUEUE)
             offer = {"socket": name, "token": token.hex()}
         except OSError as error:
-            offer = {"error": f"rank 0 cannot create shared memory: {error}"}
+            failure = f"rank 0 cannot hand over shared memory: {call}: {error}"
+            offer = {"error": failure}
 
     def served() -> int:
         with server:  # closed for those who still wait, whatever happens
@@ -153,7 +158,7 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
         return own.take()
 
     exchange.say("segment", offer)
-    return offer.get("error"), served
+    return failure, served
 
 
 def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
@@ -276,11 +281,17 @@ def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: s
     if not hmac.compare_digest(said, token) or rank not in waiting:
         peer.send(_REFUSED)
         return None
-    socket.send_fds(peer, [_HANDED], [fd])
+    try:
+        socket.send_fds(peer, [_HANDED], [fd])
+    except OSError as error:
+        if error.errno in _REFUSED:
+            raise TransportError(f"sendmsg: {error}") from None
+        raise
     return rank
 
 
 def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
+    look = time.monotonic() + _LOOK
     while True:
         answer, fds, flags = _ask(offer, rank, exchange)
         if answer == _REFUSED:
@@ -291,6 +302,10 @@ def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
         exchange.require_all_coming()
         if time.monotonic() >= exchange.deadline - _SLICE:
             raise TransportError("rank 0 did not hand over the segment in time")
+        if time.monotonic() >= look:
+            look = time.monotonic() + _LOOK
+            if exchange.said("mapped").get(0):
+                raise TransportError("rank 0 cannot hand it over")  # and says why when all have gathered
         time.sleep(_SLICE)
     if len(fds) != 1 or flags & socket.MSG_CTRUNC:
         for each in fds:
@@ -321,14 +336,21 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
     """(answer or b"", descriptors, flags)"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(exchange.left())
+        call = "connect"
         try:
             peer.connect("\0" + offer["socket"])
             if (user := _user(peer)) != os.geteuid():
                 raise TransportError(f"the segment is offered by another user (uid {user})")
+            call = "sendto"
             peer.sendall(_HELLO.pack(bytes.fromhex(offer["token"]), rank))
+            call = "recvmsg"
             answer, fds, flags, _ = socket.recv_fds(peer, 1, 1)
         except (BlockingIOError, ConnectionResetError, BrokenPipeError):
             return b"", [], 0
+        except OSError as error:
+            if error.errno in _REFUSED:
+                raise TransportError(f"{call}: {error}") from None
+            raise
     return answer, fds, flags
 
 
