@@ -208,7 +208,7 @@ bool pair_rings_all_to_all(Collective& c) {
   if (c.input_bytes() <= g.geometry.small_bytes) {
     c.stage_small();
   } else {
-    if (const int error = g.reserve_pair_rings()) return c.exhausted(error);
+    if (!c.has_memory(&Group::reserve_pair_rings)) return false;
     pair_rings.emplace(c);
   }
   c.announce();
@@ -224,7 +224,7 @@ bool pair_rings_all_to_all(Collective& c) {
     everything += 2 * sum;
   }
   if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
-  if (const int error = g.reserve_pair_rings()) return c.exhausted(error);
+  if (!c.has_memory(&Group::reserve_pair_rings)) return false;
   if (!pair_rings) pair_rings.emplace(c);
   return pair_rings->run(everything);
 }

@@ -1,6 +1,9 @@
 #include "api.h"
 
+#include <errno.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 
@@ -8,10 +11,18 @@
 #include "p2p.h"
 #include "queue.h"
 #include "reduce.h"
+#include "room.h"
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 19; }
+int c10d_abi_version() { return 20; }
+
+uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters) {
+  const Room room;
+  const uint64_t left = room.left(enough);
+  snprintf(whose, characters, "%s", room.whose().c_str());
+  return left;
+}
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
@@ -389,7 +400,13 @@ void* c10d_board(c10d_handle* h) {
 void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, int* error) {
   Use g(h);
   if (g.status) return *error = -g.status, nullptr;
-  return g->arenas.take(bytes, kept, arena, error);
+  int64_t next_poll = g->interrupted && main_thread() ? now_ns() + kPollInterrupt : INT64_MAX;
+  auto goes_on = [&] {
+    if (now_ns() < next_poll) return true;
+    next_poll = now_ns() + kPollInterrupt;
+    return !g->interrupted();
+  };
+  return g->arenas.take(bytes, kept, goes_on, arena, error);
 }
 
 void c10d_give_back(c10d_arena* arena, void* block) { arena->give_back(block); }

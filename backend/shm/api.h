@@ -22,9 +22,11 @@ enum Status : int32_t {
   kBroken = 7,       // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,       // this process is a fork of the one that opened the group
-  kExhausted = 10,   // the machine had no memory or no thread left: `actual` is errno
+  kExhausted = 10,   // the machine did not give a Resource (`expected`): `actual` is errno
   kReentered = 11,   // the calling thread is amid a collective of this group, which cannot end before this call returns
 };
+
+enum Resource : uint32_t { kPages = 1, kThread = 2 };
 
 enum Op : uint32_t {
   kBarrier = 0,
@@ -139,6 +141,10 @@ using c10d_handle = c10d_custom::Handle;
 using c10d_ticket = c10d_custom::Ticket;
 using c10d_arena = c10d_custom::Arena;
 
+// How many bytes this process can still get, as room.h's Room::left; whose limit that is, in `whose`, which has room
+// for so many characters.
+C10D_API uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters);
+
 // Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
 // -errno. Bytes in *total; of a failure, the SegmentCall that failed.
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);
@@ -245,7 +251,8 @@ C10D_API void* c10d_board(c10d_handle*);
 // A block of so many bytes of this rank's arena, page-aligned, whatever its contents: collectives whose inputs lie in
 // blocks on all ranks read and write them there. Null, and *error: errno, or -Status. `kept`: only of memory that
 // blocks have left which were given back; ENODATA where there is none. It is the caller's until c10d_give_back, any
-// time, also once the group is closed; in a forked child a copy, made page by page as it is written to.
+// time, also once the group is closed; in a forked child a copy, made page by page as it is written to. ENOTSUP: this
+// process gets none, for want of addresses; ECANCELED: `interrupted` said so meanwhile.
 C10D_API void* c10d_take(c10d_handle*, uint64_t bytes, int kept, c10d_arena** arena, int* error);
 C10D_API void c10d_give_back(c10d_arena*, void* block);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.

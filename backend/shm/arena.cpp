@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/falloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once
 
 // Of this process, for its forks. Never destroyed: the last tensors may go when the process ends.
 struct All {
@@ -34,7 +34,7 @@ All& all() {
 Arena* Arena::open(int fd, uint64_t at, uint64_t bytes, int* error) {
   static const int watched = watch_forks();
   if (watched) return *error = watched, nullptr;
-  void* const base = mmap(nullptr, bytes, kReadWrite, MAP_SHARED, fd, off_t(at));
+  void* const base = map_pages(fd, at, bytes);
   if (base == MAP_FAILED) return *error = errno, nullptr;
   const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own < 0) {
@@ -89,10 +89,10 @@ void Arena::join(Ranges& to, uint64_t where, uint64_t bytes) {
   to[where] = bytes;
 }
 
-void* Arena::take(uint64_t wanted, bool kept, int* error) {
+void* Arena::take(uint64_t wanted, bool kept, const GoesOn& goes_on, int* error) {
   if (wanted > size_) return *error = ENOMEM, nullptr;
   const uint64_t bytes = std::max(align_up(wanted, kPage), kPage);
-  std::lock_guard<std::mutex> hold(mutex_);
+  std::unique_lock<std::mutex> hold(mutex_);
   age();
   uint64_t where;
   auto best = kept_.end();
@@ -107,10 +107,12 @@ void* Arena::take(uint64_t wanted, bool kept, int* error) {
     auto first = room();
     if (first == bare_.end()) let_go(kept_bytes_), first = room();
     if (first == bare_.end()) return *error = ENOMEM, nullptr;
-    // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
-    while (fallocate(fd_, 0, off_t(at_ + first->first), off_t(bytes)))
-      if (errno != EINTR) return *error = errno, nullptr;
     where = cut(bare_, first, bytes);
+    hold.unlock();  // it takes its time, and `goes_on` may call anything
+    *error = take_pages(fd_, at_ + where, base_ + where, bytes, goes_on);
+    if (*error) give_back_pages(fd_, at_ + where, base_ + where, bytes);
+    hold.lock();
+    if (*error) return join(bare_, where, bytes), nullptr;
   }
   blocks_[where] = {bytes, false};
   owners_.fetch_add(1, std::memory_order_relaxed);
@@ -141,9 +143,7 @@ void Arena::let_go(uint64_t bytes) {
     const auto largest =
         std::max_element(kept_.begin(), kept_.end(), [](auto& a, auto& b) { return a.second < b.second; });
     const uint64_t part = std::min(bytes, largest->second), where = largest->first + largest->second - part;
-    while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at_ + where), off_t(part)) &&
-           errno == EINTR) {
-    }
+    give_back_pages(fd_, at_ + where, base_ + where, part);
     if (!(largest->second -= part)) kept_.erase(largest);
     kept_bytes_ -= part;
     bytes -= part;
@@ -177,17 +177,59 @@ uint64_t Arena::place(const void* p, uint64_t bytes) {
   return bytes <= found->first + found->second.bytes - where ? where : kNever;
 }
 
-// From now on a block's bytes are those that are there now, and this process's alone once it has written to them.
-bool Arena::make_private(uint64_t where, uint64_t bytes) {
-  return mmap(base_ + where, bytes, kReadWrite, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
+// From now on these bytes are those that are there now, and this process's alone once it has written to them.
+bool Arena::make_private(uint64_t where, uint64_t bytes, int protection) {
+  return mmap(base_ + where, bytes, protection, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
+}
+
+// The same, if the system allows that, whatever it does to the other blocks. It may refuse for two reasons. No more
+// mappings (vm.max_map_count): the whole arena takes one; its other blocks become private with it. Or not so much
+// memory may be promised (vm.overcommit_memory=2): then these bytes can be read, and who writes to them is ended rather
+// than seen by others. Whether they can be written to.
+bool Arena::make_private_somehow(uint64_t where, uint64_t bytes) {
+  if (make_private(where, bytes, kReadWrite)) return true;
+  if (make_private(where, bytes, PROT_READ)) return false;
+  bool writable = true, all = true;
+  uint64_t from = 0;
+  auto rest = [&](uint64_t to) {
+    if (from == to || make_private(from, to - from, kReadWrite)) return;
+    writable = false;
+    all = all && make_private(from, to - from, PROT_READ);
+  };
+  for (auto& [at, block] : blocks_) {
+    if (block.cut_off) rest(at), from = at + block.bytes;  // its contents are in its mapping alone
+    block.cut_off = true;
+  }
+  rest(size_);
+  if (!all) mprotect(base_, size_, PROT_NONE);
+  return writable;
+}
+
+// Of private bytes: no peer sees or changes them any more. Takes no memory to speak of, for what it takes here it gives
+// back there.
+void Arena::move(uint64_t where, uint64_t bytes) {
+  for (uint64_t at = where; at < where + bytes; at += kPage) {
+    volatile char* const byte = base_ + at;
+    *byte = *byte;
+  }
+  give_back_pages(fd_, at_ + where, base_ + where, bytes);
 }
 
 void Arena::cut_off(const void* p) {
   std::lock_guard<std::mutex> hold(mutex_);
   const auto found = block_at(p);
   if (found == blocks_.end() || found->second.cut_off) return;
+  uint64_t where = found->first;
+  const uint64_t end = where + found->second.bytes;
+  // Piece by piece: so much may be promised twice, and is there twice, meanwhile.
+  for (uint64_t piece; where < end; where += piece) {
+    piece = std::min(kPiece, end - where);
+    if (!make_private(where, piece, kReadWrite)) break;
+    move(where, piece);
+  }
+  if (where < end && make_private_somehow(where, end - where))
+    for (; where < end; where += kPiece) move(where, std::min(kPiece, end - where));
   found->second.cut_off = true;
-  make_private(found->first, found->second.bytes);
 }
 
 // --- forks: a child's tensors must not be the parent's, whose peers write to them
@@ -205,10 +247,13 @@ void Arena::after_fork() {
 }
 
 void Arena::in_child() {
-  for (Arena* a : all().arenas)
-    for (const auto& [where, block] : a->blocks_)
-      if (!block.cut_off) a->make_private(where, block.bytes);
+  for (Arena* a : all().arenas) a->copy_for_child();
   after_fork();
+}
+
+void Arena::copy_for_child() {
+  for (const auto& [where, block] : blocks_)
+    if (!block.cut_off) make_private_somehow(where, block.bytes);
 }
 
 // --- of all ranks
@@ -222,18 +267,18 @@ Arenas::~Arenas() {
   if (Arena* a = own()) a->drop();
 }
 
-void* Arenas::take(uint64_t bytes, bool kept, Arena** arena, int* error) {
+void* Arenas::take(uint64_t bytes, bool kept, const GoesOn& goes_on, Arena** arena, int* error) {
   if (!size_) return *error = ENOTSUP, nullptr;
   if (!own()) {
     std::lock_guard<std::mutex> hold(mutex_);
     if (!own()) {
       Arena* const made = Arena::open(fd_, at_ + rank_ * size_, size_, error);
-      if (!made) return nullptr;
+      if (!made) return *error = *error == ENOMEM || *error == EAGAIN ? ENOTSUP : *error, nullptr;  // no addresses
       own_.store(made, std::memory_order_release);
     }
   }
   *arena = own();
-  return (*arena)->take(bytes, kept, error);
+  return (*arena)->take(bytes, kept, goes_on, error);
 }
 
 uint64_t Arenas::place(const void* p, uint64_t bytes) {
@@ -247,7 +292,7 @@ bool Arenas::map_windows() {
   std::vector<char*> windows(n_);
   for (uint32_t r = 0; r < n_; ++r) {
     if (r == rank_) continue;
-    void* const w = mmap(nullptr, size_, kReadWrite, MAP_SHARED, fd_, off_t(at_ + r * size_));
+    void* const w = map_pages(fd_, at_ + r * size_, size_);
     if (w == MAP_FAILED) {
       for (char* mapped : windows)
         if (mapped) munmap(mapped, size_);

@@ -3,8 +3,8 @@
 // A rank takes blocks from its own arena, and maps those of the others (their windows) when a collective is to reach
 // into them. A block is its tensor's alone: peers touch it only in a collective that has named it on its own rank, from
 // all ranks' announcements until all ranks have said that they are done. A rank that leaves such a call sooner, with an
-// error, makes its block private (cut_off): what peers still read there is what was there, and what they write is not
-// seen.
+// error, while peers are still in it, takes its block from them (cut_off): its contents move to private memory, and
+// peers find zeros, or what they write themselves.
 //
 // Memory that blocks leave is kept for the next ones: to get it anew, page by page, takes longer than to copy what goes
 // there. What has not been needed for a period goes back to the system.
@@ -18,6 +18,8 @@
 #include <mutex>
 #include <vector>
 
+#include "pages.h"
+
 namespace c10d_custom {
 
 struct Geometry;
@@ -29,7 +31,7 @@ class Arena {
   static Arena* open(int fd, uint64_t at, uint64_t bytes, int* error);
 
   // As c10d_take and c10d_give_back.
-  void* take(uint64_t bytes, bool kept, int* error);
+  void* take(uint64_t bytes, bool kept, const GoesOn& goes_on, int* error);
   void give_back(void* block);
   // Where these bytes lie; kNever where they are not all in one block that peers may use. To be asked often.
   uint64_t place(const void* p, uint64_t bytes);
@@ -50,7 +52,10 @@ class Arena {
   static uint64_t cut(Ranges& from, Ranges::iterator range, uint64_t bytes);
   static void join(Ranges& to, uint64_t where, uint64_t bytes);
   std::map<uint64_t, Block>::iterator block_at(const void* p);
-  bool make_private(uint64_t where, uint64_t bytes);
+  bool make_private(uint64_t where, uint64_t bytes, int protection);
+  bool make_private_somehow(uint64_t where, uint64_t bytes);
+  void move(uint64_t where, uint64_t bytes);
+  void copy_for_child();
   void let_go(uint64_t bytes);
   void age();
   static void before_fork();
@@ -77,7 +82,8 @@ class Arenas {
   Arenas(int fd, uint32_t rank, const Geometry&, uint64_t at);
   ~Arenas();
 
-  void* take(uint64_t bytes, bool kept, Arena** arena, int* error);
+  // ENOTSUP: this process has no arena, and gets none.
+  void* take(uint64_t bytes, bool kept, const GoesOn& goes_on, Arena** arena, int* error);
   void cut_off(const void* p) { own()->cut_off(p); }
 
   // For the thread that runs a collective. What the rank announces of these bytes, its fingerprint's `place`: 0 unless

@@ -1,5 +1,7 @@
 #include "collective.h"
 
+#include <errno.h>
+
 #include <algorithm>
 
 namespace c10d_custom {
@@ -53,9 +55,14 @@ bool Collective::waited_to_agree(Status st, uint32_t peer) {
   return mismatch(uint32_t(why.by)), false;
 }
 
-bool Collective::exhausted(int error) {
+bool Collective::has_memory(int (Group::*reserve)(const GoesOn&)) {
+  const int error = (g.*reserve)([this] { return may_go_on(me); });
+  if (!error) return true;
+  if (error == ECANCELED) return false;
+  const Lack lack{kPages, uint32_t(error)};
+  g.poison(kExhausted, int32_t(me), number, lack);
   fail(kExhausted, int32_t(me));
-  failure_->actual = uint64_t(error);
+  failure_->expected = lack.resource, failure_->actual = lack.error;
   return false;
 }
 
@@ -73,9 +80,8 @@ uint32_t Collective::straggler(uint32_t peer) const {
 }
 
 bool Collective::may_go_on(uint32_t peer) {
-  if (g.aborted()) return fail(kAborted, -1), false;
-  if (now_ns() < deadline) return true;
-  const Status st = g.health(number);  // see Group::wait
+  const Status st = g.health(number);
+  if (st == kOk && now_ns() < deadline) return true;
   return fail(st != kOk ? st : kTimeout, int32_t(straggler(peer))), false;
 }
 
@@ -287,7 +293,7 @@ Status Collective::run() {
   if (fits_small()) return announce_small(), finish_small(), status_;
   if (!(place_ = own_place())) return run_large() ? kOk : status_;
   announce();
-  if (!agree() || !(all_placed() ? in_place(*this) : run_large())) g.arenas.cut_off(in(0));
+  if (!agree() || !(all_placed() ? in_place(*this) : run_large())) part_from_peers();
   return status_;
 }
 

@@ -47,12 +47,12 @@ class Collective {
 
   // Records the failure; false.
   bool fails(Status st, int32_t peer) { return fail(st, peer), false; }
-  // This machine gave what the call needs no memory; false.
-  bool exhausted(int error);
+  // Gets the memory that the call needs, by one of Group's functions for that; on failure as `wait`.
+  bool has_memory(int (Group::*reserve)(const GoesOn&));
   // Ends the call here, without a word to the other ranks; false.
   bool give_up() { return fails(kAborted, -1); }
 
-  // For loops that move without waiting: false, and recorded, once the deadline is over or this rank has aborted.
+  // For loops that move without waiting: false, and recorded, once the deadline is over or the group has failed.
   bool may_go_on(uint32_t peer);
 
   // Publishes fingerprint and table, and the input where it is small.
@@ -108,6 +108,8 @@ class Collective {
   bool fits_small();
   uint64_t own_place();
   bool all_placed();
+  // After a failure: from now on no peer touches what this rank has announced to be in its arena.
+  void part_from_peers();
   bool run_large();
   void run_alone();
   void announce_small();

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -57,16 +58,18 @@ ProcessInfo process_info(uint32_t pid) {
   return info;
 }
 
-// Whether a process has the file with this inode mapped; true where that cannot be seen.
-bool maps_inode(uint32_t pid, uint64_t inode) {
+// Whether a process has this file mapped; true where that cannot be seen.
+bool maps(uint32_t pid, const struct stat& file) {
   char path[32], line[512];
   snprintf(path, sizeof path, "/proc/%u/maps", pid);
   FILE* const maps = fopen(path, "re");
   if (!maps) return true;
   bool found = false;
   while (!found && fgets(line, sizeof line, maps)) {
-    unsigned long long its = 0;
-    found = strstr(line, "memfd:c10d_custom") && sscanf(line, "%*s %*s %*s %*s %llu", &its) == 1 && its == inode;
+    unsigned major_number, minor_number;
+    unsigned long long inode;
+    found = sscanf(line, "%*s %*s %*s %x:%x %llu", &major_number, &minor_number, &inode) == 3 && inode == file.st_ino &&
+            makedev(major_number, minor_number) == file.st_dev;
   }
   fclose(maps);
   return found;
@@ -93,33 +96,39 @@ int create_segment(const Geometry& g, uint64_t* total) {
   const Layout layout(g);
   *total = kMemfdCreate;  // while it fails, the call
   int fd = int(syscall(SYS_memfd_create, "c10d_custom", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (fd < 0) return -errno;
-  auto fail = [&] {
-    int e = errno;
+  const bool sealed = fd >= 0;
+  if (const int refused = errno; !sealed) {
+    // A file without a name, nor ever one: nothing is left behind, whoever is killed when. It cannot be sealed; only
+    // this user's processes could shrink it, and of those, who is given it.
+    fd = open("/dev/shm", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return -refused;
+  }
+  const size_t touched = layout.pair_rings;  // a prefix of it
+  void* at = MAP_FAILED;
+  auto fail = [&](int error) {
+    if (at != MAP_FAILED) munmap(at, touched);
     ::close(fd);
-    return -e;
+    return -error;
   };
   *total = kFchmod;
-  if (fchmod(fd, 0600)) return fail();
+  if (fchmod(fd, 0600)) return fail(errno);
   *total = kFtruncate;
-  if (ftruncate(fd, off_t(layout.total))) return fail();
+  if (ftruncate(fd, off_t(layout.total))) return fail(errno);
+  *total = kMmap;
+  at = map_pages(fd, 0, touched);
+  if (at == MAP_FAILED) return fail(errno);
   *total = kFallocate;
-  // Here memory may run out with an error; where a page is first touched it would be a SIGBUS.
   const size_t taken[][2] = {{0, layout.rings}, {layout.board, layout.pair_rings}};
   for (const auto& [from, to] : taken)
-    while (fallocate(fd, 0, off_t(from), off_t(to - from)))
-      if (errno != EINTR) return fail();
+    if (const int error = take_pages(fd, from, static_cast<char*>(at) + from, to - from)) return fail(error);
   *total = kAddSeals;
   // No rank can shrink it under the others' feet (SIGBUS).
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail();
-  *total = kMmap;
-  void* p = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (p == MAP_FAILED) return fail();
-  auto* h = static_cast<SegmentHeader*>(p);
+  if (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail(errno);
+  auto* h = static_cast<SegmentHeader*>(at);
   h->magic = kMagic;
   h->bytes = layout.total;
   h->geometry = g;
-  munmap(p, 4096);
+  munmap(at, touched);
   *total = layout.total;
   return fd;
 }
@@ -147,7 +156,7 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
   struct flock l = byte_lock(rank);
   if (fcntl(fd, F_SETLK, &l)) return fail(errno);
   const size_t mapped = Layout(h.geometry).arenas;
-  void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* base = map_pages(fd, 0, mapped);
   if (base == MAP_FAILED) return fail(errno);
   madvise(base, mapped, MADV_DONTDUMP);
   return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns, interrupted);
@@ -272,27 +281,25 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
   }
 }
 
-int Group::reserve(size_t from, size_t bytes) const {
-  while (fallocate(fd_, 0, off_t(from), off_t(bytes)))
-    if (errno != EINTR) return errno;
-  return 0;
+int Group::reserve(size_t from, size_t bytes, const GoesOn& goes_on) const {
+  return take_pages(fd_, from, base_ + from, bytes, goes_on);
 }
 
-int Group::reserve_cells(uint32_t peer) const {
+int Group::reserve_cells(uint32_t peer, const GoesOn& goes_on) const {
   for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
-    if (const int error = reserve(layout.pairs + pair * layout.pair_bytes, layout.pair_bytes)) return error;
+    if (const int error = reserve(layout.pairs + pair * layout.pair_bytes, layout.pair_bytes, goes_on)) return error;
   return 0;
 }
 
-int Group::reserve_rings(uint32_t first, uint32_t count, bool* done) const {
-  const int error = reserve(layout.rings + first * layout.ring_bytes, count * layout.ring_bytes);
+int Group::reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn& goes_on) const {
+  const int error = reserve(layout.rings + first * layout.ring_bytes, count * layout.ring_bytes, goes_on);
   *done = !error;
   return error;
 }
 
-int Group::reserve_pair_rings() {
+int Group::reserve_pair_rings(const GoesOn& goes_on) {
   if (has_pair_rings_) return 0;
-  const int error = reserve(layout.pair_rings + rank * layout.pair_rings_bytes, layout.pair_rings_bytes);
+  const int error = reserve(layout.pair_rings + rank * layout.pair_rings_bytes, layout.pair_rings_bytes, goes_on);
   has_pair_rings_ = !error;
   return error;
 }
@@ -319,8 +326,7 @@ bool Group::alive(uint32_t peer) const {
   if (c.pid_namespace != pid_namespace_ || !c.started) return false;
   const ProcessInfo now = process_info(c.pid);
   struct stat own;
-  return now.started == c.started && now.state != 'Z' && now.state != 'X' && !fstat(fd_, &own) &&
-         maps_inode(c.pid, own.st_ino);
+  return now.started == c.started && now.state != 'Z' && now.state != 'X' && !fstat(fd_, &own) && maps(c.pid, own);
 }
 
 bool Group::stopped(uint32_t peer) const {
@@ -331,7 +337,7 @@ bool Group::stopped(uint32_t peer) const {
   return state == 'T' || state == 't';
 }
 
-void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq) {
+void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq, Lack lack) {
   if (header().poison.state.load(std::memory_order_acquire)) return;
   Poison& p = kind == kMismatch ? header().disagreement : header().poison;
   uint32_t free = 0;
@@ -340,6 +346,7 @@ void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq) {
   p.by = by;
   p.peer = peer;
   p.seq = seq;
+  p.lack = lack;
   p.state.store(2, std::memory_order_release);
 }
 
@@ -353,6 +360,7 @@ bool Group::poisoned(Failure* why, uint64_t number) const {
   why->by = valid ? p.by : -1;
   why->peer = valid ? p.peer : -1;
   why->seq = valid ? p.seq : 0;
+  if (valid && p.kind == kExhausted) why->expected = p.lack.resource, why->actual = p.lack.error;
   return true;
 }
 

@@ -10,6 +10,7 @@
 #include "arena.h"
 #include "copy_in.h"
 #include "os.h"
+#include "pages.h"
 #include "seat.h"
 #include "spinner.h"
 #include "layout.h"
@@ -88,19 +89,21 @@ class Group {
   // Whether the peer's process is stopped, by SIGSTOP or a debugger; false where that cannot be seen.
   bool stopped(uint32_t peer) const;
 
-  // Gets memory for the cells between this rank and another, both ways. 0, or errno.
-  int reserve_cells(uint32_t peer) const;
+  // Gets memory for the cells between this rank and another, both ways. As take_pages.
+  int reserve_cells(uint32_t peer, const GoesOn&) const;
   // The same for this rank's pair rings, where they have none yet, and for its ring. Only for the thread that runs a
   // collective, before it writes there: what others read of a ring has been written.
-  int reserve_pair_rings();
-  int reserve_ring() { return has_ring_ ? 0 : reserve_rings(rank, 1, &has_ring_); }
+  int reserve_pair_rings(const GoesOn&);
+  int reserve_ring(const GoesOn& goes_on) { return has_ring_ ? 0 : reserve_rings(rank, 1, &has_ring_, goes_on); }
   // Of all rings, for who writes to those of others.
-  int reserve_every_ring() { return has_every_ring_ ? 0 : reserve_rings(0, n, &has_every_ring_); }
+  int reserve_every_ring(const GoesOn& goes_on) {
+    return has_every_ring_ ? 0 : reserve_rings(0, n, &has_every_ring_, goes_on);
+  }
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
-  // disagreement.
-  void poison(Status kind, int32_t peer, uint64_t seq) { poison(kind, peer, int32_t(rank), seq); }
-  void poison(Status kind, int32_t peer, int32_t by, uint64_t seq);
+  // disagreement. `lack`: of kExhausted.
+  void poison(Status kind, int32_t peer, uint64_t seq, Lack lack = {}) { poison(kind, peer, int32_t(rank), seq, lack); }
+  void poison(Status kind, int32_t peer, int32_t by, uint64_t seq, Lack lack = {});
   bool disagreed(uint64_t number) const;
   bool poisoned(Failure* why, uint64_t number = kNever) const;
 
@@ -146,8 +149,8 @@ class Group {
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
-  int reserve(size_t from, size_t bytes) const;
-  int reserve_rings(uint32_t first, uint32_t count, bool* done) const;
+  int reserve(size_t from, size_t bytes, const GoesOn&) const;
+  int reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn&) const;
 
   const int fd_;
   char* const base_;

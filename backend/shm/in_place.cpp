@@ -7,6 +7,10 @@
 //
 // A rank is done once all are: until then its input is read, and its part of the others' is not yet written. That takes
 // one count of each signal of the rings, which are not used.
+//
+// A rank that leaves with an error first tells the group (its poison), then takes its block from those who are still in
+// the call, unless they are out in a moment: in_place of their RankCtl. What they read there afterwards is not what was
+// there; so nobody is done before it has looked at the poison after its last read, and none of these calls succeeds.
 #include "collective.h"
 #include "copy_out.h"
 
@@ -52,20 +56,32 @@ namespace {
 
 constexpr uint64_t kBlock =
     32 << 10;                        // of each rank at once: the inputs' are in the near caches while they are written
-constexpr uint64_t kLook = 1 << 20;  // bytes between two looks at the deadline
+constexpr uint64_t kLook = 1 << 20;  // bytes between two looks at the deadline and at the group
+constexpr int64_t kPatience = 200 * 1000 * 1000;  // ns: until a peer that has not left a call that failed is stopped
 
 class InPlace {
  public:
   explicit InPlace(Collective& call) : c(call), me(c.me), n(c.n), src(n) {}
 
   bool run() {
-    const bool moved = c.args.op == kAllReduce   ? all_reduce()
-                       : c.args.op == kAllGather ? all_gather()
-                                                 : reduce_scatter();
-    return moved && meet();
+    std::atomic<uint64_t>& inside = c.g.ctl(me).in_place;
+    inside.store(c.seq, std::memory_order_seq_cst);  // and then a look at the poison: see part_from_peers
+    const bool done = c.may_go_on(first_peer()) && move_and_meet();
+    inside.store(0, std::memory_order_release);
+    return done;
   }
 
  private:
+  bool move_and_meet() {
+    const bool moved = c.args.op == kAllReduce   ? all_reduce()
+                       : c.args.op == kAllGather ? all_gather()
+                                                 : reduce_scatter();
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return moved && c.may_go_on(first_peer()) && meet();
+  }
+
+  uint32_t first_peer() const { return me ? 0 : 1; }
+
   bool all_reduce() {
     const uint64_t total = c.in_bytes(0), lines = (total + 63) / 64;
     const uint64_t end = std::min(total, lines * (me + 1) / n * 64);
@@ -117,7 +133,7 @@ class InPlace {
   bool may_go_on(uint64_t bytes) {
     if ((since_ += bytes) < kLook) return true;
     since_ = 0;
-    return c.may_go_on(me ? 0 : 1);
+    return c.may_go_on(first_peer());
   }
 
   bool meet() {
@@ -140,5 +156,21 @@ class InPlace {
 }  // namespace
 
 bool in_place(Collective& c) { return InPlace(c).run(); }
+
+void Collective::part_from_peers() {
+  // Who has not begun to reach into arenas sees why the group is of no more use, and does not begin.
+  Failure why{};
+  if (!g.poisoned(&why, number)) g.poison(g.left(me) ? kPeerLost : kAborted, int32_t(me), number);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  auto reaches = [this](uint32_t r) {
+    return r != me && g.ctl(r).in_place.load(std::memory_order_seq_cst) == seq && g.alive(r);
+  };
+  const int64_t until = now_ns() + kPatience;
+  for (uint32_t r = 0; r < n; ++r)
+    while (reaches(r)) {
+      if (now_ns() >= until) return g.arenas.cut_off(in(0));
+      usleep(100);
+    }
+}
 
 }  // namespace c10d_custom

@@ -20,7 +20,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733cull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733dull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -92,8 +92,15 @@ struct alignas(kLine) RankCtl {
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
   std::atomic<uint64_t> roll;
+  // The collective in which this rank may just read and write in the arenas of others; 0: it does not.
+  std::atomic<uint64_t> in_place;
   uint64_t
       started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+};
+
+// What a machine did not give: a Resource, and errno.
+struct Lack {
+  uint32_t resource = 0, error = 0;
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its
@@ -104,6 +111,7 @@ struct alignas(kLine) Poison {
   int32_t by;
   int32_t peer;  // the rank it is about, -1 if none
   uint64_t seq;
+  Lack lack;
 };
 
 struct SegmentHeader {

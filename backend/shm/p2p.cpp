@@ -1,5 +1,7 @@
 #include "p2p.h"
 
+#include <errno.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -80,7 +82,14 @@ Ticket* Messenger::post(const MessageArgs& a) {
     const uint32_t dst = uint32_t(a.peer);
     Link& link = links_[dst];
     if (!link.reserved) {
-      if (const int error = g_.reserve_cells(dst)) return exhausted(r, error), t;
+      if (const int error = g_.reserve_cells(dst, [&] { return g_.health() == kOk && now_ns() < r->deadline; })) {
+        const Status st = g_.health();
+        if (error == ECANCELED)
+          finish(r, st != kOk ? st : kTimeout, a.peer);
+        else
+          exhausted(r, {kPages, uint32_t(error)});
+        return t;
+      }
       link.reserved = true;
     }
     const bool brief = a.data.bytes <= std::min<uint64_t>(kEagerLimit, g_.geometry.cell_bytes);
@@ -95,7 +104,7 @@ Ticket* Messenger::post(const MessageArgs& a) {
   if (!live_.empty() && !has_helper_) {
     const int error = lend_thread([](void* me) { static_cast<Messenger*>(me)->help(); }, this);
     has_helper_ = !error;
-    if (error && t->request) exhausted(r, error);
+    if (error && t->request) exhausted(r, {kThread, uint32_t(error)});
   }
   return t;
 }
@@ -113,10 +122,10 @@ bool Messenger::room_for(uint32_t dst, uint64_t bytes) {
 }
 
 // This machine gave what the request needs neither memory nor a thread. Its peer would wait for it: the group ends.
-void Messenger::exhausted(Request* r, int error) {
+void Messenger::exhausted(Request* r, Lack lack) {
   Failure f{};
-  f.actual = uint64_t(error);
-  g_.poison(kExhausted, int32_t(g_.rank), 0);
+  f.expected = lack.resource, f.actual = lack.error;
+  g_.poison(kExhausted, int32_t(g_.rank), 0, lack);
   forget(r);
   finish(r, kExhausted, r->args.peer, &f);
 }

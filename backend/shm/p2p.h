@@ -151,7 +151,7 @@ class Messenger {
   void settle(Request*);
   void want(Request*);
   void finish(Request*, Status, int32_t peer, const Failure* detail = nullptr);
-  void exhausted(Request*, int error);
+  void exhausted(Request*, Lack);
   void mismatch(Request*, uint32_t src, uint64_t bytes, uint32_t dtype);
   bool forget(Request*);
   void check_faults();

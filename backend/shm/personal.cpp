@@ -37,7 +37,7 @@ bool ring_personal(Collective& c) {
   auto in_blocks = [&](uint64_t bytes) { return bytes / chunk + (bytes % chunk != 0); };
   auto piece = [&](uint64_t size, uint64_t k) { return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk); };
 
-  if (const int error = from_root && fills ? g.reserve_every_ring() : 0) return c.exhausted(error);
+  if (from_root && fills && !c.has_memory(&Group::reserve_every_ring)) return false;
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {

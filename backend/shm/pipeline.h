@@ -82,7 +82,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     return moved;
   };
 
-  if (const int error = fills ? g.reserve_ring() : 0) return c.exhausted(error);
+  if (fills && !c.has_memory(&Group::reserve_ring)) return false;
   c.announce_once();
   if (!fills)
     g.advance(mine.in, base + (filled = blocks));

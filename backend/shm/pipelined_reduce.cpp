@@ -60,7 +60,7 @@ class PipelinedRun {
   }
 
   bool run() {
-    if (const int error = g.reserve_ring()) return c.exhausted(error);
+    if (!c.has_memory(&Group::reserve_ring)) return false;
     c.announce();
     fill_all();
     if (!c.agree()) return false;

@@ -1,6 +1,7 @@
 // Arenas alone: blocks that never overlap and keep their bytes, memory that goes back, what peers see of a block until
 // it is cut off, and what a forked child sees.
 #include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -16,6 +17,19 @@
 #include "../shm/layout.h"
 
 using namespace c10d_custom;
+
+// Private mappings that the system refuses: of fewer bytes than `refused_below`, as where there are too many, and with
+// `refuse_writable`, as where so much memory may not be promised.
+static uint64_t refused_below = 0;
+static bool refuse_writable = false;
+
+extern "C" void* __real_mmap(void*, size_t, int, int, int, off_t);
+extern "C" void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  const bool refused = bytes < refused_below || (refuse_writable && (protection & PROT_WRITE));
+  if (fd < 0 || !(flags & MAP_PRIVATE) || !refused) return __real_mmap(at, bytes, protection, flags, fd, offset);
+  errno = ENOMEM;
+  return MAP_FAILED;
+}
 
 namespace {
 
@@ -47,7 +61,7 @@ Arena* open_arena(int fd, uint64_t at, uint64_t bytes) {
 
 char* take(Arena* a, uint64_t bytes, bool kept = false) {
   int error = 0;
-  return static_cast<char*>(a->take(bytes, kept, &error));
+  return static_cast<char*>(a->take(bytes, kept, nullptr, &error));
 }
 
 // Blocks come and go; each keeps what its owner wrote at its ends.
@@ -66,7 +80,7 @@ void blocks(uint64_t steps) {
     if (held.empty() || random() % 2) {
       const uint64_t bytes = 1 + random() % (random() % 4 ? 5000 : 200 * 1024);
       int error = 0;
-      char* p = static_cast<char*>(a->take(bytes, random() % 4 == 0, &error));
+      char* p = static_cast<char*>(a->take(bytes, random() % 4 == 0, nullptr, &error));
       if (!p) {
         require(error == ENOMEM || error == ENODATA, "an odd reason", step);
         refused += error == ENOMEM;
@@ -91,7 +105,7 @@ void blocks(uint64_t steps) {
   char* const whole = take(a, kMiB);  // what was left is one range again
   require(whole, "the arena does not become whole again", largest_left);
   int error = 0;
-  require(!a->take(1, false, &error) && error == ENOMEM, "more than there is", 0);
+  require(!a->take(1, false, nullptr, &error) && error == ENOMEM, "more than there is", 0);
   a->give_back(whole);
   char on_stack = 0;
   require(a->place(&on_stack, 1) == kNever, "memory from elsewhere", 0);
@@ -132,28 +146,31 @@ void memory() {
 
 // A peer's window, which shares each block until it is cut off.
 void cut_off() {
-  const File file(kMiB);
-  Arena* const a = open_arena(file.fd, 0, kMiB);
-  char* const window = static_cast<char*>(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
-  char *p = take(a, 10000), *other = take(a, 10000);
-  const uint64_t at = a->place(p, 10000);
-  p[0] = p[9000] = 1;
+  constexpr uint64_t kBlock = 10 * kMiB;
+  const File file(64 * kMiB);
+  Arena* const a = open_arena(file.fd, 0, 64 * kMiB);
+  char* const window = static_cast<char*>(mmap(nullptr, 64 * kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
+  char *p = take(a, kBlock), *other = take(a, 10000);
+  const uint64_t at = a->place(p, kBlock);
+  p[0] = p[9 * kMiB] = 1;
   require(window[at] == 1, "the window shows something else", 0);
   window[at + 1] = 2;
   require(p[1] == 2, "a peer's write is not seen", 0);
   a->cut_off(p + 5000);
   require(a->place(p, 1) == kNever && a->place(other, 1) != kNever, "cut off", 0);
-  require(p[0] == 1 && p[1] == 2 && p[9000] == 1, "contents were lost", 0);
+  require(p[0] == 1 && p[1] == 2 && p[9 * kMiB] == 1, "contents were lost", 0);
+  require(file.memory() <= kMiB, "it is there twice", file.memory());
   p[0] = 5;
-  require(window[at] == 1, "a peer sees what was written since", 0);
-  window[at + 1] = 7;
-  require(p[1] == 2, "a peer writes to it still", 0);
+  require(window[at] != 5, "a peer sees what was written since", 0);
+  // Also to pages that the owner has not touched since.
+  for (uint64_t i = 0; i < kBlock; i += 4096) window[at + i + 2] = 7;
+  for (uint64_t i = 0; i < kBlock; i += 4096) require(p[i + 2] == 0, "a peer writes to it still", i);
   a->cut_off(p);  // once more
   a->give_back(p);
-  char* next = take(a, 10000);
+  char* next = take(a, kBlock);
   require(next != p, "cut off, and used again", 0);
   require(a->place(next, 1) != kNever, "the next block", 0);
-  munmap(window, kMiB);
+  munmap(window, 64 * kMiB);
   a->give_back(next);
   a->give_back(other);
   a->drop();
@@ -185,6 +202,60 @@ void fork_of_it() {
   a->drop();
 }
 
+struct Refusal {
+  Refusal(uint64_t below, bool writable) { refused_below = below, refuse_writable = writable; }
+  ~Refusal() { refused_below = 0, refuse_writable = false; }
+};
+
+// A private mapping that is refused never leaves a shared one: what is left to be had can be read, or not even that.
+void refused() {
+  for (const bool mappings : {false, true})
+    for (const bool promises : {false, true}) {
+      if (!mappings && !promises) continue;
+      const File file(8 * kMiB);
+      Arena* const a = open_arena(file.fd, 0, 8 * kMiB);
+      char *before = take(a, 8192), *p = take(a, 8192), *other = take(a, 8192);
+      char* const window = static_cast<char*>(mmap(nullptr, 8 * kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
+      const uint64_t at = a->place(p, 8192), at_other = a->place(other, 8192);
+      p[0] = other[0] = 1;
+      a->cut_off(before);
+      before[0] = 4;
+      int status = 0;
+      // The child's writes are its own, or end it.
+      for (char* block : {p, other}) {
+        const Refusal refusal(mappings ? 7 * kMiB : 0, promises);
+        const pid_t writer = fork();
+        require(writer >= 0, "no fork", 0);
+        if (!writer) {
+          if (before[0] != 4) _exit(2);
+          block[0] = 9;
+          _exit(0);
+        }
+        require(waitpid(writer, &status, 0) == writer, "no child", 0);
+        const bool ended = WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+        require(promises ? ended : !status, "what became of the child", uint64_t(status));
+        require(block[0] == 1, "the child wrote to the parent's", mappings);
+      }
+      {
+        const Refusal refusal(mappings ? 7 * kMiB : 0, promises);
+        a->cut_off(p);
+      }
+      require(before[0] == 4, "another block's contents were lost", 0);
+      require(a->place(p, 1) == kNever, "cut off", 0);
+      if (promises) {
+        require(p[0] == 1, "cannot be read", 0);
+      } else {
+        window[at] = window[at + 5000] = 7;
+        require(p[0] == 1 && p[5000] == 0, "a peer writes to it still", 0);
+        p[0] = other[0] = 3;
+        require(window[at] == 7 && other[0] == 3 && window[at_other] == 1, "a peer sees what was written", 0);
+      }
+      munmap(window, 8 * kMiB);
+      for (char* block : {before, p, other}) a->give_back(block);
+      a->drop();
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -192,5 +263,6 @@ int main(int argc, char** argv) {
   memory();
   cut_off();
   fork_of_it();
+  refused();
   std::puts("arena_test: ok");
 }

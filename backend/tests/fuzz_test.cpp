@@ -327,6 +327,7 @@ void odd_places() {
     const CallArgs a{kAllReduce, kSum, kInt64, -1, bytes / 8, 8, 0, 0, 0, 0, 20 * kMs, 1, 1, &s, &s, nullptr};
     w.ctl(0).fingerprint[1] = {1, a.op, a.redop, a.dtype, a.root, a.count, 0, 0, 0, 0, place};
     w.ctl(0).arrive.value.store(1);
+    w.ctl(0).in_place.store(1);
     require(c10d_run(w.victim, &a) == kTimeout, "a peer that does nothing", place);
     const uint32_t blocks = place - 1 <= arena - bytes ? 1 : w.geometry.window;
     require(w.ctl(1).in.value.load() == blocks, "read where it is not", place);

@@ -17,7 +17,7 @@ from c10d_custom import native
 from c10d_custom.creation.processes import started
 from c10d_custom.doctor import command, gpus, memory, mpi, rank, report, self_test, settings, software
 from c10d_custom.doctor.finding import Finding, State
-from c10d_custom.transport.shm import free_memory
+from c10d_custom.native import free_memory
 
 ASK = "import sys; sys.argv = ['c10d_custom', 'doctor', *{!r}]; from c10d_custom.__main__ import main; sys.exit(main())"
 

@@ -13,7 +13,7 @@ from c10d_custom.creation.letters import Letters, Mailbox, Neighbours
 from c10d_custom.creation.processes import Processes
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
-from c10d_custom.transport.shm import free_memory, segment
+from c10d_custom.transport.shm import segment
 from c10d_custom.transport.shm.segment import geometry
 
 
@@ -93,43 +93,3 @@ def test_a_wait_for_the_others_that_ends_leaves_no_segment(raised, dies, error, 
         for box in boxes:
             box.close()
     lib.c10d_free(at[0])
-
-
-@pytest.fixture
-def cgroups(tmp_path, monkeypatch):
-    """Of version 2, as far as it is read: (what /proc/self/cgroup says, what a cgroup's files are made to say)."""
-    monkeypatch.setattr(free_memory, "_CGROUPS", str(tmp_path))
-    monkeypatch.setattr(free_memory, "_machine", lambda enough: (1 << 40, "the machine"))
-    free_memory._limits.cache_clear()
-    real = free_memory._text
-    monkeypatch.setattr(free_memory, "_text", lambda path: "0::/job/step" if path.startswith("/proc") else real(path))
-
-    def write(folder, most, used, cached):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in (("max", most), ("current", used), ("stat", f"anon 5\ninactive_file {cached}\n")):
-            (tmp_path / folder / f"memory.{name}").write_text(str(text))
-
-    yield write
-    free_memory._limits.cache_clear()
-
-
-def test_the_tightest_cgroup_counts(cgroups, tmp_path):
-    cgroups("job/step", "max", 300, 7)
-    cgroups("job", 1000, 400, 50)
-    assert free_memory.left() == (650, f"the cgroup {tmp_path}/job")
-
-
-def test_caches_are_asked_for_only_where_they_matter(cgroups, tmp_path):
-    cgroups("job/step", 5000, 300, 7)
-    cgroups("job", 1000, 400, 50)
-    assert free_memory.left(600)[0] == 600
-    assert free_memory.left(601)[0] == 650
-    (tmp_path / "job" / "memory.stat").unlink()
-    assert free_memory.left(600)[0] == 600
-
-
-def test_limits_are_read_once(cgroups):
-    cgroups("job/step", 5000, 300, 7)
-    assert free_memory.left(1)[0] == 4700
-    cgroups("job/step", "max", 400, 7)
-    assert free_memory.left(1)[0] == 4600

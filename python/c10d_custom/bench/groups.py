@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..transport.shm import free_memory
+from ..native import free_memory
 from . import environment
 from .busy import burning
 from .forked import SECONDS, WHAT

@@ -43,9 +43,12 @@ def allocated(operations: Issuing, count: int, dtype: torch.dtype) -> torch.Tens
 
 
 def flat(operations: Issuing, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of one dimension. An ordinary one where the group has no such memory, and where none of its collectives
-    would read so few bytes there."""
+    """A tensor of one dimension. An ordinary one where the group or this process has no such memory, and where none of
+    the group's collectives would read so few bytes there."""
     bytes = count * dtype.itemsize
     if bytes <= configuration().small_bytes or not operations.cpu_transport.has_arena():
         return torch.empty(count, dtype=dtype, device="cpu")
-    return torch.frombuffer(operations.cpu_transport.take(bytes), dtype=dtype, count=count)
+    buffer = operations.cpu_transport.take(bytes)
+    if buffer is None:
+        return torch.empty(count, dtype=dtype, device="cpu")
+    return torch.frombuffer(buffer, dtype=dtype, count=count)

@@ -80,6 +80,8 @@ def _move(group: Any, tensor: torch.Tensor, storage: torch.UntypedStorage) -> li
         buffer = group.cpu_transport.take(tensor.nbytes)
     except TransportError:  # there is not enough
         return None
+    if buffer is None:
+        return None
     memory = torch.frombuffer(buffer, dtype=tensor.dtype).copy_(tensor)
     storage._swap_data_ptr_(memory.untyped_storage())  # type: ignore[attr-defined]
     return [memory]

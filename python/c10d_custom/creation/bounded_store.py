@@ -114,7 +114,13 @@ class _Asker:
         """False: there was none in time."""
         if not self._runs:
             # Not a threading.Thread, whose start takes as long as five calls. It is never joined.
-            _thread.start_new_thread(self._run, ())
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError as error:
+                raise TransportError(
+                    "group creation: no thread can be started (clone, clone3): ulimit -u says how many a user may "
+                    "have, and a sandbox may refuse the call"
+                ) from error
             self._runs = True
         if not self.silent:
             began = time.monotonic()

@@ -41,7 +41,14 @@ class Location:
 
     @classmethod
     def here(cls, mailbox: str = "") -> Location:
-        return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
+        return cls(boot_id(), _host_name(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
+
+
+def _host_name() -> str:
+    try:
+        return socket.gethostname()
+    except OSError:  # a sandbox refuses uname
+        return "?"
 
 
 def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bool]:

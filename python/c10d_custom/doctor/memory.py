@@ -23,7 +23,7 @@ def _size(count: int) -> str:
 
 def memory() -> Finding:
     """What is left, and what groups of 2 and of 8 ranks take of it for their collectives."""
-    from ..transport.shm import free_memory
+    from ..native import free_memory
     from ..transport.shm.segment import at_once, geometry
 
     try:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
+PAGES, THREAD = 1, 2  # Resource
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of fast_collective
 SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path
@@ -142,6 +143,7 @@ class Core(c.CDLL):
     # Name, less its "c10d_" -> types of its result and arguments.
     signatures: ClassVar[dict[str, tuple[Any, ...]]] = {
         "abi_version": (c.c_int,),
+        "memory_left": (c.c_uint64, c.c_uint64, c.c_char_p, c.c_uint32),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
         "open": (c.c_int, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(_Handle)),
         "inside": (c.c_int, _Handle),

@@ -161,12 +161,13 @@ class Transport(ABC):
     # --- memory of which its collectives need no copy
 
     def has_arena(self) -> bool:
-        """Whether `take` gives any."""
+        """Whether `take` gives any, as far as is known."""
         return False
 
     def take(self, bytes: int) -> Any:
         """A writable buffer of so many bytes, at least one, which is given back once nobody refers to it. Valid also
-        after `close`. Raises TransportError where there is not so much, AbortedError once the transport is closed."""
+        after `close`. None where this process turns out to have no addresses for such memory. Raises TransportError
+        where there is not so much, AbortedError once the transport is closed."""
         raise NotImplementedError
 
     # --- what has ended

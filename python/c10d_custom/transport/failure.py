@@ -6,6 +6,7 @@ a dataclass or a NamedTuple: they compile code, and Python then forgets that Ctr
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ..errors import (
     TransportError,
     UsageError,
 )
+from ..native.free_memory import left
 
 if TYPE_CHECKING:
     from ..call import Call, Message
@@ -88,8 +90,7 @@ class ErrorText:
     def _exhausted(self, found_by: str) -> TransportError:
         if found_by:
             return TransportError(
-                f"{self.where}: a rank got no memory or no thread from its machine{found_by}, {self.after}. The "
-                "group is of no more use."
+                f"{self.where}: a rank got {self._lack()}{found_by}, {self.after}. The group is of no more use."
             )
         what, knobs, whose = (
             ("messages", "CELLS and C10D_CUSTOM_CELL_BYTES", "two ranks that exchange messages take")
@@ -97,10 +98,21 @@ class ErrorText:
             else ("data", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes")
         )
         return TransportError(
-            f"{self.where}: this process got no memory for its {what}, or no thread: {os.strerror(self.f.actual)}. "
-            f"(C10D_CUSTOM_{knobs} say how much memory {whose}; ulimit -u, how many threads a user may have.) "
-            "The group is of no more use: destroy it."
+            f"{self.where}: for its {what} this process got {self._lack()}. (C10D_CUSTOM_{knobs} say how much memory "
+            f"{whose}; ulimit -u, how many threads a user may have.) The group is of no more use: destroy it."
         )
+
+    def _lack(self) -> str:
+        """What the machine did not give, and the call by which it was asked."""
+        if not self.f.actual:  # of another host
+            return "no memory or no thread"
+        error = os.strerror(self.f.actual)
+        if self.f.expected == native.THREAD:
+            return f"no thread (clone: {error})"
+        if self.f.actual != errno.ENOMEM:
+            return f"no memory (fallocate: {error})"
+        free, whose = left()
+        return f"no memory ({error}; {whose} has {free >> 10} KiB left)"
 
     def _timed_out(self, found_by: str) -> CollectiveTimeoutError:
         if hasattr(self.call, "tag"):
@@ -127,7 +139,7 @@ class ErrorText:
             native.PEER_LOST: "lost a rank",
             native.MISMATCH: "was not called alike on all ranks",
             native.ABORTED: "was aborted",
-            native.EXHAUSTED: "found no memory or no thread",
+            native.EXHAUSTED: f"got {self._lack()}",
         }.get(f.cause, "failed")
         kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(
             f.cause, CustomBackendError

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import AbortedError, TransportError
 from ...native import FORKED, lib
-from . import free_memory as memory
+from ...native import free_memory as memory
 
 
 @functools.lru_cache(256)  # a type, which takes longer to make than all else here
@@ -29,21 +29,25 @@ class _Block:
         give_back(self._arena, self._at)
 
 
-def take(handle: int, bytes: int, name: str) -> Any:
-    """As Transport.take; ``name``: the group's."""
+def take(handle: int, bytes: int, name: str, interrupted: Callable[[], BaseException]) -> Any:
+    """As LocalTransport.take; ``name``: the group's; ``interrupted``: what a signal handler has raised meanwhile."""
     arena, error = c_void_p(), c_int()
     at = lib.c10d_take(handle, bytes, True, byref(arena), byref(error))
     if not at and error.value == errno.ENODATA:
-        free, whose = memory.left(bytes)
-        if bytes > free:
-            # Beyond a cgroup's limit the kernel would kill instead of saying no.
-            raise TransportError(f"group {name}: a tensor of {bytes >> 10} KiB, and {whose} has {free >> 10} KiB left")
         at = lib.c10d_take(handle, bytes, False, byref(arena), byref(error))
+    if not at and error.value == errno.ENOTSUP:
+        return None
+    if not at and error.value == errno.ECANCELED:
+        raise interrupted()
     if not at and error.value < 0:
         what = "this process is a fork of the one that has it" if error.value == -FORKED else "it is destroyed"
         raise AbortedError(f"group {name}: no memory for a tensor: {what}")
     if not at:
-        raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {os.strerror(error.value)}")
+        why = f"fallocate: {os.strerror(error.value)}"
+        if error.value == errno.ENOMEM:
+            free, whose = memory.left()
+            why = f"{whose} has {free >> 10} KiB left"
+        raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {why}")
     buffer: Any = _chars(bytes).from_address(at)
     buffer.block = _Block(arena.value or 0, at)
     return buffer

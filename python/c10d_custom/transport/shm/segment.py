@@ -1,9 +1,10 @@
 """How the ranks of one host come to hold one segment.
 
-Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder, and hands it to each
-rank: in a letter, where they can write to each other (creation/letters.py), else over an abstract Unix socket. There
-the kernel says who is at the other end (SO_PEERCRED), to both: only processes of the same user are served, and only
-with the group's token; and what another user serves is not taken.
+Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder (where a sandbox refuses
+that call, a file of /dev/shm that never has a name), and hands it to each rank: in a letter, where they can write to
+each other (creation/letters.py), else over an abstract Unix socket. There the kernel says who is at the other end
+(SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and what another
+user serves is not taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import os
 import selectors
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...creation.letters import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
-from . import free_memory as memory
+from ...native import free_memory as memory
 
 if TYPE_CHECKING:
     from ...config import Config
@@ -40,6 +42,7 @@ _STRANGERS = 64  # connections that have said nothing yet, besides one for each 
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _LARGE_PAGE = 2 << 20
+_REFUSED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -135,15 +138,19 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
     failure, own = _made(cleanup, create)
     offer = {"error": failure}
     if failure is None:
+        call = "socket"
         try:
             server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             token = os.urandom(_TOKEN)
             name = f"c10d_custom-{os.urandom(16).hex()}"
+            call = "bind"
             server.bind("\0" + name)
+            call = "listen"
             server.listen(_QUEUE)
             offer = {"socket": name, "token": token.hex()}
         except OSError as error:
-            offer = {"error": f"rank 0 cannot create shared memory: {error}"}
+            failure = f"rank 0 cannot hand over shared memory: {call}: {error}"
+            offer = {"error": failure}
 
     def served() -> int:
         with server:  # closed for those who still wait, whatever happens
@@ -151,7 +158,7 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
         return own.take()
 
     exchange.say("segment", offer)
-    return offer.get("error"), served
+    return failure, served
 
 
 def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
@@ -274,11 +281,17 @@ def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: s
     if not hmac.compare_digest(said, token) or rank not in waiting:
         peer.send(_REFUSED)
         return None
-    socket.send_fds(peer, [_HANDED], [fd])
+    try:
+        socket.send_fds(peer, [_HANDED], [fd])
+    except OSError as error:
+        if error.errno in _REFUSED:
+            raise TransportError(f"sendmsg: {error}") from None
+        raise
     return rank
 
 
 def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
+    look = time.monotonic() + _LOOK
     while True:
         answer, fds, flags = _ask(offer, rank, exchange)
         if answer == _REFUSED:
@@ -289,6 +302,10 @@ def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
         exchange.require_all_coming()
         if time.monotonic() >= exchange.deadline - _SLICE:
             raise TransportError("rank 0 did not hand over the segment in time")
+        if time.monotonic() >= look:
+            look = time.monotonic() + _LOOK
+            if exchange.said("mapped").get(0):
+                raise TransportError("rank 0 cannot hand it over")  # and says why when all have gathered
         time.sleep(_SLICE)
     if len(fds) != 1 or flags & socket.MSG_CTRUNC:
         for each in fds:
@@ -301,25 +318,39 @@ def _unshrinkable(fd: int) -> int:
     """``fd``, as it came: -1 if it did not."""
     if fd < 0:
         raise TransportError("this process could not take the segment: has it too many files open (ulimit -n)?")
-    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS and not _nameless(fd):
         os.close(fd)
         raise TransportError("what came as the segment can shrink")
     os.set_inheritable(fd, False)
     return fd
 
 
+def _nameless(fd: int) -> bool:
+    """Whether this is what rank 0 creates where memfd_create is refused: only this user's processes can shrink it."""
+    file = os.fstat(fd)
+    mine = file.st_uid == os.geteuid() and file.st_nlink == 0 and stat.S_IMODE(file.st_mode) == 0o600
+    return mine and stat.S_ISREG(file.st_mode) and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SEAL
+
+
 def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, list[int], int]:
     """(answer or b"", descriptors, flags)"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(exchange.left())
+        call = "connect"
         try:
             peer.connect("\0" + offer["socket"])
             if (user := _user(peer)) != os.geteuid():
                 raise TransportError(f"the segment is offered by another user (uid {user})")
+            call = "sendto"
             peer.sendall(_HELLO.pack(bytes.fromhex(offer["token"]), rank))
+            call = "recvmsg"
             answer, fds, flags, _ = socket.recv_fds(peer, 1, 1)
         except (BlockingIOError, ConnectionResetError, BrokenPipeError):
             return b"", [], 0
+        except OSError as error:
+            if error.errno in _REFUSED:
+                raise TransportError(f"{call}: {error}") from None
+            raise
     return answer, fds, flags
 
 

@@ -185,7 +185,10 @@ class ShmTransport(LocalTransport):
     def take(self, bytes: int) -> Any:
         from .arena import take  # when wanted: an import takes its time at a rank's start
 
-        return take(self._handle, bytes, self.name or "(unnamed)")
+        taken = take(self._handle, bytes, self.name or "(unnamed)", self._interruption)
+        if taken is None:
+            self._arena_bytes = 0
+        return taken
 
     # --- messages
 
