@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,8 +91,9 @@ uint64_t Room::tightest(uint64_t enough) const {
 }
 
 uint64_t Room::of_machine(uint64_t enough) const {
-  const uint64_t unused = uint64_t(sysconf(_SC_AVPHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
-  if (unused >= enough && machine_ == "/proc/meminfo") return unused;
+  struct sysinfo info;
+  if (machine_ == "/proc/meminfo" && !sysinfo(&info))
+    if (const uint64_t unused = uint64_t(info.freeram) * info.mem_unit; unused >= enough) return unused;
   uint64_t kib;
   return number(text(machine_), "MemAvailable:", &kib) ? kib << 10 : INT64_MAX;
 }

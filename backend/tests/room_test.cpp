@@ -2,12 +2,15 @@
 // two at once, and where fallocate is refused.
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +21,31 @@
 #include "../shm/room.h"
 
 using namespace c10d_custom;
+
+extern "C" int __real_fallocate(int, int, off_t, off_t);
+
+static int refused_with = 0;
+
+// As of Linux before 6.11: undone where a signal is pending, which is looked for after each 64 KiB.
+extern "C" int __wrap_fallocate(int fd, int mode, off_t from, off_t bytes) {
+  if (refused_with) return errno = refused_with, -1;
+  if (mode) return __real_fallocate(fd, mode, from, bytes);
+  sigset_t all, before, pending;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = 0, error = 0;
+  for (off_t done = 0; done < bytes && !failed; done += 65536) {
+    failed = __real_fallocate(fd, 0, from + done, std::min<off_t>(65536, bytes - done));
+    error = errno;
+    sigpending(&pending);
+    if (!failed && sigismember(&pending, SIGALRM) && !sigismember(&before, SIGALRM)) {
+      __real_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, done + 65536);
+      failed = -1, error = EINTR;
+    }
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return errno = error, failed;
+}
 
 namespace {
 
@@ -129,11 +157,41 @@ void pages() {
   require(large.memory() == large.bytes && alarms, "under a timer", alarms);
 }
 
+// A sandbox that refuses fallocate: pages come, contents stay, and go.
+void without_fallocate() {
+  for (const int error : {EPERM, ENOSYS, EOPNOTSUPP}) {
+    File file(32 * kMiB);
+    file.at[5 * kMiB] = 3;
+    refused_with = error;
+    const int taken = take_pages(file.fd, 4096, file.at + 4096, 9 * kMiB);
+    if (taken == error) return void(std::puts("no MADV_POPULATE_WRITE here"));  // before Linux 5.14
+    require(!taken && file.memory() == 9 * kMiB && file.at[5 * kMiB] == 3, "taken", file.memory());
+    give_back_pages(file.fd, 0, file.at, 16 * kMiB);
+    require(file.memory() == 0 && file.at[5 * kMiB] == 0, "given back", file.memory());
+    refused_with = 0;
+  }
+  File file(kMiB);
+  refused_with = ENOSPC;  // that is an answer
+  require(take_pages(file.fd, 0, file.at, kMiB) == ENOSPC && !file.memory(), "no room", file.memory());
+  refused_with = 0;
+}
+
+void locked() {
+  if (mlockall(MCL_FUTURE)) return void(std::puts("no mlockall here"));
+  File file(256 * kMiB);
+  const uint64_t memory = file.memory();
+  file.at[0] = 1;
+  munlockall();
+  require(memory == 0, "what is only reserved is real", memory);
+}
+
 }  // namespace
 
 int main() {
   version_2();
   version_1();
   pages();
+  without_fallocate();
+  locked();
   std::puts("room_test: ok");
 }

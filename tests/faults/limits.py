@@ -27,7 +27,7 @@ import c10d_custom.transport.shm.error_text  # noqa: F401  a rank that has becom
 MB = 1 << 20
 NOBODY = 65534
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 4, 38, 22, 2
-FALLOCATE, MEMFD_CREATE = {"x86_64": (285, 319), "aarch64": (47, 279)}.get(platform.machine(), (0, 0))
+FALLOCATE, MADVISE = {"x86_64": (285, 28), "aarch64": (47, 233)}.get(platform.machine(), (0, 0))
 
 
 def limit(what, value):
@@ -43,6 +43,12 @@ def address_space():
 def no_fallocate():
     """As under vm.overcommit_memory=2, or in a full cgroup."""
     refuse(FALLOCATE, errno.ENOMEM)
+
+
+def no_pages():
+    """Neither way to get them."""
+    refuse(FALLOCATE, errno.EPERM)
+    refuse(MADVISE, errno.EPERM)
 
 
 def refuse(call, error):
@@ -70,7 +76,7 @@ def no_threads():
 
 
 def in_cgroup(bytes):
-    folder = f"/sys/fs/cgroup/memory/c10d_custom-{os.getpid()}"
+    folder = f"/sys/fs/cgroup/memory/c10d_custom-{os.getpid()}-{bytes}"
     os.mkdir(folder)
     with open(f"{folder}/memory.limit_in_bytes", "w") as f:
         f.write(str(bytes))
@@ -85,7 +91,6 @@ def enter(folder):
 # case: (before the group is made, after it), on the rank it is for; environment
 CASES = {
     "no memory at creation": (0, no_fallocate, None, {}),
-    "no call that makes memory": (0, lambda: refuse(MEMFD_CREATE, errno.EPERM), None, {}),
     "a small address space": (
         1,
         lambda: limit(resource.RLIMIT_AS, address_space() + 32 * MB),
@@ -95,7 +100,10 @@ CASES = {
     "small files": (0, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "small files elsewhere": (1, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "a small cgroup": (0, lambda: enter(os.environ["CGROUP"]), None, {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
+    "a cgroup that fills": (None, None, lambda: enter(os.environ["CGROUP"]), {}),
     "no memory for messages": (0, None, no_fallocate, {}),
+    "no call that makes memory for messages": (0, None, no_pages, {}),
+    "no call that makes memory for large collectives": (0, None, no_pages, {}),
     "no memory for all_to_all": (0, None, no_fallocate, {}),
     "no memory for large collectives": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
@@ -116,7 +124,11 @@ def free_number():
 
 def exchange(case, rank):
     total = torch.ones(10)
-    if "messages" in case:
+    if "fills" in case:
+        parts, whole = torch.ones(MB // 4), torch.ones(MB // 4)
+        for group in [dist.new_group() for _ in range(20)]:  # 20 MiB each
+            dist.all_to_all_single(parts, whole, group=group)
+    elif "messages" in case:
         total = torch.ones(200_000)  # a short one is sent before it needs a thread
         if rank == 0:
             dist.isend(total, 1).wait()
@@ -170,21 +182,21 @@ def run(rank, say, case, port):
 def main():
     torch.set_num_threads(1)
     c10d_custom.register()  # or torch, at the first group of that name, reads the entry points of all packages
-    folder = None
     results = {}
     port = serve_store()
     for case in sys.argv[1:]:
+        folder = None
         if "cgroup" in case:
             try:
-                os.environ["CGROUP"] = folder = in_cgroup(256 * MB)
+                os.environ["CGROUP"] = folder = in_cgroup((128 if "fills" in case else 256) * MB)
             except OSError as error:
                 results[case] = f"no cgroup of memory can be made here: {error}"
                 continue
         ranks = ForkedRanks(2, run, case, port)
         stuck = ranks.finish(40)
         results[case] = {"stuck": stuck, "codes": ranks.codes, "said": ranks.said}
-    if folder:
-        os.rmdir(folder)
+        if folder:
+            os.rmdir(folder)
     print(json.dumps(results))
 
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
@@ -87,6 +88,44 @@ def late_case():
 @pytest.mark.world_sizes(2)
 def test_after_a_failure_a_tensor_is_its_ranks_own(ranks):
     assert not any(found := ranks.run(late_case)), found
+
+
+def stopped_case():
+    """What a rank has of its tensor after a call that failed is what it keeps, though a peer was stopped amid it."""
+    rank, wrong = dist.get_rank(), []
+    pids = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    for _ in range(2):
+        group = group_with_timeout(timedelta(seconds=1))
+        t = c10d_custom.empty(16 * MB, group=group)
+        dist.barrier()
+        stop = threading.Timer(0.2, os.kill, (pids[1], signal.SIGSTOP))
+        try:
+            if rank == 0:
+                stop.start()
+            with pytest.raises(CustomBackendError):
+                while True:
+                    t.fill_(rank + 1)
+                    dist.all_reduce(t, group=group)
+            seen = t.clone()
+        finally:
+            if rank == 0:
+                stop.join()
+                os.kill(pids[1], signal.SIGCONT)
+        time.sleep(0.3)
+        wrong += [] if torch.equal(t, seen) else [f"{int((t != seen).sum())} elements changed"]
+        t.fill_(5)
+        dist.barrier()
+        wrong += [] if t.eq(5).all() else ["it is not its rank's own"]
+        dist.destroy_process_group(group)
+    return wrong
+
+
+@pytest.mark.world_sizes(2)
+def test_a_stopped_peer_changes_nothing_later(ranks):
+    if ranks.layout:
+        pytest.skip("over hosts they are ordinary tensors")
+    assert not any(found := ranks.run(stopped_case)), found
 
 
 def interrupted_case():
@@ -188,6 +227,31 @@ def no_memory_case():
     except TransportError as error:
         return [] if "KiB" in str(error) else [str(error)]
     return ["nothing was raised"]
+
+
+def no_addresses_case():
+    rank, wrong = dist.get_rank(), []
+    group = dist.new_group()
+    with open("/proc/self/statm") as f:
+        most = int(f.read().split()[0]) * resource.getpagesize() + 64 * MB
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if rank == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        t = c10d_custom.empty(MB, group=group).fill_(rank + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    for each in t, c10d_custom.empty(MB, group=group).fill_(rank + 1):
+        dist.all_reduce(each, group=group)
+        wrong += [] if each.eq(3).all() else ["all_reduce"]
+    wrong += [] if group.supports_tensor_alloc == (rank == 1) else ["supports_tensor_alloc"]
+    dist.destroy_process_group(group)
+    return wrong
+
+
+@pytest.mark.world_sizes(2)
+def test_where_addresses_are_short_they_are_ordinary_tensors(ranks):
+    assert not any(found := ranks.run(no_addresses_case)), found
 
 
 @pytest.mark.world_sizes(2)

@@ -102,7 +102,7 @@ def _proc() -> None:
 
 
 NEEDS = (
-    Need("memfd_create", _memfd, "no group can be made"),
+    Need("memfd_create", _memfd, "groups lie in /dev/shm, whose size then matters", State.REMARK),
     Need("a sealed, mapped, locked segment", _segment, "no group can be made"),
     Need("descriptors over Unix sockets", _hand_over, "no group of more than one rank can be made"),
     Need("threads", _thread, "no group can be made"),

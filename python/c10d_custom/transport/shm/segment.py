@@ -61,7 +61,8 @@ def _arena(ranks: int) -> int:
     if ranks == 1 or not _files_may_be_large():
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(memory, _ARENAS // ranks) // _LARGE_PAGE * _LARGE_PAGE
+    # The C library says anything where a sandbox refuses sysinfo.
+    return max(0, min(memory, _ARENAS // ranks)) // _LARGE_PAGE * _LARGE_PAGE
 
 
 def _files_may_be_large() -> bool:
