@@ -26,8 +26,9 @@ from ..errors import CustomBackendError, TransportError, UsageError
 from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
-from .at_exit import close_groups_first
+from .at_exit import close_groups_first, close_groups_last
 from .issuing import Issuing
+from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,8 @@ def meet(
         except dist.DistError as error:
             raise bounded.broke(error) from error
     transport.strangers = strangers
+    close_groups_last()
+    read_ahead()
     if traced(configuration()):
         from . import trace_dump
 

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 LATER = 0.1
 
 
-def rank_name(members: Sequence[int], rank: int) -> str:
-    return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
-
-
 class ErrorText:
     """For a failure (a native Failure or a Trouble) of ``call`` (a Call or a Message). A transport
     says how it names its ranks and what it knows of them by overriding the methods at the end."""
@@ -68,7 +64,7 @@ class ErrorText:
         if status == native.MISMATCH:
             return self._mismatch(found_by)
         if status == native.ABORTED:
-            return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
+            return AbortedError(f"{self.where}: {self.t.ended}{found_by}, {self.after}.")
         if status == native.INTERRUPTED:
             return AbortedError(
                 f"{self.where}: a signal handler raised amid it{found_by}, {self.after}, and the group was aborted for "

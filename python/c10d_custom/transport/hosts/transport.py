@@ -21,9 +21,8 @@ from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import TransportError
 from ...native.fast_message import NOT_BEGUN
-from ..base import Transport
+from ..base import Transport, rank_name
 from ..call_log import CallLog
-from ..failure import rank_name
 from ..tickets import Queue
 from ..trace_file import Peer
 from ..trouble import Trouble
