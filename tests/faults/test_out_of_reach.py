@@ -47,4 +47,8 @@ def test_every_error_is_whole(what, tmp_path):
             if told[rank] is None:
                 assert said is None, (way, rank, said)
             else:
-                assert said and re.match(told[rank], said, re.DOTALL) and "More cannot be told" not in said, (way, rank, said)
+                assert said and re.match(told[rank], said, re.DOTALL) and "More cannot be told" not in said, (
+                    way,
+                    rank,
+                    said,
+                )

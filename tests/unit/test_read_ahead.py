@@ -70,8 +70,11 @@ def imports(name, path, node, function=None):
             base = [*package[: len(package) - child.level + 1], *(child.module or "").split(".")]
             for alias in child.names:
                 whole = ".".join(filter(None, [*base, alias.name]))
-                yield function, whole if ROOT.joinpath(*whole.split(".")).with_suffix(".py").exists() else ".".join(
-                    filter(None, base)
+                yield (
+                    function,
+                    whole
+                    if ROOT.joinpath(*whole.split(".")).with_suffix(".py").exists()
+                    else ".".join(filter(None, base)),
                 )
         inner = child.name if isinstance(child, ast.FunctionDef) else function
         yield from imports(name, path, child, inner)
@@ -92,9 +95,7 @@ def test_every_import_inside_a_function_is_read_ahead_or_need_not_be():
 
 def loaded_with_a_group():
     code = "import sys, c10d_custom.c10d.process_group, c10d_custom.c10d.registration; print(*sys.modules)"
-    return set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 EVERYTHING = loaded_with_a_group()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing import util
 
+from ..threads import threading
 from .issuing import Issuing, live
 
 _ENDS = "the interpreter is ending, and the group has been closed"

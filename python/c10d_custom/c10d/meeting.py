@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -23,6 +22,7 @@ from ..creation.membership import Membership, digest_of
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
+from ..threads import time
 from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport

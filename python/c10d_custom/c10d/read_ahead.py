@@ -105,4 +105,4 @@ def read_ahead() -> None:
         return
     if found and sys.meta_path is not None:
         _read.update(found)
-        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder)

@@ -12,15 +12,13 @@ import errno
 import hashlib
 import json
 import os
-import select
-import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import TransportError
+from ..threads import select, socket, threading
 from .gathering import Gathering
 from .processes import Processes
 

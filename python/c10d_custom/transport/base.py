@@ -73,11 +73,10 @@ def plain_error(transport: Transport, failure: Any, call: Any, problem: BaseExce
     if found and failure.by not in (-1, transport.rank):
         about += f", found by {rank_name(transport.members, failure.by)}"
     number = f" #{failure.call}" if failure.call else ""
+    me = rank_name(transport.members, transport.rank)
+    where = f"{call.name}{number} of group {transport.name or '(unnamed)'}, {me}"
     more = "" if kind is AbortedError else f" (More cannot be told: {type(problem).__name__}: {problem})"
-    return kind(
-        f"{call.name}{number} of group {transport.name or '(unnamed)'}, {rank_name(transport.members, transport.rank)}: "
-        f"{about}, after {failure.elapsed_ns / 1e9:.3f} s.{more}"
-    )
+    return kind(f"{where}: {about}, after {failure.elapsed_ns / 1e9:.3f} s.{more}")
 
 
 class Ticket(ABC):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
-from ..threads import start
+from ..threads import start, threading, time
 
 _LINGER = 0.05  # s without news, after which it looks more rarely
 _OFTEN, _RARELY = 100e-6, 1e-3

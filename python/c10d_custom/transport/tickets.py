@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from ctypes import addressof, c_uint64
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AbortedError
 from ..native import lib
-from ..threads import start
+from ..threads import start, threading
 from .base import Ticket
 
 if TYPE_CHECKING:

@@ -34,10 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,6 +42,7 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...native import over_hosts
+from ...threads import select, socket, threading
 from .detector_links import Neighbours, connect
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@ what the shared memory shows of this one."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
+from ...threads import time
 from ..trouble import Trouble
 from .failure_detector import Fault
 

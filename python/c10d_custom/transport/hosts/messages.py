@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
+from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .asides import Asides
@@ -113,7 +111,7 @@ class Messages:
         if (error := self.refusal(message)) is not None:
             raise error
         self.link.carries_messages = True
-        ticket, me = MessageTicket(self, message), get_ident()
+        ticket, me = MessageTicket(self, message), threading.get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
         try:
@@ -160,7 +158,7 @@ class Messages:
         return type(errors[0])("\n".join(map(str, errors)))
 
     def refuse_inside(self, name: str) -> None:
-        if self._taking is not None and self._by == get_ident() and (inside := self._inside()) is not None:
+        if self._taking is not None and self._by == threading.get_ident() and (inside := self._inside()) is not None:
             raise inside(name)
 
     def _send(self, message: Message, tags: tuple[int, int], ticket: MessageTicket) -> None:
@@ -236,7 +234,7 @@ class Messages:
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        me = get_ident()
+        me = threading.get_ident()
         if self._by not in (0, me) or self._taking is not None and self._by == me:
             return False
         broken = None

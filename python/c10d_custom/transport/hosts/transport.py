@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore
@@ -21,6 +20,7 @@ from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import TransportError
 from ...native.fast_message import NOT_BEGUN
+from ...threads import threading
 from ..base import Transport, rank_name
 from ..call_log import CallLog
 from ..tickets import Queue
@@ -188,7 +188,7 @@ class HierarchicalTransport(Transport):
             elif status != native.OK:
                 error = self._finish_quickly(status, source, redop, nanoseconds)
         except BaseException:
-            if self._fast_path.runner == get_ident():  # a signal handler raised
+            if self._fast_path.runner == threading.get_ident():  # a signal handler raised
                 self.health.abort(self._fast_path.under_way[0])
                 self._fast_path_over(native.INTERRUPTED)
             raise
@@ -301,13 +301,13 @@ class HierarchicalTransport(Transport):
         return self._queue.number + 1
 
     def interrupted_here(self) -> bool:
-        here = self._fast_path.runner == get_ident() or self._queue.has_turn_here()
+        here = self._fast_path.runner == threading.get_ident() or self._queue.has_turn_here()
         return here or self.local.interrupted_here()
 
     def under_way(self) -> str:
         if not self.interrupted_here():
             return "a message"
-        number = self._number if self._fast_path.runner != get_ident() else self._fast_path.under_way[0]
+        number = self._number if self._fast_path.runner != threading.get_ident() else self._fast_path.under_way[0]
         records = [r for r in self._log.records([], self._fast_path.records()) if r.number == number]
         return f"{records[-1].operation} #{number}" if records else f"collective #{number}"
 

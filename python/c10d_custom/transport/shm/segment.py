@@ -12,10 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import selectors
-import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
@@ -23,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ...creation.letters import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
+from ...threads import selectors, socket, time
 from . import free_memory as memory
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
 from ...native.fast_message import fast_message
+from ...threads import threading
 from ..base import LocalTransport, is_out_of_reach, plain_error, rank_name
 from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
