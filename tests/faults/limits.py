@@ -100,6 +100,7 @@ CASES = {
     "no memory for large collectives": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
     "no thread for messages": (None, None, no_threads, {}),
+    "a rank that becomes another user": (0, None, lambda: os.setuid(NOBODY), {}),
     **{
         f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
         for rank in (0, 1)
@@ -116,7 +117,10 @@ def free_number():
 
 def exchange(case, rank):
     total = torch.ones(10)
-    if "messages" in case:
+    if "another user" in case:
+        for ranks in ([0, 1], [1, 0]):
+            dist.all_reduce(total, group=dist.new_group(ranks))
+    elif "messages" in case:
         total = torch.ones(200_000)  # a short one is sent before it needs a thread
         if rank == 0:
             dist.isend(total, 1).wait()

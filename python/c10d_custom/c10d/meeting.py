@@ -198,7 +198,9 @@ class _Meeting:
             one_host = len(by_host(everywhere)) == 1
             cpu: Transport
             if mailbox is not None and by_letters:
-                neighbours = Neighbours(mailbox, [place.mailbox for place in everywhere])
+                neighbours = Neighbours(
+                    mailbox, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
+                )
                 cpu = self._by_letters(neighbours, exchange, membership)
                 mailbox = None
             elif one_host:
