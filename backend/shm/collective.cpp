@@ -23,7 +23,7 @@ Status Collective::fail(Status st, int32_t peer) {
   if (st == kBroken)
     g.poisoned(failure_, number);
   else if (st == kInterrupted)
-    g.poison(kAborted, int32_t(me), number);
+    g.poison(kInterrupted, int32_t(me), number);
   else if (st != kAborted && st != kUsage)
     g.poison(st, peer, number);
   failure_->status = st;

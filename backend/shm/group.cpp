@@ -260,7 +260,8 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
       return st != kOk ? st : kTimeout;
     }
     if (elsewhere) elsewhere(elsewhere_context);
-    futex_wait(word, seen, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
+    const bool aids = messenger_->aid();
+    futex_wait(word, seen, std::min(left_ns, elsewhere || aids ? kElsewhere : kSlice));
     if (w.ready()) return kOk;
     if (Status st = health(call); st != kOk) return st;
     if (const uint64_t late = now_ns() < deadline ? queue_->overdue() : 0) {
@@ -393,8 +394,8 @@ void Group::leave() {
   queue_->drain();
 }
 
-void Group::abort() {
-  poison(kAborted, int32_t(rank), 0);
+void Group::abort(Status why) {
+  poison(why, int32_t(rank), 0);
   aborted_.store(true, std::memory_order_release);
   messenger_->interrupt();
 }

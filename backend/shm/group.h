@@ -110,7 +110,8 @@ class Group {
   int roll(uint32_t peer, uint32_t round, uint32_t* note);
 
   void leave();
-  void abort();
+  // `why`: kAborted, or kInterrupted: a signal handler raised.
+  void abort(Status why = kAborted);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   CollectiveQueue& queue() { return *queue_; }

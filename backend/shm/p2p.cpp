@@ -97,10 +97,9 @@ Ticket* Messenger::post(const MessageArgs& a) {
   }
   progress();
   if (!live_.empty()) {
-    if (!helper_.joinable()) {
-      const int error = start_thread(helper_, [this] { help(); });
-      if (error && t->request) exhausted(r, error);
-    } else if (helper_idle_)
+    if (!helper_.joinable())
+      unaided_.store(start_thread(helper_, [this] { help(); }), std::memory_order_relaxed);
+    else if (helper_idle_)
       helper_cv_.notify_all();
   }
   return t;
@@ -118,7 +117,7 @@ bool Messenger::room_for(uint32_t dst, uint64_t bytes) {
   return true;
 }
 
-// This machine gave what the request needs neither memory nor a thread. Its peer would wait for it: the group ends.
+// This machine gave what the request needs no memory. Its peer would wait for it: the group ends.
 void Messenger::exhausted(Request* r, int error) {
   Failure f{};
   f.actual = uint64_t(error);
@@ -167,6 +166,16 @@ Status Messenger::wait(Ticket* t, int64_t timeout_ns) {
   --waiters_;
   changed_.notify_all();
   return t->state();
+}
+
+bool Messenger::aid() {
+  if (!unaided_.load(std::memory_order_relaxed)) return false;
+  std::unique_lock<std::mutex> hold(mutex_, std::try_to_lock);
+  if (!hold || driving_ || closing_) return true;  // somebody is at it
+  progress();
+  if (now_ns() - last_check_ >= kSlice) check_faults();
+  if (live_.empty()) unaided_.store(false, std::memory_order_relaxed);
+  return true;
 }
 
 void Messenger::help() {

@@ -122,10 +122,18 @@ def exchange(case, rank):
             dist.all_reduce(total, group=dist.new_group(ranks))
     elif "messages" in case:
         total = torch.ones(200_000)  # a short one is sent before it needs a thread
-        if rank == 0:
-            dist.isend(total, 1).wait()
+        if "thread" not in case:
+            dist.isend(total, 1).wait() if rank == 0 else dist.recv(total, 0)
+        elif rank == 0:
+            works = [dist.isend(total, 1, tag=1), dist.isend(total, 1), dist.irecv(total.clone(), 1, tag=2)]
+            dist.barrier()  # which the other comes to once it has the first
+            for work in works:
+                work.wait()
         else:
+            dist.recv(total, 0, tag=1)
+            dist.barrier()
             dist.recv(total, 0)
+            dist.send(total, 0, tag=2)
     elif "all_to_all" in case:
         dist.all_to_all_single(torch.empty(200_000), torch.ones(200_000))
     elif "large collectives" in case:

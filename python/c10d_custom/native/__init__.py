@@ -12,6 +12,7 @@ ABI_VERSION = 19
 RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
+ENDED_HERE = ABORTED, INTERRUPTED  # by what one rank did, of its own will or in a signal handler
 JOINED, LEFT = 1, 2
 LISTED_INPUTS, LISTED_OUTPUTS = 1 << 32, 1 << 33  # of fast_collective
 SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path

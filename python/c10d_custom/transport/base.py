@@ -298,6 +298,10 @@ class Transport(ABC):
         too."""
 
     @abstractmethod
+    def interrupt(self) -> None:
+        """`abort`, because a signal handler has raised amid a call: the other ranks are told so."""
+
+    @abstractmethod
     def leave(self) -> None:
         """Tells the other ranks, and fails what is under way here. Every ticket is done on return. Not in a signal
         handler that has interrupted a call of the transport."""

@@ -223,6 +223,9 @@ class ByDevice(Transport):
     def abort(self) -> None:
         self.cpu.abort()
 
+    def interrupt(self) -> None:
+        self.cpu.interrupt()
+
     def leave(self) -> None:
         for cuda in self._cuda.values():
             cuda.prepare_to_leave()

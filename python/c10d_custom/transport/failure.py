@@ -67,8 +67,8 @@ class ErrorText:
             return AbortedError(f"{self.where}: {self.t.ended}{found_by}, {self.after}.")
         if status == native.INTERRUPTED:
             return AbortedError(
-                f"{self.where}: a signal handler raised amid it{found_by}, {self.after}, and the group was aborted for "
-                "it."
+                f"{self.where}: a signal handler (Ctrl-C's, or the program's) raised amid it{found_by}, {self.after}, "
+                "and the group was aborted for it."
             )
         if status == native.FORKED:
             return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")
@@ -114,8 +114,8 @@ class ErrorText:
 
     def _broken(self) -> CustomBackendError:
         f = self.f
-        how = "" if f.cause == native.ABORTED else "found "
-        by = f" ({how}by {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
+        how = {native.ABORTED: "by", native.INTERRUPTED: "on"}.get(f.cause, "found by")
+        by = f" ({how} {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
         if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
             return self._of(f.cause, by)
         reason = {
@@ -123,11 +123,15 @@ class ErrorText:
             native.PEER_LOST: "lost a rank",
             native.MISMATCH: "was not called alike on all ranks",
             native.ABORTED: "was aborted",
+            native.INTERRUPTED: "was aborted, because a signal handler (Ctrl-C's, or the program's) raised",
             native.EXHAUSTED: "found no memory or no thread",
         }.get(f.cause, "failed")
-        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(
-            f.cause, CustomBackendError
-        )
+        kind = {
+            native.PEER_LOST: PeerLostError,
+            native.ABORTED: AbortedError,
+            native.INTERRUPTED: AbortedError,
+            native.EXHAUSTED: TransportError,
+        }.get(f.cause, CustomBackendError)
         about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
         what = f"its collective #{f.seq} {reason}" if f.seq else reason
         return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. Destroy it and create a new one.")

@@ -78,7 +78,7 @@ class QueuedTicket(PyTicket):
         self._queue = queue
 
     def withdraw(self) -> None:
-        self._queue.owner.abort()  # what is under way ends, and what waits fails in its turn
+        self._queue.owner.interrupt()  # what is under way ends, and what waits fails in its turn
         while not self.wait(0.1, may_run=True):
             pass
 

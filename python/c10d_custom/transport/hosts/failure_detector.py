@@ -212,7 +212,7 @@ class FailureDetector:
         elif kind == _ENDED:
             self._gone_without_leave |= peer not in self.left
             self._has_ended(peer, link)
-        elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, native.ABORTED):
+        elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, *native.ENDED_HERE):
             self._fail(Fault(status, peer, by, number), link)
 
     def _gone(self, link: socket.socket, ended: bool) -> None:

@@ -189,7 +189,7 @@ class HierarchicalTransport(Transport):
                 error = self._finish_quickly(status, source, redop, nanoseconds)
         except BaseException:
             if self._fast_path.runner == threading.get_ident():  # a signal handler raised
-                self.health.abort(self._fast_path.under_way[0])
+                self.health.abort(self._fast_path.under_way[0], native.INTERRUPTED)
                 self._fast_path_over(native.INTERRUPTED)
             raise
         if error is None:
@@ -315,6 +315,10 @@ class HierarchicalTransport(Transport):
         self.health.abort()
         self.local.abort()
 
+    def interrupt(self) -> None:
+        self.health.abort(status=native.INTERRUPTED)
+        self.local.abort()
+
     def leave(self) -> None:
         if not self.health.over:
             self.health.tell_what_this_host_knows()
@@ -367,7 +371,7 @@ class HierarchicalTransport(Transport):
         except BaseException:
             # A signal handler raised. The others must not wait for what will not come.
             self._log.end(native.INTERRUPTED)
-            self.health.abort(number)
+            self.health.abort(number, native.INTERRUPTED)
             collective.withdraw()
             raise
 

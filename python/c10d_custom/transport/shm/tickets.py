@@ -49,7 +49,7 @@ class ShmTicket(CoreTicket, Ticket):
     def withdraw(self) -> None:
         transport = self._transport
         if self.collective:
-            transport.abort()  # then the thread that runs it, or was to, ends it
+            transport.interrupt()  # then the thread that runs it, or was to, ends it
             while not self.wait(_ENDS, may_run=True):
                 pass
         else:

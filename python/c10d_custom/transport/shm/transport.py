@@ -295,6 +295,10 @@ class ShmTransport(LocalTransport):
     def abort(self) -> None:
         lib.c10d_abort(self._handle)
 
+    def interrupt(self) -> None:
+        lib.c10d_poison(self._handle, native.INTERRUPTED, self.rank, self.rank, 0)
+        lib.c10d_abort(self._handle)
+
     def leave(self) -> None:
         lib.c10d_leave(self._handle)
 
