@@ -22,11 +22,9 @@ enum Status : int32_t {
   kBroken = 7,       // the group failed, in this call or before: `seq`, `peer`, `by`, `cause` tell
   kInterrupted = 8,  // `interrupted` of c10d_open said so; the group is aborted
   kForked = 9,       // this process is a fork of the one that opened the group
-  kExhausted = 10,   // the machine did not give a Resource (`expected`): `actual` is errno
+  kExhausted = 10,   // the machine did not give memory: `actual` is errno
   kReentered = 11,   // the calling thread is amid a collective of this group, which cannot end before this call returns
 };
-
-enum Resource : uint32_t { kPages = 1, kThread = 2 };
 
 enum Op : uint32_t {
   kBarrier = 0,

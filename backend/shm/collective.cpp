@@ -25,7 +25,7 @@ Status Collective::fail(Status st, int32_t peer) {
   if (st == kBroken)
     g.poisoned(failure_, number);
   else if (st == kInterrupted)
-    g.poison(kAborted, int32_t(me), number);
+    g.poison(kInterrupted, int32_t(me), number);
   else if (st != kAborted && st != kUsage)
     g.poison(st, peer, number);
   failure_->status = st;
@@ -59,10 +59,9 @@ bool Collective::has_memory(int (Group::*reserve)(const GoesOn&)) {
   const int error = (g.*reserve)([this] { return may_go_on(me); });
   if (!error) return true;
   if (error == ECANCELED) return false;
-  const Lack lack{kPages, uint32_t(error)};
-  g.poison(kExhausted, int32_t(me), number, lack);
+  g.poison(kExhausted, int32_t(me), number, error);
   fail(kExhausted, int32_t(me));
-  failure_->expected = lack.resource, failure_->actual = lack.error;
+  failure_->actual = uint64_t(error);
   return false;
 }
 

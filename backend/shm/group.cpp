@@ -269,7 +269,8 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
       return st != kOk ? st : kTimeout;
     }
     if (elsewhere) elsewhere(elsewhere_context);
-    futex_wait(word, seen, std::min(left_ns, elsewhere ? kElsewhere : kSlice));
+    const bool aids = messenger_->aid();
+    futex_wait(word, seen, std::min(left_ns, elsewhere || aids ? kElsewhere : kSlice));
     if (w.ready()) return kOk;
     if (Status st = health(call); st != kOk) return st;
     if (now_ns() >= next_poll) {
@@ -337,7 +338,7 @@ bool Group::stopped(uint32_t peer) const {
   return state == 'T' || state == 't';
 }
 
-void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq, Lack lack) {
+void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq, int error) {
   if (header().poison.state.load(std::memory_order_acquire)) return;
   Poison& p = kind == kMismatch ? header().disagreement : header().poison;
   uint32_t free = 0;
@@ -346,7 +347,7 @@ void Group::poison(Status kind, int32_t peer, int32_t by, uint64_t seq, Lack lac
   p.by = by;
   p.peer = peer;
   p.seq = seq;
-  p.lack = lack;
+  p.error = error;
   p.state.store(2, std::memory_order_release);
 }
 
@@ -360,7 +361,7 @@ bool Group::poisoned(Failure* why, uint64_t number) const {
   why->by = valid ? p.by : -1;
   why->peer = valid ? p.peer : -1;
   why->seq = valid ? p.seq : 0;
-  if (valid && p.kind == kExhausted) why->expected = p.lack.resource, why->actual = p.lack.error;
+  if (valid && p.kind == kExhausted) why->actual = uint64_t(p.error);
   return true;
 }
 
@@ -396,8 +397,8 @@ void Group::leave() {
   queue_->drain();
 }
 
-void Group::abort() {
-  poison(kAborted, int32_t(rank), 0);
+void Group::abort(Status why) {
+  poison(why, int32_t(rank), 0);
   aborted_.store(true, std::memory_order_release);
   messenger_->interrupt();
 }

@@ -102,8 +102,8 @@ class Group {
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
   // disagreement. `lack`: of kExhausted.
-  void poison(Status kind, int32_t peer, uint64_t seq, Lack lack = {}) { poison(kind, peer, int32_t(rank), seq, lack); }
-  void poison(Status kind, int32_t peer, int32_t by, uint64_t seq, Lack lack = {});
+  void poison(Status kind, int32_t peer, uint64_t seq, int error = 0) { poison(kind, peer, int32_t(rank), seq, error); }
+  void poison(Status kind, int32_t peer, int32_t by, uint64_t seq, int error = 0);
   bool disagreed(uint64_t number) const;
   bool poisoned(Failure* why, uint64_t number = kNever) const;
 
@@ -113,7 +113,8 @@ class Group {
   int roll(uint32_t peer, uint32_t round, uint32_t* note);
 
   void leave();
-  void abort();
+  // `why`: kAborted, or kInterrupted: a signal handler raised.
+  void abort(Status why = kAborted);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   CollectiveQueue& queue() { return *queue_; }

@@ -98,11 +98,6 @@ struct alignas(kLine) RankCtl {
       started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
 };
 
-// What a machine did not give: a Resource, and errno.
-struct Lack {
-  uint32_t resource = 0, error = 0;
-};
-
 // Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its
 // own: calls before it (`seq`) may still succeed, and where they cannot, there is another reason.
 struct alignas(kLine) Poison {
@@ -111,7 +106,7 @@ struct alignas(kLine) Poison {
   int32_t by;
   int32_t peer;  // the rank it is about, -1 if none
   uint64_t seq;
-  Lack lack;
+  int32_t error;  // kExhausted: errno of what was asked for
 };
 
 struct SegmentHeader {

@@ -87,7 +87,7 @@ Ticket* Messenger::post(const MessageArgs& a) {
         if (error == ECANCELED)
           finish(r, st != kOk ? st : kTimeout, a.peer);
         else
-          exhausted(r, {kPages, uint32_t(error)});
+          exhausted(r, error);
         return t;
       }
       link.reserved = true;
@@ -104,7 +104,7 @@ Ticket* Messenger::post(const MessageArgs& a) {
   if (!live_.empty() && !has_helper_) {
     const int error = lend_thread([](void* me) { static_cast<Messenger*>(me)->help(); }, this);
     has_helper_ = !error;
-    if (error && t->request) exhausted(r, {kThread, uint32_t(error)});
+    unaided_.store(error != 0, std::memory_order_relaxed);
   }
   return t;
 }
@@ -121,11 +121,11 @@ bool Messenger::room_for(uint32_t dst, uint64_t bytes) {
   return true;
 }
 
-// This machine gave what the request needs neither memory nor a thread. Its peer would wait for it: the group ends.
-void Messenger::exhausted(Request* r, Lack lack) {
+// This machine gave what the request needs no memory. Its peer would wait for it: the group ends.
+void Messenger::exhausted(Request* r, int error) {
   Failure f{};
-  f.expected = lack.resource, f.actual = lack.error;
-  g_.poison(kExhausted, int32_t(g_.rank), 0, lack);
+  f.actual = uint64_t(error);
+  g_.poison(kExhausted, int32_t(g_.rank), uint64_t{0}, error);
   forget(r);
   finish(r, kExhausted, r->args.peer, &f);
 }
@@ -178,6 +178,16 @@ void Messenger::want(Request* r) {
   r->wanted = now_ns();
   r->deadline = deadline_after(r->wanted, r->args.timeout_ns);
   due_ = std::min(due_, r->deadline);
+}
+
+bool Messenger::aid() {
+  if (!unaided_.load(std::memory_order_relaxed)) return false;
+  std::unique_lock<std::mutex> hold(mutex_, std::try_to_lock);
+  if (!hold || driving_ || closing_) return true;  // somebody is at it
+  progress();
+  if (now_ns() - last_check_ >= kSlice) check_faults();
+  if (live_.empty()) unaided_.store(false, std::memory_order_relaxed);
+  return true;
 }
 
 void Messenger::help() {

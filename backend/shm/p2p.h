@@ -25,7 +25,8 @@
 // message may overtake (`Pending`).
 //
 // Whoever waits for a message drives the engine; when nobody waits and something is outstanding, a
-// helper thread does, so that operations need nothing from the caller to make progress.
+// helper thread does, so that operations need nothing from the caller to make progress. Where the machine has no thread
+// for it, who sleeps in a collective does it now and then (`aid`), beside those that wait for a message.
 //
 // A message that nobody waits for keeps nobody waiting, and stays until it is done, its peer is gone or the group ends.
 // Its time-out begins with the first wait.
@@ -58,6 +59,8 @@ class Messenger {
   int probe(int64_t tag);
   // Ends a message here, which must not be under way: see c10d_withdraw.
   Status withdraw(Ticket*);
+  // Drives the engine a little, if something is outstanding and there is no helper. Whether that is so.
+  bool aid();
   // The group aborts or leaves: everything outstanding fails.
   void interrupt();
   void keep_trace(uint32_t messages);
@@ -151,7 +154,7 @@ class Messenger {
   void settle(Request*);
   void want(Request*);
   void finish(Request*, Status, int32_t peer, const Failure* detail = nullptr);
-  void exhausted(Request*, Lack);
+  void exhausted(Request*, int error);
   void mismatch(Request*, uint32_t src, uint64_t bytes, uint32_t dtype);
   bool forget(Request*);
   void check_faults();
@@ -180,6 +183,7 @@ class Messenger {
   int64_t due_ = INT64_MAX;  // no deadline in live_ comes sooner
   unsigned waiters_ = 0;
   bool driving_ = false, has_helper_ = false, closing_ = false;
+  std::atomic<bool> unaided_{false};   // the machine had no thread for the helper, and something is outstanding
   std::atomic<bool> outgoing_{false};  // progress() has left something that waits for room in a ring
 };
 

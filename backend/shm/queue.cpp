@@ -122,7 +122,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
     while ((st = wait(t, interrupted ? INT64_MAX : kPollInterrupt, true)) == kPending)
       if (g_.interrupted && main_thread() && g_.interrupted()) {
         interrupted = true;
-        g_.abort();  // ends it: the caller's buffers must not be touched after we return
+        g_.abort(kInterrupted);  // ends it: the caller's buffers must not be touched after we return
       }
     if (st != kOk) *failure = t->failure;
     if (interrupted) failure->status = st = kInterrupted;

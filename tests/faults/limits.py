@@ -108,6 +108,7 @@ CASES = {
     "no memory for large collectives": (0, None, no_fallocate, {}),
     "no thread for collectives": (None, None, no_threads, {}),
     "no thread for messages": (None, None, no_threads, {}),
+    "a rank that becomes another user": (0, None, lambda: os.setuid(NOBODY), {}),
     **{
         f"{k} more files on rank {rank}": (rank, lambda k=k: limit(resource.RLIMIT_NOFILE, free_number() + k), None, {})
         for rank in (0, 1)
@@ -128,12 +129,23 @@ def exchange(case, rank):
         parts, whole = torch.ones(MB // 4), torch.ones(MB // 4)
         for group in [dist.new_group() for _ in range(20)]:  # 20 MiB each
             dist.all_to_all_single(parts, whole, group=group)
+    elif "another user" in case:
+        for ranks in ([0, 1], [1, 0]):
+            dist.all_reduce(total, group=dist.new_group(ranks))
     elif "messages" in case:
         total = torch.ones(200_000)  # a short one is sent before it needs a thread
-        if rank == 0:
-            dist.isend(total, 1).wait()
+        if "thread" not in case:
+            dist.isend(total, 1).wait() if rank == 0 else dist.recv(total, 0)
+        elif rank == 0:
+            works = [dist.isend(total, 1, tag=1), dist.isend(total, 1), dist.irecv(total.clone(), 1, tag=2)]
+            dist.barrier()  # which the other comes to once it has the first
+            for work in works:
+                work.wait()
         else:
+            dist.recv(total, 0, tag=1)
+            dist.barrier()
             dist.recv(total, 0)
+            dist.send(total, 0, tag=2)
     elif "all_to_all" in case:
         dist.all_to_all_single(torch.empty(200_000), torch.ones(200_000))
     elif "large collectives" in case:

@@ -254,6 +254,30 @@ def test_collectives_left_by_an_exception():
         assert not wrong, wrong
 
 
+def told_why(rank, size):
+    """What the other ranks are told of a collective that an exception has left."""
+    other, t, told = dist.new_group(timeout=SECONDS), torch.ones(3), []
+    for call in (
+        lambda group: dist.all_reduce(t, group=group),
+        lambda group: dist.all_reduce(t, group=group, async_op=True).wait(),
+    ):
+        group = dist.new_group(timeout=SECONDS)
+        if rank == 0:
+            assert interrupted(0.1, lambda: call(group))
+        dist.barrier(other)
+        told += [str(_error(lambda: call(group))) for _ in range(2)]
+        dist.destroy_process_group(group)
+    return told
+
+
+def test_the_other_ranks_are_told_that_a_handler_raised():
+    for rank, told in enumerate(run(told_why, 4 if Layout.chosen() else 2)):
+        assert len(told) == 4
+        for text in told:
+            assert "signal handler" in text and "raised" in text, told
+            assert rank == 0 or "on rank 0" in text, told
+
+
 def on_top(rank, size):
     """What a handler gets that calls the group amid one of its collectives; and that the collective is right all the
     same."""

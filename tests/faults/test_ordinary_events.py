@@ -1,8 +1,13 @@
-"""Ordinary events: a result that is copied back to a Parameter, a look at one's own memory, a fork."""
+"""Ordinary events: a result that is copied back to a Parameter, a look at one's own memory, a fork, a standard
+library that somebody has patched."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,3 +110,14 @@ def forked(rank, size):
 @pytest.mark.skipif(Layout.chosen() is not None, reason="an MPI process may not be forked: mpi_job.py says so")
 def test_a_forked_child_is_told_what_it_is():
     assert run(forked, 2) == [0, 0]
+
+
+def test_a_standard_library_patched_as_gevent_does():
+    script = Path(__file__).with_name("patched.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert not result["stuck"] and result["codes"] == [0, 0], result
+    for rank, said in enumerate(result["said"]):
+        assert (said["sum"], said["called"], said["received"]) == ([2.0] * 4, [[4.0] * 4], [1.0 - rank] * 4), result
+    assert "CollectiveTimeoutError" in result["said"][0]["error"], result

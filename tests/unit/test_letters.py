@@ -11,7 +11,7 @@ import pytest
 
 from c10d_custom.creation import letters as module
 from c10d_custom.creation.letters import Letter, Letters, Mailbox, Neighbours
-from c10d_custom.creation.processes import Processes
+from c10d_custom.creation.processes import Processes, started
 from c10d_custom.errors import PeerLostError, TransportError
 
 KEY = b"k" * module._KEY
@@ -212,6 +212,42 @@ def test_letters_of_other_users_are_thrown_away(boxes):
     assert boxes[1].send(boxes[0].name, KEY, Letter(1, "after", 1))
     assert boxes[0].fetch(5)
     assert [letter.topic for letter in boxes[0].read(KEY)] == ["after"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_rank_that_has_become_another_user_is_believed_once_it_is_known_to_be_that_rank(boxes, monkeypatch):
+    code = (
+        "import os, socket, sys\n"
+        f"os.setuid({NOBODY})\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "for line in sys.stdin:\n"
+        "    s.sendto(bytes.fromhex(sys.argv[2]) + b'[1, \"segment\", null]', '\\0' + sys.argv[1])\n"
+        "    print(flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, boxes[0].name, KEY.hex()]
+    rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def believed():
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        rank.stdout.readline()
+        return boxes[0].fetch(5) and bool(boxes[0].read(KEY))
+
+    try:
+        assert not believed()
+        start = started(rank.pid)
+        Neighbours(boxes[0], [], {rank.pid: start - 1})
+        assert not believed()  # another process, to which that number has passed
+        Neighbours(boxes[0], [], {rank.pid: start})
+        assert believed() and not boxes[0].refused
+        monkeypatch.setattr(module, "started", lambda pid: None)  # /proc does not say
+        assert not believed()
+    finally:
+        rank.stdin.close()
+        rank.wait(10)
+    letters = make(boxes, [0, 1], 0)
+    with pytest.raises(TransportError, match=f"pid {rank.pid}, a rank, has become user {NOBODY}"):
+        letters._require_nobody_gave_up()
 
 
 def test_what_makes_no_sense_is_thrown_away(boxes):

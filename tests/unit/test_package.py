@@ -141,6 +141,21 @@ def test_no_modules_import_each_other_in_a_circle():
         raise AssertionError(error.args[1]) from None
 
 
+def test_what_may_be_patched_comes_from_one_place():
+    """gevent and eventlet replace these modules' contents: threads.py."""
+    wrong = []
+    for name, path in modules():
+        if name == "threads" or name.split(".")[0] in TOOLS:
+            continue
+        text = path.read_text()
+        found = re.findall(
+            r"^ *(?:import|from) (_thread|queue|select|selectors|socket|threading)\b", text, re.MULTILINE
+        )
+        sleeps = "time.sleep" in text and not re.search(r"^from \.+threads import .*\btime\b", text, re.MULTILINE)
+        wrong += [(name, *found)] * bool(found or sleeps)
+    assert not wrong, f"import them from threads.py: {wrong}"
+
+
 def test_the_root_is_small():
     assert len(list(SOURCES.glob("*.py"))) <= 12
 

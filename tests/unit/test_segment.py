@@ -16,7 +16,6 @@ from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import segment
 from c10d_custom.transport.shm.segment import geometry
 
-
 ROWS = "its ranks on the host", "MiB when it is made"  # of docs/sharp-bits.md
 
 
@@ -37,7 +36,9 @@ def test_rings_take_no_memory_before_they_are_used():
 
 def test_a_group_takes_what_the_docs_say_when_it_is_made():
     text = (Path(__file__).parents[2] / "docs" / "sharp-bits.md").read_text()
-    ranks, said = ([float(cell) for cell in re.findall(r"\| ([\d.]+)", text.split(row)[1].split("\n")[0])] for row in ROWS)
+    ranks, said = (
+        [float(cell) for cell in re.findall(r"\| ([\d.]+)", text.split(row)[1].split("\n")[0])] for row in ROWS
+    )
     assert len(ranks) == len(said) == 6
     for many, mib in zip(map(int, ranks), said):
         if many <= 128:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from bisect import bisect_right
 from collections import deque
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
+from ..threads import threading
 from ..transport.trace_file import Frame
 
 if TYPE_CHECKING:

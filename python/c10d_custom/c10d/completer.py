@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import AbortedError, TransportError
-from ..threads import Lent, lend
+from ..threads import Lent, lend, threading
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,6 @@ that is the same; else refused, by name."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import UsageError
 from ..native import torch_inside
+from ..threads import threading
 from .operations import Operations
 from .profiling import profiler_enabled
 

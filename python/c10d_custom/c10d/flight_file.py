@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..threads import threading
 from ..transport.flight_recorder import dump_of
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..lowering.collectives import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..time_outs import seconds_of
+from ..transport.base import LocalTransport
 from .called_from import amid_backward_pass, posted_to_be_awaited
 from .completer import Completer
 from .dynamo import opaque_to_dynamo
@@ -122,9 +123,16 @@ class Issuing:
     def abort(self) -> None:
         self._transport.abort()
 
-    def shutdown(self) -> None:
+    def ends_first(self) -> bool:
+        """Whether it rests on what ends at exit: MPI, or what is loaded for CUDA."""
+        return not isinstance(self.cpu_transport, LocalTransport) or bool(self._transport.devices())
+
+    def shutdown(self, why: str = "") -> None:
+        """``why``: a sentence for the errors of calls from then on."""
         if self._closed:
             return
+        if why:
+            self.cpu_transport.ended = why
         if self._transport.interrupted_here() or on_top_of_own_step():
             # A signal handler, on top of a call of a group: that call must end before the group can. It fails now; what
             # is left is closed with the group object, at the latest at exit, or when asked again.

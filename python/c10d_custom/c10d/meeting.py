@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -23,11 +22,13 @@ from ..creation.membership import Membership, digest_of
 from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
+from ..threads import time
 from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
-from .at_exit import close_groups_first
+from .at_exit import close_groups_first, close_groups_last
 from .issuing import Issuing
+from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,8 @@ def meet(
         except dist.DistError as error:
             raise bounded.broke(error) from error
     transport.strangers = strangers
+    close_groups_last()
+    read_ahead()
     if traced(configuration()):
         from . import trace_dump
 
@@ -195,7 +198,9 @@ class _Meeting:
             one_host = len(by_host(everywhere)) == 1
             cpu: Transport
             if mailbox is not None and by_letters:
-                neighbours = Neighbours(mailbox, [place.mailbox for place in everywhere])
+                neighbours = Neighbours(
+                    mailbox, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
+                )
                 cpu = self._by_letters(neighbours, exchange, membership)
                 mailbox = None
             elif one_host:

@@ -104,8 +104,8 @@ def create(options: Any, _backend_options: Any) -> Any:
 
 def _spare_recorder(options: Any) -> None:
     """torch hooks its Flight Recorder to this group, but where that would warn: the recorder's files bear the rank that
-    this process had when it first recorded, and warn of a group in which it has another (after a re-init, or in one over
-    two jobs)."""
+    this process had when it first recorded, and warn of a group in which it has another (after a re-init, or in a group
+    over two jobs)."""
     import torch.distributed as dist
 
     global _recorded_rank

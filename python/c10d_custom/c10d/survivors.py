@@ -10,8 +10,6 @@ The old group's shared memory decides, for it outlives any rank:
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +18,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 
 from ..creation.processes import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError
+from ..threads import socket, time
 from ..time_outs import seconds_of
 from . import process_group
 

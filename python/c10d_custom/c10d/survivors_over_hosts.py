@@ -20,9 +20,6 @@ do:
 
 from __future__ import annotations
 
-import select
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +30,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 from ..creation.processes import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, mpi_job
+from ..threads import select, socket, time
 from ..time_outs import seconds_of
 from ..transport.hosts.line import At
 from ..transport.hosts.transport import HierarchicalTransport

@@ -11,9 +11,7 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from .. import config as settings
 from ..errors import UsageError
+from ..threads import socket, threading
 from ..transport.trace_file import Dump, GroupTrace, write
 from . import flight_file
 from .callers import Callers, inside_call, stack

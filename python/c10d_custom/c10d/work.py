@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +12,7 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import AbortedError, CollectiveTimeoutError
+from ..threads import threading, time
 from .optional import optional
 
 if TYPE_CHECKING:

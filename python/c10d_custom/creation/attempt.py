@@ -15,11 +15,11 @@ and the other not. There, ranks of an earlier attempt may wait beside those of a
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from typing import TYPE_CHECKING
 
 from ..errors import TransportError
+from ..threads import time
 
 if TYPE_CHECKING:
     from .bounded_store import BoundedStore

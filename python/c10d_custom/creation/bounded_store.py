@@ -6,8 +6,6 @@ that got none stays behind until the server answers or its connection ends."""
 
 from __future__ import annotations
 
-import _thread
-import queue
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.distributed import PrefixStore
 
 from ..errors import TransportError
+from ..threads import queue, start_new_thread, threading
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -96,7 +95,7 @@ class BoundedStore:
 class _Answer:
     def __init__(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
-        self.awaited = _thread.allocate_lock()  # until it is there
+        self.awaited = threading.Lock()  # until it is there
         self.awaited.acquire()
         self.value: Any = None
         self.error: Exception | None = None
@@ -115,7 +114,7 @@ class _Asker:
         if not self._runs:
             # Not a threading.Thread, whose start takes as long as five calls. It is never joined.
             try:
-                _thread.start_new_thread(self._run, ())
+                start_new_thread(self._run, ())
             except RuntimeError as error:
                 raise TransportError(
                     "group creation: no thread can be started (clone, clone3): ulimit -u says how many a user may "

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import CustomBackendError, TransportError
+from ..threads import time
 from .gathering import Gathering
 from .processes import Processes
 

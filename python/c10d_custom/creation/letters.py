@@ -2,8 +2,9 @@
 to process, which the kernel carries and wakes their readers for. The store is asked nothing.
 
 A letter is a datagram to an abstract Unix socket whose name nobody can guess; the ranks of the default group have told
-each other the names when they met. The kernel says which user a letter is from, and those of others are thrown away. It
-may carry a descriptor."""
+each other the names when they met. The kernel says which process and which user a letter is from, and those of other
+users are thrown away, unless the process is that of a rank, which has become another user (setuid) since they met: the
+same PID, started at the same moment. It may carry a descriptor."""
 
 from __future__ import annotations
 
@@ -12,17 +13,15 @@ import errno
 import hashlib
 import json
 import os
-import select
-import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import TransportError
+from ..threads import select, socket, threading
 from .gathering import Gathering
-from .processes import Processes
+from .processes import Processes, started
 
 _KEY = 16  # bytes of a letter's first field: of which group it is
 _LONGEST = 64 << 10
@@ -53,6 +52,8 @@ class Mailbox:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._lock = threading.RLock()  # a signal handler may make a group, too
         self._letters: list[tuple[bytes, Letter]] = []  # of which group each is
+        self.known: dict[int, int | None] = {}  # PIDs of the ranks that may write -> when they started
+        self.refused = ""  # which of them has written, and cannot be believed
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # To queue, rather than to ask again and again: who floods a mailbox then has no more than its share of it.
         queue = struct.pack("ll", 0, int(1e6 * _ROOM_SECONDS))
@@ -115,14 +116,14 @@ class Mailbox:
             data, ancillary, _, _ = self._socket.recvmsg(_LONGEST, _ROOM, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
-        user, descriptors = None, list[int]()
+        believed, descriptors = False, list[int]()
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                user = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[1]
+                believed = self._is_a_rank(*_CREDENTIALS.unpack(content[: _CREDENTIALS.size])[:2])
         letter = None
-        if user == os.geteuid():
+        if believed:
             with contextlib.suppress(ValueError, TypeError):
                 sender, topic, value = json.loads(data[_KEY:])
                 if type(sender) is int:
@@ -136,6 +137,19 @@ class Mailbox:
                 self.forget(data[:_KEY])
             self._letters.append((data[:_KEY], letter))
         return True
+
+    def _is_a_rank(self, pid: int, user: int) -> bool:
+        if user == os.geteuid():
+            return True
+        if (known := self.known.get(pid)) is None:
+            return False
+        if (found := started(pid)) is None:
+            self.refused = (
+                f"pid {pid}, a rank, has become user {user} (setuid), which is not this rank's, {os.geteuid()}; and "
+                f"/proc does not say that it is the process that it was (mounted with hidepid?). Make groups before "
+                "setuid, or change the user on all ranks"
+            )
+        return found == known
 
 
 def _int(number: int) -> bytes:
@@ -156,10 +170,12 @@ def _cut(value: Any) -> Any:
 
 class Neighbours:
     """The ranks of a group on this host, by their numbers in it, as whom to write to; and how often this rank has been
-    through the making of each group with them. ``mailbox``: this rank's."""
+    through the making of each group with them. ``mailbox``: this rank's; ``known``: their PIDs, and when each process
+    started."""
 
-    def __init__(self, mailbox: Mailbox, names: Sequence[str]) -> None:
+    def __init__(self, mailbox: Mailbox, names: Sequence[str], known: Mapping[int, int | None] | None = None) -> None:
         self.mailbox, self.names = mailbox, names
+        mailbox.known.update(known or {})
         self._lives: dict[str, int] = {}
 
     def life(self, group: str) -> int:
@@ -277,6 +293,8 @@ class Letters(Gathering):
     def _require_nobody_gave_up(self) -> None:
         if (gone := self._first(_GAVE_UP, range(self.size))) is not None:
             raise self._given_up(gone.value)
+        if self._mailbox.refused:
+            raise TransportError(f"group creation, rank {self.rank}: {self._mailbox.refused}.")
 
     def _send(self, rank: int, topic: str, value: Any, descriptor: int | None = None) -> None:
         letter, to = Letter(self.rank, topic, _cut(value), descriptor), self._neighbours.names[self._members[rank]]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 from typing import TYPE_CHECKING, Self
 
 from ..errors import CollectiveMismatchError
+from ..threads import time
 from .exchange import peek
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from ..threads import select
 
 
 def started(pid: int) -> int | None:

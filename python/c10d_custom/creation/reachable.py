@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..launch.addresses import addresses, interfaces, listen
-from ..threads import start
+from ..threads import socket, start
 from .topology import by_host, one_machine
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TransportError
 from ..launch.host import boot_id, network
+from ..threads import socket
 from .packed import packed, unpacked
 from .processes import started
 

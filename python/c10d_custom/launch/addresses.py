@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import socket
 import struct
+
+from ..threads import socket
 
 _SIOCGIFADDR = 0x8915
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower

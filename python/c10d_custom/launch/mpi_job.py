@@ -10,11 +10,8 @@ import contextlib
 import ctypes
 import functools
 import os
-import socket
 import struct
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
+from ..threads import socket, threading, time
 from . import launcher, leaving, libfabric
 from .mapped import mapped_files
 from .mpich_files import remove_files

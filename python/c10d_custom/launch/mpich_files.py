@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..threads import threading
 from .mapped import mapped_files
 
 if TYPE_CHECKING:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from ..threads import start
+from ..threads import select, socket, start, threading
 
 
 class KeyValues(Protocol):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import struct
 import time
 import uuid
@@ -30,6 +29,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
+from ..threads import socket
 from ..time_outs import seconds_of
 from . import launcher
 from .addresses import addresses

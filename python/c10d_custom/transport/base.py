@@ -14,12 +14,22 @@ process cannot make. All but the last end the group, for all its ranks; the firs
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import native
 from ..call import Call
-from ..errors import UsageError
+from ..errors import (
+    AbortedError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CustomBackendError,
+    PeerLostError,
+    TransportError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +37,46 @@ if TYPE_CHECKING:
     from ..call import Agreement, Message
     from ..native import Failure, PeerState
     from .trace_file import Peer, Record
+
+
+_KINDS = {
+    native.TIMEOUT: (CollectiveTimeoutError, "timed out"),
+    native.PEER_LOST: (PeerLostError, "a rank has died, or left the group"),
+    native.MISMATCH: (CollectiveMismatchError, "the ranks called different things"),
+    native.ABORTED: (AbortedError, ""),
+    native.INTERRUPTED: (AbortedError, "a signal handler raised amid it"),
+    native.USAGE: (UsageError, "the native core refused these arguments"),
+    native.FORKED: (UsageError, "a forked child cannot use its parent's group: create one in the child"),
+    native.EXHAUSTED: (TransportError, "there was no memory or no thread"),
+}
+
+
+def rank_name(members: Sequence[int], rank: int) -> str:
+    return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
+
+
+def is_out_of_reach(problem: Exception) -> bool:
+    """Whether that is what says that a module cannot be loaded, or is half gone at the interpreter's end. (A signal
+    handler may raise anything at any moment, a TimeoutError often.)"""
+    missing = isinstance(problem, (ImportError, OSError)) and not isinstance(problem, TimeoutError)
+    return missing or sys.meta_path is None
+
+
+def plain_error(transport: Transport, failure: Any, call: Any, problem: BaseException) -> CustomBackendError:
+    """The exception for a failure where what words it (failure.py) cannot be loaded or asked: with ``problem``, as
+    where the interpreter is ending. Of its class, with what the numbers say."""
+    found = failure.status == native.BROKEN
+    kind, what = _KINDS.get(failure.cause if found else failure.status, (CustomBackendError, "failed"))
+    about = what or transport.ended
+    if failure.peer >= 0 and kind in (PeerLostError, CollectiveTimeoutError, CollectiveMismatchError):
+        about += f" ({rank_name(transport.members, failure.peer)})"
+    if found and failure.by not in (-1, transport.rank):
+        about += f", found by {rank_name(transport.members, failure.by)}"
+    number = f" #{failure.call}" if failure.call else ""
+    me = rank_name(transport.members, transport.rank)
+    where = f"{call.name}{number} of group {transport.name or '(unnamed)'}, {me}"
+    more = "" if kind is AbortedError else f" (More cannot be told: {type(problem).__name__}: {problem})"
+    return kind(f"{where}: {about}, after {failure.elapsed_ns / 1e9:.3f} s.{more}")
 
 
 class Ticket(ABC):
@@ -120,6 +170,7 @@ class Transport(ABC):
     size: int
     name: str
     members: list[int]
+    ended: str = "the group was aborted or destroyed"  # what an error says of that
 
     # --- collectives and messages
 
@@ -250,6 +301,10 @@ class Transport(ABC):
     def abort(self) -> None:
         """Fails everything under way, here and on the other ranks. The group is of no more use. From signal handlers,
         too."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """`abort`, because a signal handler has raised amid a call: the other ranks are told so."""
 
     @abstractmethod
     def leave(self) -> None:

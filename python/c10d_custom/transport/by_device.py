@@ -7,13 +7,12 @@ the collectives of all devices, for a collective of CUDA tensors takes several s
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
+from ..threads import threading
 from .base import Transport
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class ByDevice(Transport):
         """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls
         this, too."""
         with self._changed:
-            if self._opening == get_ident():
+            if self._opening == threading.get_ident():
                 raise UsageError(
                     f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has "
                     "been "
@@ -103,7 +102,7 @@ class ByDevice(Transport):
             self._changed.wait_for(lambda: self._opening is None)
             if device in self._cuda:
                 return self._cuda[device]
-            self._opening = get_ident()
+            self._opening = threading.get_ident()
         try:
             from .cuda import driver as cuda_driver  # not before: most groups have no tensors there
             from .cuda.transport import CudaTransport
@@ -223,6 +222,9 @@ class ByDevice(Transport):
 
     def abort(self) -> None:
         self.cpu.abort()
+
+    def interrupt(self) -> None:
+        self.cpu.interrupt()
 
     def leave(self) -> None:
         for cuda in self._cuda.values():

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 LATER = 0.1
 
 
-def rank_name(members: Sequence[int], rank: int) -> str:
-    return f"rank {rank}" if members[rank] == rank else f"rank {rank} (global rank {members[rank]})"
-
-
 class ErrorText:
     """For a failure (a native Failure or a Trouble) of ``call`` (a Call or a Message). A transport
     says how it names its ranks and what it knows of them by overriding the methods at the end."""
@@ -70,11 +66,11 @@ class ErrorText:
         if status == native.MISMATCH:
             return self._mismatch(found_by)
         if status == native.ABORTED:
-            return AbortedError(f"{self.where}: the group was aborted or destroyed{found_by}, {self.after}.")
+            return AbortedError(f"{self.where}: {self.t.ended}{found_by}, {self.after}.")
         if status == native.INTERRUPTED:
             return AbortedError(
-                f"{self.where}: a signal handler raised amid it{found_by}, {self.after}, and the group was aborted for "
-                "it."
+                f"{self.where}: a signal handler (Ctrl-C's, or the program's) raised amid it{found_by}, {self.after}, "
+                "and the group was aborted for it."
             )
         if status == native.FORKED:
             return UsageError(f"{self.where}: a forked child cannot use its parent's group: create one in the child.")
@@ -99,16 +95,14 @@ class ErrorText:
         )
         return TransportError(
             f"{self.where}: for its {what} this process got {self._lack()}. (C10D_CUSTOM_{knobs} say how much memory "
-            f"{whose}; ulimit -u, how many threads a user may have.) The group is of no more use: destroy it."
+            f"{whose}.) The group is of no more use: destroy it."
         )
 
     def _lack(self) -> str:
         """What the machine did not give, and the call by which it was asked."""
         if not self.f.actual:  # of another host
-            return "no memory or no thread"
+            return "no memory"
         error = os.strerror(self.f.actual)
-        if self.f.expected == native.THREAD:
-            return f"no thread (clone: {error})"
         if self.f.actual != errno.ENOMEM:
             return f"no memory (fallocate: {error})"
         free, whose = left()
@@ -130,8 +124,8 @@ class ErrorText:
 
     def _broken(self) -> CustomBackendError:
         f = self.f
-        how = "" if f.cause == native.ABORTED else "found "
-        by = f" ({how}by {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
+        how = {native.ABORTED: "by", native.INTERRUPTED: "on"}.get(f.cause, "found by")
+        by = f" ({how} {self.who(f.by)})" if f.by not in (-1, self.t.rank) else ""
         if f.call and f.call == f.seq:  # another rank found out first, but it is our failure too
             return self._of(f.cause, by)
         reason = {
@@ -139,11 +133,15 @@ class ErrorText:
             native.PEER_LOST: "lost a rank",
             native.MISMATCH: "was not called alike on all ranks",
             native.ABORTED: "was aborted",
+            native.INTERRUPTED: "was aborted, because a signal handler (Ctrl-C's, or the program's) raised",
             native.EXHAUSTED: f"got {self._lack()}",
         }.get(f.cause, "failed")
-        kind = {native.PEER_LOST: PeerLostError, native.ABORTED: AbortedError, native.EXHAUSTED: TransportError}.get(
-            f.cause, CustomBackendError
-        )
+        kind = {
+            native.PEER_LOST: PeerLostError,
+            native.ABORTED: AbortedError,
+            native.INTERRUPTED: AbortedError,
+            native.EXHAUSTED: TransportError,
+        }.get(f.cause, CustomBackendError)
         about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
         what = f"its collective #{f.seq} {reason}" if f.seq else reason
         return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. Destroy it and create a new one.")

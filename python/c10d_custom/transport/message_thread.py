@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
-from ..threads import Lent, lend
+from ..threads import Lent, lend, threading, time
 
-_LINGER = 0.05  # s without news, after which it looks more rarely; and with nothing to move, after which it is given back
+_LINGER = (
+    0.05  # s without news, after which it looks more rarely; and with nothing to move, after which it is given back
+)
 _OFTEN, _RARELY = 100e-6, 1e-3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from ctypes import addressof, c_uint64
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AbortedError
 from ..native import lib
-from ..threads import Lent, lend
+from ..threads import Lent, lend, threading
 from .base import Ticket
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class QueuedTicket(PyTicket):
         self._queue = queue
 
     def withdraw(self) -> None:
-        self._queue.owner.abort()  # what is under way ends, and what waits fails in its turn
+        self._queue.owner.interrupt()  # what is under way ends, and what waits fails in its turn
         while not self.wait(0.1, may_run=True):
             pass
 
@@ -269,8 +268,7 @@ class Queue:
         while True:
             with self._changed:
                 ready = self._changed.wait_for(
-                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_under_way(self._sequencer),
-                    _LINGER,
+                    lambda: (self._jobs or self._closing) and not lib.c10d_sequencer_under_way(self._sequencer), _LINGER
                 )
                 if not self._jobs and (self._closing or not ready):
                     self._starts = False

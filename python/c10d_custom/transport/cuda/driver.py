@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ import torch
 from ...call import copy_back
 from ...errors import UsageError
 from ...extras import how_to_install
+from ...threads import threading
 from .answers import answers_of
 from .libcuda import Libcuda
 from .mappings import Allocation, Mappings

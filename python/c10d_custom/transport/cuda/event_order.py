@@ -15,11 +15,11 @@ takes.
 from __future__ import annotations
 
 import ctypes as c
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...threads import threading
 from .order import HALVES, Order
 
 if TYPE_CHECKING:

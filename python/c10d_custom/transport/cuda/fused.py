@@ -8,10 +8,10 @@ made sure of, and knows nothing of the other's.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+from ...threads import threading
 from . import p2p
 
 if TYPE_CHECKING:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
 from typing import TYPE_CHECKING, Protocol
 
 from ...errors import CustomBackendError, PeerLostError, TransportError
-from ...threads import start
+from ...threads import start, threading, time
 
 if TYPE_CHECKING:
     from ..base import Transport

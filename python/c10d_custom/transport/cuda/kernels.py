@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import operator
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ... import dtypes
 from ...errors import UsageError
+from ...threads import threading
 from . import compiler
 
 MAX_SOURCES, MAX_PLACES, MAX_JOBS = 64, 272, 16

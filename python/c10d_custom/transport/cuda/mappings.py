@@ -12,13 +12,13 @@ than `most` are open, and what no group uses is closed. Nothing is closed while 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...errors import TransportError
+from ...threads import threading
 
 _MOST = 64
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
+
+from ...threads import threading
 
 if TYPE_CHECKING:
     from .driver import Driver

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ...call import Region, changed
 from ...errors import AbortedError
+from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..tickets import PyTicket
 
@@ -134,7 +132,7 @@ class StagedMessages:
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        me = get_ident()
+        me = threading.get_ident()
         if self._by not in (0, me):
             return False
         with (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AbortedError
+from ...threads import threading, time
 
 if TYPE_CHECKING:
     import torch

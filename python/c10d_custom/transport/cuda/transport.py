@@ -11,13 +11,13 @@ import contextlib
 import functools
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
+from ...threads import threading
 from .by_size import CollectivesBySize
 from .guard import Guard
 from .peers import Mode, Setup, close_all

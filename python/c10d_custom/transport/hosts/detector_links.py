@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import secrets
-import selectors
-import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
 from ...launch.addresses import addresses, listen
+from ...threads import selectors, socket, time
 from .own_sockets import own
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from ...call import ANY_COUNT
 from ...creation.exchange import Exchange
 from ...errors import CollectiveMismatchError, TransportError
 from ...threads import start
-from ..failure import ErrorText, rank_name
+from ..base import rank_name
+from ..failure import ErrorText
 from ..fingerprint import Fingerprint, mismatch_table
 from ..parts import sizes_of
 from .flat_exchange import fingerprint, parse

@@ -34,10 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,6 +42,7 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...native import over_hosts
+from ...threads import select, socket, threading
 from .detector_links import Neighbours, connect
 
 if TYPE_CHECKING:
@@ -214,7 +212,7 @@ class FailureDetector:
         elif kind == _ENDED:
             self._gone_without_leave |= peer not in self.left
             self._has_ended(peer, link)
-        elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, native.ABORTED):
+        elif kind == _FAILED and status in (native.TIMEOUT, native.PEER_LOST, native.MISMATCH, *native.ENDED_HERE):
             self._fail(Fault(status, peer, by, number), link)
 
     def _gone(self, link: socket.socket, ended: bool) -> None:

@@ -8,10 +8,11 @@ Requests that are here are touched by nobody else, but by `MpiLink.withdraw`, wh
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from ...threads import threading
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request

@@ -3,12 +3,12 @@ what the shared memory shows of this one."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
+from ...threads import time
 from ..trouble import Trouble
 from .failure_detector import Fault
 
@@ -65,8 +65,8 @@ class Health:
             raise Trouble(native.ABORTED)
         fault = self.detector.trouble(number)
         if fault is not None:
-            if fault.status == native.ABORTED and fault.by == self.rank:
-                raise Trouble(native.ABORTED)
+            if fault.status in native.ENDED_HERE and fault.by == self.rank:
+                raise Trouble(fault.status)
             raise Trouble(native.BROKEN, fault.peer, fault.by, fault.status, seq=fault.number)
 
     def broken(self) -> bool:
@@ -82,9 +82,10 @@ class Health:
 
     # --- news
 
-    def abort(self, number: int = 0) -> None:
-        """This rank ends the group, amid the collective ``number``."""
-        self.spread(Fault(native.ABORTED, self.rank, self.rank, number))
+    def abort(self, number: int = 0, status: int = native.ABORTED) -> None:
+        """This rank ends the group, amid the collective ``number``; ``status``: INTERRUPTED where a signal handler has
+        raised."""
+        self.spread(Fault(status, self.rank, self.rank, number))
 
     def spread(self, fault: Fault) -> None:
         """Tells all ranks."""
@@ -95,7 +96,7 @@ class Health:
         """What a Fault means for the ranks of this host."""
         self._stop()
         self._abandon_if_lost(fault.status, fault.peer)
-        if fault.status == native.ABORTED and (known := self.local.health(native.NEVER)) is not None:
+        if fault.status in native.ENDED_HERE and (known := self.local.health(native.NEVER)) is not None:
             self.trouble(known)  # of which this rank might not hear otherwise
         self.local.end_for_all(fault.status, self._index(fault.peer), self._index(fault.by), fault.number)
 

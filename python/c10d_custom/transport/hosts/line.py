@@ -11,11 +11,11 @@ import errno
 import hmac
 import json
 import secrets
-import select
-import socket
 import struct
 from enum import Enum
 from typing import Any
+
+from ...threads import select, socket
 
 _CHALLENGE, _DIGEST = 16, 32  # bytes
 _CALLER = struct.Struct("<I16s32s")  # its rank, its challenge, its digest

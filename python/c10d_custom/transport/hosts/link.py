@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char, memmove
 from functools import partial
@@ -17,6 +16,7 @@ from ...errors import TransportError
 from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
 from ...native import over_hosts
+from ...threads import time
 from ..trouble import Trouble
 from . import given_up
 

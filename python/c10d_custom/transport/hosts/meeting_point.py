@@ -8,11 +8,11 @@ refuse what it knows nothing of."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...launch.addresses import listen
+from ...threads import socket
 from .line import Line
 from .own_sockets import own
 

@@ -154,6 +154,6 @@ def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> 
         try:
             check([])
         except Trouble as trouble:
-            if trouble.status == native.BROKEN and trouble.cause == native.ABORTED and trouble.by == ticket._source:
+            if trouble.status == native.BROKEN and trouble.cause in native.ENDED_HERE and trouble.by == ticket._source:
                 return trouble
     return None

@@ -21,12 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ... import native
@@ -34,6 +31,7 @@ from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
 from ...native.torch_inside import without_functions
+from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .asides import Asides
@@ -72,10 +70,10 @@ _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within 
 
 
 class Messages:
-    """``fail(trouble, message, since)`` makes an exception, of what lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``:
-    the rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its ticket; ``log``:
-    the CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``, to what makes the
-    UsageError of a call amid another, from its name."""
+    """``fail(trouble, message, since)`` makes an exception, of what lasts since then; ``check(peers)`` raises Trouble;
+    ``local(tag)``: the rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its
+    ticket; ``log``: the CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``,
+    to what makes the UsageError of a call amid another, from its name."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class Messages:
         if (error := self.refusal(message)) is not None:
             raise error
         self.link.carries_messages = True
-        ticket, me = MessageTicket(self, message), get_ident()
+        ticket, me = MessageTicket(self, message), threading.get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
         try:
@@ -160,7 +158,7 @@ class Messages:
         return type(errors[0])("\n".join(map(str, errors)))
 
     def refuse_inside(self, name: str) -> None:
-        if self._taking is not None and self._by == get_ident() and (inside := self._inside()) is not None:
+        if self._taking is not None and self._by == threading.get_ident() and (inside := self._inside()) is not None:
             raise inside(name)
 
     def _send(self, message: Message, tags: tuple[int, int], ticket: MessageTicket) -> None:
@@ -250,7 +248,7 @@ class Messages:
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
-        me = get_ident()
+        me = threading.get_ident()
         if self._by not in (0, me) or self._taking is not None and self._by == me:
             return False
         broken = None
@@ -431,7 +429,11 @@ class Messages:
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
         self._uncount(ticket)
         self._log.finish(ticket, native.OK if trouble is None else trouble.status)
-        error = None if trouble is None else self._fail(trouble, ticket.message, ticket.began if ticket.since is None else ticket.since)
+        error = (
+            None
+            if trouble is None
+            else self._fail(trouble, ticket.message, ticket.began if ticket.since is None else ticket.since)
+        )
         ticket.finish(error, ticket._source)
 
     def _uncount(self, ticket: MessageTicket) -> None:

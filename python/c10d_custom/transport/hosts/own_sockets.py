@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import weakref
+
+from ...threads import socket
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 

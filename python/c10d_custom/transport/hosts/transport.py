@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore
@@ -22,9 +21,9 @@ from ...creation.processes import Processes
 from ...errors import TransportError
 from ...native.fast_message import NOT_BEGUN
 from ...native.torch_inside import without_functions
-from ..base import Transport
+from ...threads import threading
+from ..base import Transport, rank_name
 from ..call_log import CallLog
-from ..failure import rank_name
 from ..tickets import Queue
 from ..trace_file import Peer
 from ..trouble import Trouble
@@ -190,8 +189,8 @@ class HierarchicalTransport(Transport):
             elif status != native.OK:
                 error = self._finish_quickly(status, source, redop, nanoseconds)
         except BaseException:
-            if self._fast_path.runner == get_ident():  # a signal handler raised
-                self.health.abort(self._fast_path.under_way[0])
+            if self._fast_path.runner == threading.get_ident():  # a signal handler raised
+                self.health.abort(self._fast_path.under_way[0], native.INTERRUPTED)
                 self._fast_path_over(native.INTERRUPTED)
             raise
         if error is None:
@@ -303,18 +302,22 @@ class HierarchicalTransport(Transport):
         return self._queue.number + 1
 
     def interrupted_here(self) -> bool:
-        here = self._fast_path.runner == get_ident() or self._queue.has_turn_here()
+        here = self._fast_path.runner == threading.get_ident() or self._queue.has_turn_here()
         return here or self.local.interrupted_here()
 
     def under_way(self) -> str:
         if not self.interrupted_here():
             return "a message"
-        number = self._number if self._fast_path.runner != get_ident() else self._fast_path.under_way[0]
+        number = self._number if self._fast_path.runner != threading.get_ident() else self._fast_path.under_way[0]
         records = [r for r in self._log.records([], self._fast_path.records()) if r.number == number]
         return f"{records[-1].operation} #{number}" if records else f"collective #{number}"
 
     def abort(self) -> None:
         self.health.abort()
+        self.local.abort()
+
+    def interrupt(self) -> None:
+        self.health.abort(status=native.INTERRUPTED)
         self.local.abort()
 
     def leave(self) -> None:
@@ -373,7 +376,7 @@ class HierarchicalTransport(Transport):
         except BaseException:
             # A signal handler raised. The others must not wait for what will not come.
             self._log.end(native.INTERRUPTED)
-            self.health.abort(number)
+            self.health.abort(number, native.INTERRUPTED)
             collective.withdraw()
             raise
 

@@ -13,11 +13,8 @@ import contextlib
 import errno
 import fcntl
 import os
-import selectors
-import socket
 import stat
 import struct
-import time
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
@@ -26,6 +23,7 @@ from ...creation.letters import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
 from ...native import free_memory as memory
+from ...threads import selectors, socket, time
 
 if TYPE_CHECKING:
     from ...config import Config

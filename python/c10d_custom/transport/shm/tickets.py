@@ -9,7 +9,7 @@ from ... import native
 from ...call import Call, Op
 from ...native import Failure, lib
 from ...native.ticket import CoreTicket
-from ..base import Ticket
+from ..base import Ticket, is_out_of_reach
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -53,7 +53,7 @@ class ShmTicket(CoreTicket, Ticket):
     def withdraw(self) -> None:
         transport = self._transport
         if self.collective:
-            transport.abort()  # then the thread that runs it, or was to, ends it
+            transport.interrupt()  # then the thread that runs it, or was to, ends it
             while not self.wait(_ENDS, may_run=True):
                 pass
         else:
@@ -64,11 +64,16 @@ class ShmTicket(CoreTicket, Ticket):
         return isinstance(self._call, Call)
 
     def standing(self) -> tuple[str, str]:
-        from .error_text import ShmErrorText  # when it is wanted
-
         number = lib.c10d_ticket_number(self.address)
         failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
-        return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+        try:
+            from .error_text import ShmErrorText  # when it is wanted
+
+            return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+        except Exception as problem:
+            if not is_out_of_reach(problem):
+                raise
+            return f"{self._said().name} #{number}", ""
 
     def _said(self) -> Call | Message:
         return self._call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,8 @@ from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
 from ...native.fast_collective import fast_collective
 from ...native.fast_message import fast_message
-from ..base import LocalTransport
+from ...threads import threading
+from ..base import LocalTransport, is_out_of_reach, plain_error, rank_name
 from .segment import geometry, open_segment
 from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
 
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from ...creation.letters import Neighbours
     from ...native.fast_collective import FastCollective
     from ..trace_file import Peer, Record
-
-
-def _rank_name(members: Sequence[int], rank: int) -> str:
-    from ..failure import rank_name
-
-    return rank_name(members, rank)
 
 
 class ShmTransport(LocalTransport):
@@ -53,7 +47,7 @@ class ShmTransport(LocalTransport):
         board_bytes: int = 0,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
-        self.who = who or functools.partial(_rank_name, members)
+        self.who = who or functools.partial(rank_name, members)
         self.raised: BaseException | None = None  # by a signal handler, in the main thread, and to leave a call of it
         signals = self._signals()
         next(signals)
@@ -304,6 +298,10 @@ class ShmTransport(LocalTransport):
     def abort(self) -> None:
         lib.c10d_abort(self._handle)
 
+    def interrupt(self) -> None:
+        lib.c10d_poison(self._handle, native.INTERRUPTED, self.rank, self.rank, 0)
+        lib.c10d_abort(self._handle)
+
     def leave(self) -> None:
         lib.c10d_leave(self._handle)
 
@@ -370,6 +368,11 @@ class ShmTransport(LocalTransport):
             return self._interruption()
         if failure.status == native.REENTERED:
             return self.inside(call.name)
-        from .error_text import ShmErrorText
+        try:
+            from .error_text import ShmErrorText
 
-        return ShmErrorText(self, failure, call, self.states(failure.seq)).exception()
+            return ShmErrorText(self, failure, call, self.states(failure.seq)).exception()
+        except Exception as problem:
+            if not is_out_of_reach(problem):
+                raise
+            return plain_error(self, failure, call, problem)

@@ -1,0 +1,115 @@
+"""What a failing or ending call may have to load is read with the first group: c10d/read_ahead.py."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import c10d_custom
+import c10d_custom.c10d.process_group
+from c10d_custom.c10d import read_ahead
+
+ROOT = Path(c10d_custom.__file__).parent
+TOOLS = {"bench", "doctor", "trace"}
+
+# Imports inside functions (module, function) that need not be read ahead, and why not.
+WHILE_A_GROUP_IS_MADE = {
+    ("", "autoload"),
+    ("", "_let_ranks_be_found"),
+    ("", "_mpi_rendezvous"),
+    ("", "_env_rendezvous"),
+    ("", "register"),
+    ("", "replace"),
+    ("c10d.meeting", "meet"),
+    ("c10d.meeting", "_transport"),
+    ("c10d.meeting", "_install_signal"),
+    ("c10d.process_group", "_register"),
+    ("c10d.registration", "create"),
+    ("c10d.registration", "_for_some_devices"),
+    ("c10d.registration", "_device_map"),
+    ("c10d.replacing", "replace"),
+    ("c10d.replacing", "_in_the_table"),
+    ("native", "_quick_inside"),
+    ("native.fast_collective", "_in_c"),
+    ("native.fast_message", "fast_message"),
+    ("native.raw_tensor", "_in_c"),
+    ("native.torch_inside", "_in_c"),
+}
+WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another
+    ("", "restore"),
+    ("", "empty"),
+    ("", "shrink_group"),
+    ("", "__getattr__"),
+    ("__main__", "main"),
+    ("c10d.backend", "allocate_tensor"),
+    ("c10d.issuing", "_sparse_all_reduce"),
+    ("transport.shm.transport", "take"),
+    ("transport.by_device", "_open"),  # the first CUDA tensor
+    ("transport.by_device", "submit"),  # and after it
+    ("transport.cuda.driver", "kernels"),
+}
+EXEMPT = WHILE_A_GROUP_IS_MADE | WHAT_THE_PROGRAM_ASKS_FOR
+
+
+def modules():
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        if name.split(".")[0] not in TOOLS:
+            yield name, path
+
+
+def imports(name, path, node, function=None):
+    """(function, module of ours) of every import at or below ``node``, but for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.level:
+            package = path.relative_to(ROOT).parts[:-1]
+            base = [*package[: len(package) - child.level + 1], *(child.module or "").split(".")]
+            for alias in child.names:
+                whole = ".".join(filter(None, [*base, alias.name]))
+                yield (
+                    function,
+                    whole
+                    if ROOT.joinpath(*whole.split(".")).with_suffix(".py").exists()
+                    else ".".join(filter(None, base)),
+                )
+        inner = child.name if isinstance(child, ast.FunctionDef) else function
+        yield from imports(name, path, child, inner)
+
+
+def test_every_import_inside_a_function_is_read_ahead_or_need_not_be():
+    unread, seen = [], set()
+    for name, path in modules():
+        for function, target in imports(name, path, ast.parse(path.read_text())):
+            if function is None:
+                continue
+            seen.add((name, function))
+            if (name, function) not in EXEMPT and target not in read_ahead.NAMES and target not in LOADED:
+                unread.append((name, function, target))
+    assert not unread, f"add to c10d/read_ahead.py, or say here why not: {unread}"
+    assert seen >= EXEMPT, f"say no more of {EXEMPT - seen}"
+
+
+def loaded_with_a_group():
+    code = "import sys, c10d_custom.c10d.process_group, c10d_custom.c10d.registration; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+EVERYTHING = loaded_with_a_group()
+LOADED = {m.removeprefix("c10d_custom").lstrip(".") for m in EVERYTHING if m.split(".")[0] == "c10d_custom"}
+
+
+@pytest.mark.parametrize("name", read_ahead.NAMES)
+def test_what_is_read_imports_nothing_that_is_not(name):
+    path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text())
+    at_the_top = {target for function, target in imports(name, path, tree) if function is None}
+    before = set(read_ahead.NAMES[: read_ahead.NAMES.index(name)])
+    assert at_the_top <= LOADED | before
+    for node in tree.body:
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert set(names) <= EVERYTHING, names
