@@ -64,10 +64,8 @@ class InPlace {
   explicit InPlace(Collective& call) : c(call), me(c.me), n(c.n), src(n) {}
 
   bool run() {
-    std::atomic<uint64_t>& inside = c.g.ctl(me).in_place;
-    inside.store(c.seq, std::memory_order_seq_cst);  // and then a look at the poison: see part_from_peers
-    const bool done = c.may_go_on(first_peer()) && move_and_meet();
-    inside.store(0, std::memory_order_release);
+    const bool done = still_well() && move_and_meet();
+    c.g.ctl(me).in_place.store(0, std::memory_order_release);
     return done;
   }
 
@@ -76,8 +74,14 @@ class InPlace {
     const bool moved = c.args.op == kAllReduce   ? all_reduce()
                        : c.args.op == kAllGather ? all_gather()
                                                  : reduce_scatter();
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    return moved && c.may_go_on(first_peer()) && meet();
+    return moved && still_well() && meet();
+  }
+
+  // Says that this rank reaches into the others' arenas, and then looks at the poison: see part_from_peers. An
+  // exchange, for what was read before must have been read by then.
+  bool still_well() {
+    c.g.ctl(me).in_place.exchange(c.seq, std::memory_order_seq_cst);
+    return c.may_go_on(first_peer());
   }
 
   uint32_t first_peer() const { return me ? 0 : 1; }
@@ -161,7 +165,6 @@ void Collective::part_from_peers() {
   // Who has not begun to reach into arenas sees why the group is of no more use, and does not begin.
   Failure why{};
   if (!g.poisoned(&why, number)) g.poison(g.left(me) ? kPeerLost : kAborted, int32_t(me), number);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   auto reaches = [this](uint32_t r) {
     return r != me && g.ctl(r).in_place.load(std::memory_order_seq_cst) == seq && g.alive(r);
   };

@@ -40,7 +40,7 @@ _STRANGERS = 64  # connections that have said nothing yet, besides one for each 
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _LARGE_PAGE = 2 << 20
-_REFUSED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
+_NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -283,7 +283,7 @@ def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: s
     try:
         socket.send_fds(peer, [_HANDED], [fd])
     except OSError as error:
-        if error.errno in _REFUSED:
+        if error.errno in _NOT_ALLOWED:
             raise TransportError(f"sendmsg: {error}") from None
         raise
     return rank
@@ -347,7 +347,7 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
         except (BlockingIOError, ConnectionResetError, BrokenPipeError):
             return b"", [], 0
         except OSError as error:
-            if error.errno in _REFUSED:
+            if error.errno in _NOT_ALLOWED:
                 raise TransportError(f"{call}: {error}") from None
             raise
     return answer, fds, flags
