@@ -1,14 +1,18 @@
 """What the package is built with: the declarations of Python's limited API against Python's own, and the choice of a
 compiler. scripts/wheels --test builds and tests the wheels."""
 
+import importlib.metadata
 import importlib.util
 import os
+import pkgutil
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -177,3 +181,47 @@ def test_the_demo_shows_and_checks_its_options_before_it_installs_anything(tmp_p
     assert shown.returncode == 0 and "--ranks RANKS" in shown.stdout and not shown.stderr
     assert refused.returncode == 2 and "--ranks must be at least 2" in refused.stderr
     assert not any(tmp_path.iterdir()) and "Installing" not in shown.stdout + refused.stdout
+
+
+def test_pyinstaller_is_told_all_that_a_bundle_needs(tmp_path, monkeypatch):
+    """By its own rules: the folder that the entry point names has a hook, whose lists together are the package."""
+    (point,) = importlib.metadata.entry_points(
+        group="pyinstaller40", name="hook-dirs", module="_c10d_custom_pyinstaller"
+    )
+    (hook,) = Path(point.load()()[0]).glob("hook-c10d_custom.py")
+    folder = Path(importlib.util.find_spec("c10d_custom").origin).parent
+    asked = types.ModuleType("PyInstaller.utils.hooks")
+    asked.collect_submodules = lambda name: [
+        name,
+        *(m.name for m in pkgutil.walk_packages([str(folder)], f"{name}.", onerror=lambda name: None)),
+    ]
+    asked.collect_dynamic_libs = lambda name: [(path, path.relative_to(folder.parent)) for path in folder.rglob("*.so")]
+    asked.copy_metadata = lambda name: [(importlib.metadata.distribution(name)._path, "metadata.dist-info")]
+    for name in ("PyInstaller", "PyInstaller.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, asked.__name__, asked)
+    said = runpy.run_path(str(hook))
+    sources = [folder.parent.joinpath(*name.split(".")) for name in said["hiddenimports"]]
+    sources = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in sources]
+    for path, to in [
+        *((path, path.relative_to(folder.parent)) for path in sources if path.exists()),
+        *said["binaries"],
+    ]:
+        (tmp_path / to).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / to)
+    for path, to in said["datas"]:
+        shutil.copytree(path, tmp_path / to)
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('custom', rank=0, world_size=1, store=dist.HashStore())\n"
+        "import c10d_custom, c10d_custom.native as native\n"
+        "print(c10d_custom.__file__, native.lib._name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert all(path.startswith(str(tmp_path)) for path in done.stdout.split()) and done.stdout, done.stderr

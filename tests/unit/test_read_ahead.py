@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,32 @@ def test_what_is_read_imports_nothing_that_is_not(name):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
         assert set(names) <= EVERYTHING, names
+
+
+FROM_A_ZIP_FILE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch, torch.distributed as dist, c10d_custom
+from c10d_custom.c10d.read_ahead import NAMES
+assert c10d_custom.__file__.startswith(sys.argv[1]), c10d_custom.__file__
+dist.init_process_group("custom", rank=0, world_size=1, store=dist.HashStore())
+os.remove(sys.argv[1])
+for name in NAMES:
+    __import__(f"c10d_custom.{name}")
+dist.group.WORLD.abort()
+try:
+    dist.all_reduce(torch.ones(1))
+except dist.DistError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_from_a_zip_file(tmp_path):
+    """As a zipapp has it: the native core is taken out of it to be loaded, and what an error needs is in memory."""
+    archive = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(archive, "w") as bundle:
+        for path in ROOT.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                bundle.write(path, path.relative_to(ROOT.parent))
+    done = subprocess.run([sys.executable, "-c", FROM_A_ZIP_FILE, archive], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["AbortedError"], done.stderr

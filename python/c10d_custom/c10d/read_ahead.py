@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import cache_from_source, spec_from_file_location
+from importlib.util import cache_from_source, find_spec, spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -59,9 +59,9 @@ class _InMemory(SourceFileLoader):
 class _FromElsewhere:
     """Of an archive, by its loader."""
 
-    def __init__(self, name: str, loader: Any) -> None:
-        self._name, self._loader = name, loader
-        self._code: CodeType = loader.get_code(name)
+    def __init__(self, name: str) -> None:
+        self._name, self._loader = name, find_spec(name).loader  # type: ignore[union-attr]
+        self._code: CodeType = self._loader.get_code(name)  # type: ignore[union-attr]
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
@@ -100,7 +100,7 @@ def read_ahead() -> None:
             if type(loader) is SourceFileLoader:
                 found[full] = _InMemory(full, os.path.join(folder, *name.split(".")) + ".py")
             else:
-                found[full] = _FromElsewhere(full, loader)
+                found[full] = _FromElsewhere(full)
     except (OSError, ImportError, AttributeError):  # they are found later, or not: base.py's `plain_error`
         return
     if found and sys.meta_path is not None:

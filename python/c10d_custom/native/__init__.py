@@ -241,10 +241,24 @@ class Core(c.CDLL):
 
 def _load() -> Core:
     path = Path(__file__).with_name("_shm.so")
-    library = Core(str(path))
+    library = Core(str(path)) if path.exists() else _out_of_an_archive()
     if (found := library.c10d_abi_version()) != ABI_VERSION:
         raise ImportError(f"{path} has ABI version {found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
     return library
+
+
+def _out_of_an_archive() -> Core:
+    """Of the package in a zip file: the system loads files only, so it gets one for as long as it takes."""
+    from importlib.resources import as_file, files
+
+    try:
+        with as_file(files(__package__).joinpath("_shm.so")) as path:
+            return Core(str(path))
+    except FileNotFoundError as error:
+        raise ImportError(
+            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. A tool that makes bundles has left "
+            "it out: docs/install.md, Bundles, says what to tell it"
+        ) from error
 
 
 def address_of(function: Any) -> int:
