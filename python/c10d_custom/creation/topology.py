@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,23 @@ FIRST_TOPIC = "place"  # of all that ranks tell each other
 class Location:
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
     (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups. ``started``: see processes.py; ``mailbox``: see
-    letters.py, "" where it has none."""
+    letters.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
-    __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox")
+    __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
 
     def __init__(
-        self, boot_id: str, hostname: str, pid: int, uid: int, started: int | None, network: int, mailbox: str = ""
+        self,
+        boot_id: str,
+        hostname: str,
+        pid: int,
+        uid: int,
+        started: int | None,
+        network: int,
+        mailbox: str = "",
+        has_mpi: bool = False,
     ) -> None:
         self.boot_id, self.hostname, self.pid, self.uid = boot_id, hostname, pid, uid
-        self.started, self.network, self.mailbox = started, network, mailbox
+        self.started, self.network, self.mailbox, self.has_mpi = started, network, mailbox, has_mpi
 
     def described(self) -> dict[str, Any]:
         """The arguments that make it."""
@@ -41,7 +50,16 @@ class Location:
 
     @classmethod
     def here(cls, mailbox: str = "") -> Location:
-        return cls(boot_id(), socket.gethostname(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
+        pid = os.getpid()
+        return cls(
+            boot_id(), socket.gethostname(), pid, os.geteuid(), started(pid), network(), mailbox, _mpi_has_begun()
+        )
+
+
+def _mpi_has_begun() -> bool:
+    # Not imported for this: a group on one host does without.
+    mpi_job = sys.modules.get("c10d_custom.launch.mpi_job")
+    return mpi_job is not None and mpi_job.has_begun()
 
 
 def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bool]:
