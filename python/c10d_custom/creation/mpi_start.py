@@ -3,6 +3,7 @@ the group's store, once in a process; or why there can be none, said alike on al
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,10 @@ def mpi_job(
     ranks = _Ranks(places, members, strangers)
     interface = None if all(place.has_mpi for place in places) else require_reachable(exchange, places)
     watch()
-    how, alone = exchange.gather_and_decide(
-        "mpi job", _found(exchange.rank, places), lambda found: (_how(found, ranks), _alone(found, places))
+    how, alone, spare = exchange.gather_and_decide(
+        "mpi job",
+        _found(exchange.rank, places),
+        lambda found: (_how(found, ranks), _alone(found, places), _spare(found, places)),
     )
     if how in (_LAUNCHER, _STARTS):
         job = mpi.job(exchange.left(), exchange.require_all_going_on)
@@ -57,6 +60,8 @@ def mpi_job(
         return job
     if how == _RUNNING:
         return mpi.job()
+    if spare:
+        mpich_files.do_without()
     server = PmiServer(exchange.rank, exchange.size, how, _nodes(places, alone), _StoredKeyValues(exchange))
     started: Job | None = None
     with mpich_files.removed_at_the_end(lambda: started or server.asked(_SETTLE)):
@@ -118,6 +123,7 @@ def _found(rank: int, places: Sequence[Location]) -> dict[str, Any]:
             "MPI": mpi.startable(),
             "c10d-custom": __version__,
             "sharing": sharing(rank, places),
+            "MB": mpich_files.megabytes()[0],
         }
     except TransportError as error:
         return {"kind": _UNABLE, "error": str(error)}
@@ -127,6 +133,14 @@ def _alone(found: list[dict[str, Any]], places: Sequence[Location]) -> list[str]
     """The hosts between whose ranks MPI cannot share memory."""
     by = by_host(places)
     return [host for host, ranks in by.items() if not may_share([found[r].get("sharing") for r in ranks])]
+
+
+def _spare(found: list[dict[str, Any]], places: Sequence[Location]) -> bool:
+    """Whether /dev/shm is to be spared."""
+    hosts = by_host(places).values()
+    if "MPICH" not in found[0].get("MPI", ""):
+        return False
+    return any(mpich_files.spare(found[r].get("MB", math.inf), len(ranks)) for ranks in hosts for r in ranks)
 
 
 def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
@@ -176,6 +190,14 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
             raise TransportError(
                 f"{ranks.several()}, and have different versions of {'an MPI' if what == 'MPI' else what}: "
                 f"{ranks.grouped(lambda r: found[r][what].partition(chr(10))[0])}. Install the same on every host"
+            )
+    if "MPICH" in found[0]["MPI"]:
+        here = {r: len(same) for same in by_host(ranks.places).values() for r in same}
+        lacks = [mpich_files.too_little(rank["MB"], here[r]) for r, rank in enumerate(found)]
+        if any(lacks):
+            raise TransportError(
+                f"{ranks.several()}, between which this backend uses MPI, and it cannot start: "
+                f"{ranks.grouped(lambda r: lacks[r] or 'could')}"
             )
     return uuid.uuid4().hex
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
-from . import launcher, leaving, libfabric
+from . import launcher, leaving, libfabric, mpich_files
 from .mapped import mapped_files
 from .mpich_files import remove_files
 
@@ -104,6 +104,8 @@ def job(seconds: float | None = None, check: Callable[[], object] = lambda: None
                 _job = _begin(seconds, check)
             except TransportError:
                 remove_files()  # all have started, or will not
+                if _init is None:
+                    leaving.abort_at_exit()
                 raise
     return _usable(_job)
 
@@ -239,6 +241,8 @@ def _initialise(MPI: Any, seconds: float | None, check: Callable[[], object]) ->
         # Or it would share memory between the ranks of a host, beside us, which takes that they see each other's
         # processes and files, and /dev/shm. (Without a launcher we tell it which ranks can: creation/sharing.py.)
         os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
+        found = launcher.detect()
+        mpich_files.prepare(1 if found is None else found.local_size or found.size)
     init = _in_thread(MPI)
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while init.is_alive() and (left := deadline - time.monotonic()) > 0:
