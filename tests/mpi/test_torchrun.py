@@ -189,22 +189,6 @@ def test_a_host_that_cannot_be_reached_is_named_with_its_port():
                 assert behind.partition(": ")[2].startswith("timed out"), said
 
 
-LEAVES = """
-import os
-import c10d_custom.launch.pmi as pmi
-pmi.PmiServer.serve = lambda self, started: os._exit(9)
-"""
-
-
-def test_a_rank_that_dies_while_mpi_starts(hosts):
-    code = f"{REFUSED}\nsay(**attempt(timeout=timedelta(seconds=8)))"
-    with Ranks(hosts, APART, code, {1: LEAVES}) as ranks:
-        assert ranks.end(1)[0] == 9
-        status, said, err = ranks.end(0)
-        assert status == 0, err
-        assert said[0]["error"] == "TransportError" and "Not there yet: rank 1" in said[0]["text"], said
-
-
 OUTSIDE = """
 init("gloo")
 first = dist.new_group([0, 1], backend="custom")

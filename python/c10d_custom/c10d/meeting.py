@@ -213,10 +213,12 @@ class _Meeting:
         from ..launch import mpi_job
         from ..transport.hosts.transport import HierarchicalTransport
         from ..transport.hosts.watched import Watched
+        from .finalized import end_groups_over_hosts
 
         close_groups_first()  # before MPI ends
         with Watched(exchange, everywhere) as watched:
             mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers, watched.open)
+            mpi_job.at_finalize(end_groups_over_hosts)
             return HierarchicalTransport(
                 exchange,
                 configuration(),

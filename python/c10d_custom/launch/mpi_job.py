@@ -321,8 +321,28 @@ def go_on() -> None:
     _used_again = True
 
 
+_at_finalize: int | None = None  # an attribute of COMM_SELF, which MPI_Finalize deletes first of all
+
+
+def at_finalize(act: Callable[[], object]) -> None:
+    """Has it called, once, when the program finalises MPI, which it still may use then."""
+    global _at_finalize
+    if _job is None or _at_finalize is not None:
+        return
+
+    def deleted(*_: object) -> None:
+        if _at_finalize is not None:
+            act()
+
+    MPI = _job.MPI
+    _at_finalize = MPI.Comm.Create_keyval(delete_fn=deleted)
+    MPI.COMM_SELF.Set_attr(_at_finalize, True)
+
+
 @atexit.register  # at import: exit handlers of the modules that use this one run before
 def _finalize() -> None:
+    global _at_finalize
+    _at_finalize = None  # groups have ended by now, and Python is about to
     libfabric.stop()
     if _job is not None and _job.server is not None:
         _end_own(_job, _job.server)

@@ -72,6 +72,7 @@ class HierarchicalTransport(Transport):
     flat: FlatExchange
     leader: LeaderAllReduce
     meeting_point: MeetingPoint | None = None
+    mpi_finalized = False  # by the program, which has ended the group
 
     def __init__(
         self,
