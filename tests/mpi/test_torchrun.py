@@ -125,15 +125,10 @@ UNEQUAL = [
         'patch.object(mpi_job, "_library", lambda MPI: "MPICH Version: 3.4")',
         ["different versions of an MPI", "hostb: rank 1: MPICH Version: 3.4", "hosta: rank 0: MPICH Version:"],
     ),
-    (
-        'patch.object(mpi_start, "__version__", "9.9")',
-        ["different versions of c10d-custom", "hostb: rank 1: 9.9", "hosta: rank 0: "],
-    ),
 ]
 ATTEMPTS = f"""
 from contextlib import nullcontext
 from unittest.mock import patch
-from c10d_custom.creation import mpi_start
 from c10d_custom.launch import mpi_job
 said = []
 for port, found in enumerate({[found for found, _ in UNEQUAL]!r}):

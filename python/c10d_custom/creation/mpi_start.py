@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..errors import TransportError
 from ..launch import launcher, mpich_files, rendezvous
 from ..launch import mpi_job as mpi
@@ -118,13 +117,8 @@ def _found(rank: int, places: Sequence[Location]) -> dict[str, Any]:
             named = launcher.job_name() or rendezvous.met_as()
             threads = mpi.lacks_threads(job) if job is not None else ""
             return {"kind": _LAUNCHER, "job": named, "starts": job is None, "threads": threads}
-        return {
-            "kind": _READY,
-            "MPI": mpi.startable(),
-            "c10d-custom": __version__,
-            "sharing": sharing(rank, places),
-            "MB": mpich_files.megabytes()[0],
-        }
+        left = mpich_files.megabytes()[0]
+        return {"kind": _READY, "MPI": mpi.startable(), "sharing": sharing(rank, places), "MB": left}
     except TransportError as error:
         return {"kind": _UNABLE, "error": str(error)}
 
@@ -185,12 +179,11 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
             f"{ranks.several()}, and are not in one MPI job: {in_job}. Where no launcher started MPI, it starts once "
             f"in a process, for the ranks of the first group that spans hosts, and no other rank can join. {advice}"
         )
-    for what in ("c10d-custom", "MPI"):
-        if len({rank[what] for rank in found}) > 1:
-            raise TransportError(
-                f"{ranks.several()}, and have different versions of {'an MPI' if what == 'MPI' else what}: "
-                f"{ranks.grouped(lambda r: found[r][what].partition(chr(10))[0])}. Install the same on every host"
-            )
+    if len({rank["MPI"] for rank in found}) > 1:
+        raise TransportError(
+            f"{ranks.several()}, and have different versions of an MPI: "
+            f"{ranks.grouped(lambda r: found[r]['MPI'].partition(chr(10))[0])}. Install the same on every host"
+        )
     if "MPICH" in found[0]["MPI"]:
         here = {r: len(same) for same in by_host(ranks.places).values() for r in same}
         lacks = [mpich_files.too_little(rank["MB"], here[r]) for r, rank in enumerate(found)]
