@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _FOLDER = "/dev/shm"
-_OF_MPICH = 1.1  # MB for each rank of a host, of MPICH 5
+OF_MPICH = 1.1  # MB for each rank of a host, of MPICH 5
 # More MB, of UCX, for shared memory of its own: it does without where it finds fewer left than so many, but not well
 # where some ranks of a host find them and others do not.
 _OF_UCX, _LEFT_FOR_UCX = 4.4, 16
@@ -43,17 +43,17 @@ def megabytes() -> tuple[float, float]:
 
 def too_little(left: float, ranks: int) -> str:
     """Why MPICH cannot start with so many MB for the ranks of a host, or ""."""
-    if left >= ranks * _OF_MPICH:
+    if left >= ranks * OF_MPICH:
         return ""
     return (
-        f"{_FOLDER} has {left:.1f} MB left, and MPICH takes {_OF_MPICH:.1f} MB of it for each rank of a host, "
-        f"{ranks * _OF_MPICH:.1f} MB here. Make it larger: docker run --shm-size, or mount -o remount,size=... {_FOLDER}"
+        f"{_FOLDER} has {left:.1f} MB left, and MPICH takes {OF_MPICH:.1f} MB of it for each rank of a host, "
+        f"{ranks * OF_MPICH:.1f} MB here. Make it larger: docker run --shm-size, or mount -o remount,size=... {_FOLDER}"
     )
 
 
 def spare(megabytes: float, ranks: int) -> bool:
     """Whether UCX is to do without it there."""
-    return megabytes < ranks * (_OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
+    return megabytes < ranks * (OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
 
 
 def do_without() -> None:
