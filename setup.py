@@ -1,7 +1,8 @@
 """Compiles the native core (backend, C++17, no dependencies) into c10d_custom/native/_shm.so, a fast way for Python to
 call it into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
-c10d_custom/native/cuda."""
+c10d_custom/native/cuda, and what names all of this, as c10d_custom/revision."""
 
+import hashlib
 import os
 from glob import glob
 from pathlib import Path
@@ -66,6 +67,16 @@ class build_with_cuda_sources(build_py):
             self.mkpath(str(target))
             for source in sorted(glob("backend/cuda/*.h")):
                 self.copy_file(source, str(target))
+            Path(self.build_lib, "c10d_custom", "revision").write_text(self.revision())
+
+    def revision(self):
+        """Of the sources, whatever they are compiled with: ranks of different ones cannot be of one group
+        (c10d_custom/_version.py)."""
+        digest = hashlib.sha256()
+        native = {name for ext in self.distribution.ext_modules for name in (*ext.sources, *ext.depends)}
+        for path in sorted({*glob("python/c10d_custom/**/*.py", recursive=True), *native}):
+            digest.update(f"{path}\0".encode() + Path(path).read_bytes())
+        return digest.hexdigest()[:12]
 
 
 setup(

@@ -27,9 +27,9 @@ def say(**values):
 
 class Ranks:
     """``places``: the host of each rank; ``before``: code that a rank runs first; ``wait``: their standard input stays
-    open."""
+    open; ``behind``: a command that runs each rank's."""
 
-    def __init__(self, hosts, places, code, before=(), python=sys.executable, wait=False):
+    def __init__(self, hosts, places, code, before=(), python=sys.executable, wait=False, behind=()):
         port = str(random.randrange(20000, 30000))
         self.processes = []
         for rank, host in enumerate(places):
@@ -47,7 +47,7 @@ class Ranks:
             first = dict(before).get(rank, "")
             self.processes.append(
                 subprocess.Popen(
-                    hosts.command(host, [python, "-c", f"{first}\n{PROLOGUE}\n{code}"]),
+                    hosts.command(host, [*behind, python, "-c", f"{first}\n{PROLOGUE}\n{code}"]),
                     env=env,
                     text=True,
                     stdin=subprocess.PIPE if wait else subprocess.DEVNULL,

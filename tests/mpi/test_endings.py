@@ -41,3 +41,12 @@ def test_who_has_not_heard_of_a_time_out_in_a_group_of_others_ends_without_waiti
 def test_who_is_at_its_end_does_not_wait_for_a_rank_that_dies_before_its_own(layout, tmp_path):
     result = run(layout, "dies_at_its_end.py", tmp_path, flags=SURVIVE[Layout.parse(layout).mpi])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"] and not result.left_over, str(result)
+
+
+@pytest.mark.parametrize("layout", ["1+1", "torchrun:1+1"])
+def test_a_program_that_finalizes_mpi_amid_a_group(layout):
+    result = run(layout, "finalize.py")
+    said = result.json_by_rank()
+    assert result.code == 0 and not result.left_over and set(said) == {0, 1}, str(result)
+    for one in said.values():
+        assert all(told and told[0] == "AbortedError" and told[1] for told in one["told"].values()), one

@@ -140,7 +140,6 @@ def test_without_mpi4py_the_explicit_form_says_what_to_install():
     "code,words",
     [
         ("from mpi4py import MPI; MPI.Finalize()", "has been finalized"),
-        ("import mpi4py; mpi4py.rc.thread_level = 'single'; from mpi4py import MPI", "less than MPI_THREAD_MULTIPLE"),
         (
             "import os; os.environ.update(SLURM_STEP_ID='0', SLURM_PROCID='1', SLURM_STEP_NUM_TASKS='3')",
             "do not belong together",
@@ -153,6 +152,22 @@ def test_a_job_that_cannot_begin(code, words):
     out = python(f"{code}\n{imports}\ntry:\n    mpi_job.job()\nfinally:\n    {left}")
     assert out.returncode and "TransportError" in out.stderr and words in out.stderr, out.stderr
     assert out.stdout == "[]\n"
+
+
+@needs_mpi
+def test_any_thread_level_does_on_one_host_and_is_refused_between_hosts():
+    out = python(
+        "import mpi4py; mpi4py.rc.thread_level = 'funneled'; from mpi4py import MPI\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('custom', init_method='mpi://')\n"
+        "dist.all_reduce(torch.ones(3), async_op=True).wait()\n"
+        "from c10d_custom.creation.mpi_start import _found, _how, _Ranks\n"
+        "from c10d_custom.creation.topology import Location\n"
+        "places = [Location(name, name, 1, 0, 1, 0) for name in ('a', 'b')]\n"
+        "_how([_found(0, places)] * 2, _Ranks(places, [0, 1]))"
+    )
+    assert "TransportError" in out.stderr and "gives less than MPI_THREAD_MULTIPLE" in out.stderr, out.stderr
+    assert "a: rank 0: " in out.stderr and "b: rank 1: " in out.stderr, out.stderr
 
 
 @needs_mpi

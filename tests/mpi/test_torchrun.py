@@ -125,15 +125,10 @@ UNEQUAL = [
         'patch.object(mpi_job, "_library", lambda MPI: "MPICH Version: 3.4")',
         ["different versions of an MPI", "hostb: rank 1: MPICH Version: 3.4", "hosta: rank 0: MPICH Version:"],
     ),
-    (
-        'patch.object(mpi_start, "__version__", "9.9")',
-        ["different versions of c10d-custom", "hostb: rank 1: 9.9", "hosta: rank 0: "],
-    ),
 ]
 ATTEMPTS = f"""
 from contextlib import nullcontext
 from unittest.mock import patch
-from c10d_custom.creation import mpi_start
 from c10d_custom.launch import mpi_job
 said = []
 for port, found in enumerate({[found for found, _ in UNEQUAL]!r}):
@@ -187,22 +182,6 @@ def test_a_host_that_cannot_be_reached_is_named_with_its_port():
                 assert f"hostb (rank 1) cannot reach hostc (rank 2) by TCP: {c}, port " in said["text"], said
                 behind = said["text"].partition(f"hostc (rank 2) cannot reach hostb (rank 1) by TCP: {b}, port ")[2]
                 assert behind.partition(": ")[2].startswith("timed out"), said
-
-
-LEAVES = """
-import os
-import c10d_custom.launch.pmi as pmi
-pmi.PmiServer.serve = lambda self, started: os._exit(9)
-"""
-
-
-def test_a_rank_that_dies_while_mpi_starts(hosts):
-    code = f"{REFUSED}\nsay(**attempt(timeout=timedelta(seconds=8)))"
-    with Ranks(hosts, APART, code, {1: LEAVES}) as ranks:
-        assert ranks.end(1)[0] == 9
-        status, said, err = ranks.end(0)
-        assert status == 0, err
-        assert said[0]["error"] == "TransportError" and "Not there yet: rank 1" in said[0]["text"], said
 
 
 OUTSIDE = """

@@ -17,6 +17,7 @@ from c10d_custom import native
 from c10d_custom.creation.processes import started
 from c10d_custom.doctor import command, gpus, memory, mpi, rank, report, self_test, settings, software
 from c10d_custom.doctor.finding import Finding, State
+from c10d_custom.launch import mpich_files
 from c10d_custom.native import free_memory
 
 ASK = "import sys; sys.argv = ['c10d_custom', 'doctor', *{!r}]; from c10d_custom.__main__ import main; sys.exit(main())"
@@ -223,6 +224,17 @@ def test_mpi_libraries_and_launchers(monkeypatch):
     assert mpi.mpi().state is State.FAILS
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK")
     assert mpi.mpi().state is State.REMARK
+
+
+@pytest.mark.parametrize(
+    "left, state, words", [(0.1, State.REMARK, "has 0.1 MB left"), (1e4, State.FINE, "10000 left")]
+)
+def test_room_for_mpich(monkeypatch, left, state, words):
+    pytest.importorskip("mpi4py")
+    monkeypatch.setattr(mpi, "_library", lambda: ("MPICH 5.0.2", ""))
+    monkeypatch.setattr(mpich_files, "megabytes", lambda: (left, left))
+    said = mpi.mpi()
+    assert said.state is state and words in said.text and said.facts["dev_shm_megabytes"] == left
 
 
 def test_a_check_that_raises_is_a_remark():

@@ -1,14 +1,17 @@
 """What the ranks of a group tell each other through the store before they have anything else."""
 
+import json
+import re
 import threading
 import time
 
 import pytest
 from torch.distributed import HashStore
 
+from c10d_custom.creation import topology
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.creation.processes import Processes
-from c10d_custom.creation.topology import locations
+from c10d_custom.creation.topology import Location, locations
 from c10d_custom.errors import TransportError
 
 
@@ -94,3 +97,40 @@ def test_ranks_of_a_host_that_can_write_to_each_other_leave_the_rest_to_rank_0(m
     assert store.num_keys() == (3 if by_letters else 0)
     exchanges[0].all_heard()
     assert store.num_keys() == 0
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_ranks_of_two_revisions_of_this_package_are_told_so(odd, monkeypatch):
+    """All of them, by one sentence, also by a rank of a revision that did not say which it is."""
+    said = {odd: "0.1.0, revision b"}
+    monkeypatch.setattr(
+        topology, "described", lambda: said.get(int(threading.current_thread().name), "0.1.0, revision a")
+    )
+    store, errors = HashStore(), {}
+
+    def run(rank):
+        try:
+            locations(Exchange(store, rank, 3, 20.0))
+        except TransportError as error:
+            errors[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), name=str(rank), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert set(errors) == {0, 1, 2}
+    for text in errors.values():
+        assert re.search(
+            r"rank \d \(\S+\): 0.1.0, revision [ab]; rank \d \(\S+\): 0.1.0, revision [ab]. Install", text
+        ), text
+        assert f"rank {odd} (" in text and "revision a" in text and "revision b" in text, text
+
+
+def test_a_revision_that_does_not_say_which_it_is(monkeypatch):
+    exchange = Exchange(HashStore(), 0, 2, 20.0)
+    exchange.store.append("place/said", f"[1, {json.dumps(Location.here().described())}]\n")
+    with pytest.raises(
+        TransportError, match="rank 0 .*0.1.0, revision .*; rank 1 .*: an older one, which does not say"
+    ):
+        locations(exchange)

@@ -31,12 +31,13 @@ from .issuing import Issuing
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
     from torch.distributed import ProcessGroup, Store
 
     from ..creation.processes import Processes
+    from ..creation.topology import Location
     from ..transport.base import Transport
 
     _Met = tuple[ByDevice, Store]
@@ -206,27 +207,35 @@ class _Meeting:
             elif one_host:
                 cpu = ShmTransport(exchange, configuration(), self.name, self.members)
             else:
-                from ..creation import mpi_start  # what most groups do not need, and takes its time
-                from ..launch import mpi_job
-                from ..transport.hosts.transport import HierarchicalTransport
-
-                close_groups_first()  # before MPI ends
-                mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers)
-                cpu = HierarchicalTransport(
-                    exchange,
-                    configuration(),
-                    self.name,
-                    self.members,
-                    everywhere,
-                    ShmTransport,
-                    mpi,
-                    mpi_job.abandon,
-                    meets=self.is_default,
-                )
+                cpu = self._over_hosts(exchange, everywhere)
             return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)
         finally:
             if mailbox is not None:
                 mailbox.close()
+
+    def _over_hosts(self, exchange: Exchange, everywhere: Sequence[Location]) -> Transport:
+        from ..creation import mpi_start  # what most groups do not need, and takes its time
+        from ..launch import mpi_job
+        from ..transport.hosts.transport import HierarchicalTransport
+        from ..transport.hosts.watched import Watched
+        from .finalized import end_groups_over_hosts
+
+        close_groups_first()  # before MPI ends
+        with Watched(exchange, everywhere) as watched:
+            mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers, watched.open)
+            mpi_job.at_finalize(end_groups_over_hosts)
+            return HierarchicalTransport(
+                exchange,
+                configuration(),
+                self.name,
+                self.members,
+                everywhere,
+                ShmTransport,
+                mpi,
+                mpi_job.abandon,
+                watched.detector,
+                meets=self.is_default,
+            )
 
     def _by_letters(self, neighbours: Neighbours, exchange: Exchange, membership: Membership) -> ShmTransport:
         """Of ranks that have told each other by ``exchange`` where they are. They keep their ``neighbours``."""

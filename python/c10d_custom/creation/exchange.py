@@ -216,6 +216,19 @@ class Exchange(Gathering):
             pause = min(1.5 * pause, most, max(soon, _PART * (now - self.started)))
         return said
 
+    def require_all_going_on(self) -> None:
+        """In a wait for something else than the others' words, again and again: raises what those would."""
+        self.require_all_coming()
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK
+        try:
+            why = _lines(peek(self.store, _GAVE_UP))
+        except RuntimeError as error:
+            raise self._store_lost(error) from error
+        if why:
+            raise self._given_up(why[0])
+
     def give_up(self, error: BaseException) -> None:
         with contextlib.suppress(RuntimeError):
             self._append(_GAVE_UP, {"rank": self.rank, "kind": type(error).__name__, "error": str(error)})

@@ -14,6 +14,7 @@ from .processes import Processes
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
 # who is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
+_WORD, _SLICE = 0.6, 5e-3  # s
 _KINDS = {
     kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
 }  # of an error told to others
@@ -117,7 +118,11 @@ class Gathering(ABC):
     def _store_lost(self, error: BaseException) -> CustomBackendError:
         if isinstance(error, TransportError):
             return error  # BoundedStore's says it all
-        if obituary := self.processes.obituary():
+        # Who serves it may have died, and the word of that come later.
+        until = time.monotonic() + min(_WORD, self.left())
+        while not (obituary := self.processes.obituary()) and time.monotonic() < until:
+            time.sleep(_SLICE)
+        if obituary:
             return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
         return TransportError(
             f"group creation, rank {self.rank}: the store does not answer; has the process that serves "

@@ -3,17 +3,18 @@ the group's store, once in a process; or why there can be none, said alike on al
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..errors import TransportError
 from ..launch import launcher, mpich_files, rendezvous
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
 from .packed import packed, unpacked
 from .reachable import require_reachable
+from .sharing import may_share, sharing
 from .topology import by_host, one_machine
 
 if TYPE_CHECKING:
@@ -30,30 +31,54 @@ _ONE_HOST = (
 _MPIRUN = "by mpirun (mpiexec, srun --mpi=...), as in `mpirun -n 8 -hosts a,b python train.py`"
 
 
-def mpi_job(exchange: Exchange, places: Sequence[Location], members: Sequence[int], strangers: bool) -> Job:
+def mpi_job(
+    exchange: Exchange,
+    places: Sequence[Location],
+    members: Sequence[int],
+    strangers: bool,
+    watch: Callable[[], object] = lambda: None,
+) -> Job:
     """This process's Job, which all ranks of the group are in. Collective over them; TransportError on all if they
-    cannot be. ``members``: their global ranks; ``strangers``: they may be of several launchers' jobs."""
+    cannot be. ``members``: their global ranks; ``strangers``: they may be of several launchers' jobs; ``watch``:
+    collective, called once hosts are known to reach each other, before MPI starts: ``exchange`` then hears of ranks
+    that die on any host."""
     ranks = _Ranks(places, members, strangers)
-    how = exchange.gather_and_decide("mpi job", _found(), lambda found: _how(found, ranks))
+    interface = None if all(place.has_mpi for place in places) else require_reachable(exchange, places)
+    watch()
+    how, alone, spare = exchange.gather_and_decide(
+        "mpi job",
+        _found(exchange.rank, places),
+        lambda found: (_how(found, ranks), _alone(found, places), _spare(found, places)),
+    )
     if how in (_LAUNCHER, _STARTS):
-        job = mpi.job(exchange.left())
+        job = mpi.job(exchange.left(), exchange.require_all_going_on)
+        mpi.require_threads(job)
         if how == _STARTS:
             exchange.gather_and_decide("mpi started", None, lambda _: None)
             mpich_files.remove_files()
         return job
     if how == _RUNNING:
         return mpi.job()
-    interface = require_reachable(exchange, places)
-    hosts = list(by_host(places))
-    server = PmiServer(
-        exchange.rank, exchange.size, how, [hosts.index(place.host) for place in places], _StoredKeyValues(exchange)
-    )
+    if spare:
+        mpich_files.do_without()
+    server = PmiServer(exchange.rank, exchange.size, how, _nodes(places, alone), _StoredKeyValues(exchange))
     started: Job | None = None
     with mpich_files.removed_at_the_end(lambda: started or server.asked(_SETTLE)):
-        started = mpi.start(server, exchange.left(), interface)
+        started = mpi.start(server, exchange.left(), interface, exchange.require_all_going_on)
         exchange.gather_and_decide("mpi started", None, lambda _: None)
         mpich_files.remove_files()
     return started
+
+
+def _nodes(places: Sequence[Location], alone: Sequence[str]) -> list[int]:
+    """The number of each rank's host, as MPI is told: it shares memory between ranks of one, of which we have no use.
+    On hosts that are ``alone`` it cannot, and each rank counts as one."""
+    numbers: dict[str, int] = {}
+    nodes = []
+    for rank, place in enumerate(places):
+        key = f"{rank}" if place.host in alone else place.host
+        nodes.append(numbers.setdefault(key, len(numbers)))
+    return nodes
 
 
 class _StoredKeyValues:
@@ -82,7 +107,7 @@ def _key(barrier: int) -> str:
     return f"pmi/{barrier}/all"
 
 
-def _found() -> dict[str, Any]:
+def _found(rank: int, places: Sequence[Location]) -> dict[str, Any]:
     """What this rank has of an MPI."""
     try:
         job = mpi.begun()
@@ -90,10 +115,26 @@ def _found() -> dict[str, Any]:
             return {"kind": _RUNNING, "name": job.server.name}
         if job is not None or launcher.starts_mpi():
             named = launcher.job_name() or rendezvous.met_as()
-            return {"kind": _LAUNCHER, "job": named, "starts": job is None}
-        return {"kind": _READY, "MPI": mpi.startable(), "c10d-custom": __version__}
+            threads = mpi.lacks_threads(job) if job is not None else ""
+            return {"kind": _LAUNCHER, "job": named, "starts": job is None, "threads": threads}
+        left = mpich_files.megabytes()[0]
+        return {"kind": _READY, "MPI": mpi.startable(), "sharing": sharing(rank, places), "MB": left}
     except TransportError as error:
         return {"kind": _UNABLE, "error": str(error)}
+
+
+def _alone(found: list[dict[str, Any]], places: Sequence[Location]) -> list[str]:
+    """The hosts between whose ranks MPI cannot share memory."""
+    by = by_host(places)
+    return [host for host, ranks in by.items() if not may_share([found[r].get("sharing") for r in ranks])]
+
+
+def _spare(found: list[dict[str, Any]], places: Sequence[Location]) -> bool:
+    """Whether /dev/shm is to be spared."""
+    hosts = by_host(places).values()
+    if "MPICH" not in found[0].get("MPI", ""):
+        return False
+    return any(mpich_files.spare(found[r].get("MB", math.inf), len(ranks)) for ranks in hosts for r in ranks)
 
 
 def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
@@ -107,6 +148,9 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
                 f"{ranks.several()}, and an MPI launcher started each of several jobs of them: {in_job}. Between hosts "
                 f"this backend uses MPI, by which no job reaches another. {_ONE_HOST}"
             )
+        if any(rank.get("threads") for rank in found):
+            lacking = ranks.grouped(lambda r: found[r].get("threads") or "has it")
+            raise TransportError(f"{ranks.several()}, between which this backend uses MPI: {lacking}")
         return _STARTS if any(rank["starts"] for rank in found) else _LAUNCHER
     if _LAUNCHER in kinds:
         raise TransportError(
@@ -135,11 +179,18 @@ def _how(found: list[dict[str, Any]], ranks: _Ranks) -> str:
             f"{ranks.several()}, and are not in one MPI job: {in_job}. Where no launcher started MPI, it starts once "
             f"in a process, for the ranks of the first group that spans hosts, and no other rank can join. {advice}"
         )
-    for what in ("c10d-custom", "MPI"):
-        if len({rank[what] for rank in found}) > 1:
+    if len({rank["MPI"] for rank in found}) > 1:
+        raise TransportError(
+            f"{ranks.several()}, and have different versions of an MPI: "
+            f"{ranks.grouped(lambda r: found[r]['MPI'].partition(chr(10))[0])}. Install the same on every host"
+        )
+    if "MPICH" in found[0]["MPI"]:
+        here = {r: len(same) for same in by_host(ranks.places).values() for r in same}
+        lacks = [mpich_files.too_little(rank["MB"], here[r]) for r, rank in enumerate(found)]
+        if any(lacks):
             raise TransportError(
-                f"{ranks.several()}, and have different versions of {'an MPI' if what == 'MPI' else what}: "
-                f"{ranks.grouped(lambda r: found[r][what].partition(chr(10))[0])}. Install the same on every host"
+                f"{ranks.several()}, between which this backend uses MPI, and it cannot start: "
+                f"{ranks.grouped(lambda r: lacks[r] or 'could')}"
             )
     return uuid.uuid4().hex
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._version import described
 from ..errors import TransportError
 from ..launch.host import boot_id, network
 from ..threads import socket
@@ -16,20 +18,29 @@ if TYPE_CHECKING:
     from .exchange import Exchange
 
 FIRST_TOPIC = "place"  # of all that ranks tell each other
+_REVISION = "c10d-custom"
 
 
 class Location:
     """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
     (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups. ``started``: see processes.py; ``mailbox``: see
-    letters.py, "" where it has none."""
+    letters.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
-    __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox")
+    __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
 
     def __init__(
-        self, boot_id: str, hostname: str, pid: int, uid: int, started: int | None, network: int, mailbox: str = ""
+        self,
+        boot_id: str,
+        hostname: str,
+        pid: int,
+        uid: int,
+        started: int | None,
+        network: int,
+        mailbox: str = "",
+        has_mpi: bool = False,
     ) -> None:
         self.boot_id, self.hostname, self.pid, self.uid = boot_id, hostname, pid, uid
-        self.started, self.network, self.mailbox = started, network, mailbox
+        self.started, self.network, self.mailbox, self.has_mpi = started, network, mailbox, has_mpi
 
     def described(self) -> dict[str, Any]:
         """The arguments that make it."""
@@ -41,7 +52,8 @@ class Location:
 
     @classmethod
     def here(cls, mailbox: str = "") -> Location:
-        return cls(boot_id(), _host_name(), os.getpid(), os.geteuid(), started(os.getpid()), network(), mailbox)
+        pid = os.getpid()
+        return cls(boot_id(), _host_name(), pid, os.geteuid(), started(pid), network(), mailbox, _mpi_has_begun())
 
 
 def _host_name() -> str:
@@ -51,31 +63,49 @@ def _host_name() -> str:
         return "?"
 
 
+def _mpi_has_begun() -> bool:
+    # Not imported for this: a group on one host does without.
+    mpi_job = sys.modules.get("c10d_custom.launch.mpi_job")
+    return mpi_job is not None and mpi_job.has_begun()
+
+
 def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bool]:
     """The Location of every rank of the group, in rank order, on every rank. And whether they are to go on by letters
     (letters.py): then rank 0 tells ``exchange`` when all have gone on."""
     here = Location.here(mailbox)
+    # The first word of all, and in this form in every revision of the package: ranks of two tell each other by it.
+    word = {_REVISION: described(), **here.described()}
 
     def meet(rank: int, value: dict[str, Any]) -> None:
-        place = Location(**value)
-        if place.boot_id == here.boot_id:
-            exchange.processes.add(rank, place.pid, place.started)
+        _require_one_revision(rank, value, exchange.rank, word)
+        if value["boot_id"] == here.boot_id:
+            exchange.processes.add(rank, value["pid"], value["started"])
 
     def decide(said: list[dict[str, Any]]) -> dict[str, Any]:
+        said = [{name: what for name, what in value.items() if name != _REVISION} for value in said]
         by_letters = _can_write([Location(**value) for value in said])
         if not by_letters:  # names that nobody can guess take three times the rest
             said = [{**value, "mailbox": ""} for value in said]
         return {"table": packed(said), "by letters": by_letters}
 
     decided = exchange.gather_and_decide(
-        FIRST_TOPIC, here.described(), decide, meet, heard_later=lambda decided: decided["by letters"]
+        FIRST_TOPIC, word, decide, meet, heard_later=lambda decided: decided["by letters"]
     )
     places = [Location(**value) for value in unpacked(decided["table"])]
     for rank, place in enumerate(places):
         # Inside a host rank 0 watches all and tells; were each to watch each, their number would be a square.
-        if not decided["by letters"] or rank == 0:
-            meet(rank, place.described())
+        if (not decided["by letters"] or rank == 0) and place.boot_id == here.boot_id:
+            exchange.processes.add(rank, place.pid, place.started)
     return places, decided["by letters"]
+
+
+def _require_one_revision(rank: int, theirs: dict[str, Any], own: int, mine: dict[str, Any]) -> None:
+    if theirs.get(_REVISION) != mine[_REVISION]:
+        each = "; ".join(
+            f"rank {r} ({word.get('hostname')}): {word.get(_REVISION, 'an older one, which does not say')}"
+            for r, word in sorted([(rank, theirs), (own, mine)], key=lambda one: one[0])
+        )
+        raise TransportError(f"the ranks have different revisions of c10d-custom: {each}. Install the same for all")
 
 
 def _can_write(places: Sequence[Location]) -> bool:

@@ -41,7 +41,7 @@ def memory() -> Finding:
     left = f"{_size(max(free, 0))} left, of {whose}" if known else "how much is left cannot be seen without /proc"
     text = (
         f"{left}; a group takes {_size(takes[2])} for the collectives of 2 ranks, {_size(takes[8])} for those of 8 (a "
-        "memfd: the size of /dev/shm does not matter to it)"
+        "memfd: the size of /dev/shm does not matter to it, only to MPI)"
     )
     if takes[2] > free:
         return Finding("memory", f"too little: {text}", State.FAILS, facts)

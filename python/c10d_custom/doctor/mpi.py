@@ -21,7 +21,7 @@ _ASK = (
 
 
 def mpi() -> Finding:
-    from ..launch import launcher
+    from ..launch import launcher, mpich_files
     from ..launch.mpi_job import INSTALL
 
     started = launcher.detect()
@@ -41,9 +41,16 @@ def mpi() -> Finding:
     how = mpirun or "its mpirun, which is not in PATH"
     if "open mpi" not in library.lower():
         how = f"torchrun, or {how}"
-    return Finding(
-        "MPI", f"mpi4py {facts['mpi4py']} with {library}; several hosts: start them by {how}; {by}", facts=facts
-    )
+    text = f"mpi4py {facts['mpi4py']} with {library}; several hosts: start them by {how}; {by}"
+    state = State.FINE
+    if library.startswith("MPICH"):
+        left, _ = mpich_files.megabytes()
+        facts["dev_shm_megabytes"] = round(left, 1)
+        if lacks := mpich_files.too_little(left, len(os.sched_getaffinity(0))):  # a rank for each core
+            text, state = f"{text}; {lacks}", State.REMARK
+        else:
+            text += f"; it takes {mpich_files.OF_MPICH:.1f} MB of /dev/shm for each rank of a host, of {left:.0f} left"
+    return Finding("MPI", text, state, facts)
 
 
 def _version_of(package: str) -> str:

@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import entry_points
 from typing import Any
 
-from .._version import TESTED_TORCH, __version__
+from .._version import TESTED_TORCH, __version__, described, revision
 from .finding import Finding, State
 
 _ENTRY_POINTS = (("torch.backends", "c10d_custom"), ("torch.distributed.backends", "custom"))
@@ -19,11 +19,12 @@ def package() -> Finding:
     off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
     facts: dict[str, Any] = {
         "c10d_custom": __version__,
+        "revision": revision(),
         "python": platform.python_version(),
         "missing_entry_points": missing,
         "autoload": not off,
     }
-    what = f"c10d-custom {__version__}, Python {platform.python_version()}"
+    what = f"c10d-custom {described()}, Python {platform.python_version()}"
     if missing:
         said = "torch does not find it by itself, as it is not installed by pip: write `import c10d_custom`"
     elif off:

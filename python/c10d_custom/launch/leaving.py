@@ -7,13 +7,17 @@ PMIx_Finalize of the library that Open MPI has loaded."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
+import select
 
 from .. import native
 from ..native import over_hosts
 from .mapped import mapped_files
+
+_PATIENCE = 2.0  # s: for the launcher on this host to answer
 
 
 def hydra() -> int | None:
@@ -22,6 +26,21 @@ def hydra() -> int | None:
     with contextlib.suppress(KeyError, ValueError):
         return int(os.environ["PMI_FD"]) if "MPI_LOCALNRANKS" in os.environ else None
     return None
+
+
+def abort_at_exit() -> None:
+    """Of a rank in which MPI cannot start. Hydra takes no note of the end of one that it has never heard, and the others,
+    which wait for it in MPI_Init, would wait for ever."""
+    if (fd := hydra()) is not None:
+        atexit.register(_abort, fd)
+
+
+def _abort(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(fd, b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        if select.select([fd], [], [], _PATIENCE)[0]:
+            os.read(fd, 1024)
+        os.write(fd, b"cmd=abort exitcode=1\n")
 
 
 def addresses(library: ctypes.CDLL | None, *names: str) -> list[int]:

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import struct
 import sys
@@ -21,7 +22,7 @@ from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
 from ..threads import socket, threading, time
-from . import launcher, leaving, libfabric
+from . import launcher, leaving, libfabric, mpich_files
 from .mapped import mapped_files
 from .mpich_files import remove_files
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SPIN_SECONDS = 200e-6
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
+_LOOK = 20e-3  # s: while MPI starts
 _LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
 _FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
 _FINALIZED = "MPI has been finalized in this process; it cannot start again"
@@ -89,16 +91,19 @@ class Job:
             raise TransportError(f"MPI: {error}") from error
 
 
-def job(seconds: float | None = None) -> Job:
+def job(seconds: float | None = None, check: Callable[[], object] = lambda: None) -> Job:
     """The process's Job; the first call initialises MPI unless the program has, which takes until all
-    ranks do: TransportError after ``seconds``. Any thread may call."""
+    ranks do: TransportError after ``seconds``. ``check``: called now and then meanwhile, and may raise. Any thread may
+    call."""
     global _job
     with _lock:
         if _job is None:
             try:
-                _job = _begin(seconds)
+                _job = _begin(seconds, check)
             except TransportError:
                 remove_files()  # all have started, or will not
+                if _init is None:
+                    leaving.abort_at_exit()
                 raise
     return _usable(_job)
 
@@ -106,6 +111,11 @@ def job(seconds: float | None = None) -> Job:
 def begun() -> Job | None:
     """The process's Job, where there is one already."""
     return None if _job is None else _usable(_job)
+
+
+def has_begun() -> bool:
+    """Whether this process, or the one that it is a fork of, has its Job."""
+    return _job is not None
 
 
 def _usable(job: Job) -> Job:
@@ -118,18 +128,18 @@ def _usable(job: Job) -> Job:
     return job
 
 
-def _begin(seconds: float | None) -> Job:
+def _begin(seconds: float | None, check: Callable[[], object]) -> Job:
     MPI = _import()
     if MPI.Is_finalized():
         raise TransportError(_FINALIZED)
     ours = _init is not None or not MPI.Is_initialized()
     if ours:
-        _initialise(MPI, seconds)
+        _initialise(MPI, seconds, check)
     begun = _opened(MPI)
     if begun.size > 1:
         _abort_on_exceptions(begun)
-    _require_threads(MPI, ours)
-    libfabric.drive(MPI)
+    if not lacks_threads(begun):
+        libfabric.drive(MPI)
     found = launcher.detect()
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
@@ -149,18 +159,22 @@ def _opened(MPI: Any, server: PmiServer | None = None) -> Job:
     return Job(MPI, world, world.rank, world.size, os.getpid(), server)
 
 
-def _require_threads(MPI: Any, ours: bool) -> None:
-    """``ours``: we have started it."""
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise TransportError(
-            f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs. "
-            + (
-                "Use a build of MPI that has it."
-                if ours
-                else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or '
-                "leave it to us."
-            )
-        )
+def require_threads(job: Job) -> None:
+    """Between hosts; where ranks of one host meet by MPI, any thread level does."""
+    if why := lacks_threads(job):
+        raise TransportError(why)
+
+
+def lacks_threads(job: Job) -> str:
+    """ "": it does not."""
+    MPI = job.MPI
+    if MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+        return ""
+    return f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs between hosts. " + (
+        "Use a build of MPI that has it."
+        if _init is not None
+        else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or leave it to us.'
+    )
 
 
 def startable() -> str:
@@ -184,10 +198,10 @@ def startable() -> str:
     return library
 
 
-def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
+def start(server: PmiServer, seconds: float, interface: str | None, check: Callable[[], object]) -> Job:
     """The process's Job from now on, of the ranks of ``server``. Collective over them; after an error MPI cannot be had
     in this process. Raises what the server does; TransportError after ``seconds``. ``interface``: by which this host
-    reaches others, where known."""
+    reaches others, where known; ``check``: as of `job`."""
     global _job
     with _lock:
         MPI = _import()
@@ -201,7 +215,7 @@ def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
         try:
             with server.environment():
                 init = _in_thread(MPI)
-                server.serve(lambda: not init.is_alive() or time.monotonic() > deadline)
+                server.serve(lambda: not init.is_alive() or time.monotonic() > deadline, check)
             if not MPI.Is_initialized():
                 raise _not_started(seconds)
         except BaseException:
@@ -212,16 +226,26 @@ def start(server: PmiServer, seconds: float, interface: str | None) -> Job:
                 f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): start "
                 "the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
             )
-        _require_threads(MPI, ours=True)
         _job = _opened(MPI, server)
+        require_threads(_job)
         server.go_on()
         MPI.Finalize = functools.partial(_finalize_unlocked, MPI)
         libfabric.drive(MPI)
     return _job
 
 
-def _initialise(MPI: Any, seconds: float | None) -> None:
-    _in_thread(MPI).join(seconds)
+def _initialise(MPI: Any, seconds: float | None, check: Callable[[], object]) -> None:
+    if _library(MPI).startswith("MPICH"):
+        # Or it would share memory between the ranks of a host, beside us, which takes that they see each other's
+        # processes and files, and /dev/shm. (Without a launcher we tell it which ranks can: creation/sharing.py.)
+        os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
+        found = launcher.detect()
+        mpich_files.prepare(1 if found is None else found.local_size or found.size)
+    init = _in_thread(MPI)
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    while init.is_alive() and (left := deadline - time.monotonic()) > 0:
+        init.join(min(left, _LOOK))
+        check()
     if not MPI.Is_initialized():
         raise _not_started(seconds)
 
@@ -295,8 +319,28 @@ def go_on() -> None:
     _used_again = True
 
 
+_at_finalize: int | None = None  # an attribute of COMM_SELF, which MPI_Finalize deletes first of all
+
+
+def at_finalize(act: Callable[[], object]) -> None:
+    """Has it called, once, when the program finalises MPI, which it still may use then."""
+    global _at_finalize
+    if _job is None or _at_finalize is not None:
+        return
+
+    def deleted(*_: object) -> None:
+        if _at_finalize is not None:
+            act()
+
+    MPI = _job.MPI
+    _at_finalize = MPI.Comm.Create_keyval(delete_fn=deleted)
+    MPI.COMM_SELF.Set_attr(_at_finalize, True)
+
+
 @atexit.register  # at import: exit handlers of the modules that use this one run before
 def _finalize() -> None:
+    global _at_finalize
+    _at_finalize = None  # groups have ended by now, and Python is about to
     libfabric.stop()
     if _job is not None and _job.server is not None:
         _end_own(_job, _job.server)

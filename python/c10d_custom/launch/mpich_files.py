@@ -1,5 +1,6 @@
-"""Files in /dev/shm that MPICH makes as it starts, and would remove in Finalize only: removed before, so that none is
-left where ranks are killed."""
+"""Files in /dev/shm that MPICH makes as it starts: the room that they take, where a process that has too little dies of
+SIGBUS or SIGSEGV; and their end. MPICH would remove them in Finalize only: removed before, so that none is left where
+ranks are killed."""
 
 from __future__ import annotations
 
@@ -9,11 +10,64 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..errors import TransportError
 from ..threads import threading
 from .mapped import mapped_files
 
 if TYPE_CHECKING:
     from types import FrameType
+
+
+_FOLDER = "/dev/shm"
+OF_MPICH = 1.1  # MB for each rank of a host, of MPICH 5
+# More MB, of UCX, for shared memory of its own: it does without where it finds fewer left than so many, but not well
+# where some ranks of a host find them and others do not.
+_OF_UCX, _LEFT_FOR_UCX = 4.4, 16
+_WITHOUT = "UCX_TLS", "^posix"
+
+
+def megabytes() -> tuple[float, float]:
+    """(what is left in /dev/shm, its size). What MPICH's ranks that start beside this one have taken counts as left."""
+    try:
+        found = os.statvfs(_FOLDER)
+    except OSError:
+        return 0.0, 0.0
+    taken = 0
+    with contextlib.suppress(OSError), os.scandir(_FOLDER) as entries:
+        for entry in entries:
+            if entry.name.startswith("mpich_shm_"):
+                with contextlib.suppress(OSError):
+                    taken += 512 * entry.stat().st_blocks
+    return (found.f_bavail * found.f_frsize + taken) / 1e6, found.f_blocks * found.f_frsize / 1e6
+
+
+def too_little(left: float, ranks: int) -> str:
+    """Why MPICH cannot start with so many MB for the ranks of a host, or ""."""
+    if left >= ranks * OF_MPICH:
+        return ""
+    return (
+        f"{_FOLDER} has {left:.1f} MB left, and MPICH takes {OF_MPICH:.1f} MB of it for each rank of a host, "
+        f"{ranks * OF_MPICH:.1f} MB here. Make it larger: docker run --shm-size, or mount -o remount,size=... {_FOLDER}"
+    )
+
+
+def spare(megabytes: float, ranks: int) -> bool:
+    """Whether UCX is to do without it there."""
+    return megabytes < ranks * (OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
+
+
+def do_without() -> None:
+    """UCX does, in this process, unless the user has said what it takes. On all ranks of a host, or none."""
+    os.environ.setdefault(*_WITHOUT)
+
+
+def prepare(ranks: int) -> None:
+    """Before MPICH starts under its launcher, with so many ranks on this host. TransportError: there is no room."""
+    left, size = megabytes()
+    if why := too_little(left, ranks):
+        raise TransportError(f"MPI cannot start: {why}")
+    if spare(size, ranks):  # not by what is left, which ranks that start one after the other find different
+        do_without()
 
 
 def remove_files() -> None:

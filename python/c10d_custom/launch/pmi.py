@@ -65,11 +65,13 @@ class PmiServer:
                 os.environ.pop(name, None)
             os.environ.update(hidden)
 
-    def serve(self, started: Callable[[], bool]) -> None:
-        """Answers until ``started``. Raises what ``key_values`` do; libmpi then waits for its answer for ever."""
+    def serve(self, started: Callable[[], bool], check: Callable[[], object] = lambda: None) -> None:
+        """Answers until ``started``. Raises what ``key_values`` do, or ``check``, called now and then; libmpi then waits
+        for its answer for ever."""
         while not started():
             if self.asked(_SLICE):
                 self._answer()
+            check()
 
     def asked(self, seconds: float) -> bool:
         """Whether libmpi waits for an answer, or does within that time."""

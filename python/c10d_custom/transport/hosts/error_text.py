@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore
 from ... import native
 from ...call import ANY_COUNT
 from ...creation.exchange import Exchange
-from ...errors import CollectiveMismatchError, TransportError
+from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from ...threads import start
 from ..base import rank_name
 from ..failure import ErrorText
@@ -39,16 +39,22 @@ _OVER = (
 )
 
 
-class Group(Protocol):
+class Observed(Protocol):
+    """What is asked of whoever knows what has become of ranks."""
+
+    locations: Sequence[Location]
+    detector: FailureDetector
+
+
+class Group(Observed, Protocol):
     """What is asked of the transport."""
 
     rank: int
     size: int
     members: list[int]
-    locations: Sequence[Location]
     store: Store
     published: set[int]  # collectives that failed, of which this rank has told the others
-    detector: FailureDetector
+    mpi_finalized: bool
 
     def who(self, rank: int) -> str: ...
 
@@ -77,6 +83,14 @@ class HostsErrorText(ErrorText):
         # the ranks of its host.
         return self.f.by >= 0 and self.f.elapsed_ns < _CAME_LATE
 
+    def _of(self, status: int, found_by: str) -> CustomBackendError:
+        if status == native.ABORTED and self.t.mpi_finalized:
+            return AbortedError(
+                f"{self.where}: the program has finalised MPI (MPI.Finalize), by which this group's hosts reach each "
+                "other, and thereby ended the group: leave that to us, or destroy the groups before."
+            )
+        return super()._of(status, found_by)
+
     def _mismatch(self, found_by: str) -> CollectiveMismatchError:
         error = super()._mismatch(found_by)
         return CollectiveMismatchError(f"{error} {_OVER}") if self.f.over else error
@@ -87,12 +101,12 @@ class HostsErrorText(ErrorText):
         return mismatch_table(prints, self.t.members, sizes)
 
 
-def fate(transport: Group, rank: int) -> str:
+def fate(group: Observed, rank: int) -> str:
     """What has become of a rank that is gone: the part of a sentence that follows its name."""
-    host = f"on {transport.locations[rank].hostname}"
-    if rank in transport.detector.left:
+    host = f"on {group.locations[rank].hostname}"
+    if rank in group.detector.left:
         return f"{host} has left the group (destroy_process_group, or its process ended)"
-    return f"{host} (pid {transport.locations[rank].pid}) has died, or its host is gone"
+    return f"{host} (pid {group.locations[rank].pid}) has died, or its host is gone"
 
 
 def _published(

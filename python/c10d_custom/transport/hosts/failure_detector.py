@@ -70,7 +70,9 @@ class FailureDetector:
     """Opening it is collective over the group. ``hosts``: the group ranks of each host.
     ``on_fault``: called in the detector's thread with a Fault that another rank reports."""
 
-    def __init__(self, exchange: Exchange, hosts: Sequence[list[int]], on_fault: Callable[[Fault], object]) -> None:
+    def __init__(
+        self, exchange: Exchange, hosts: Sequence[list[int]], on_fault: Callable[[Fault], object] = lambda fault: None
+    ) -> None:
         self.rank = exchange.rank
         self.left: set[int] = set()
         self.ended: set[int] = set()  # their hosts have ended a connection of theirs, as when a process ends
@@ -99,6 +101,12 @@ class FailureDetector:
         self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()
+
+    def tell(self, on_fault: Callable[[Fault], object]) -> None:
+        """From now on, and of what was heard before."""
+        self._on_fault = on_fault
+        for fault in filter(None, (self.disagreement, self.fault)):
+            on_fault(fault)
 
     def report(self, fault: Fault) -> None:
         """This rank found out; the others will know. Later faults are not news, unless all before was a

@@ -208,6 +208,8 @@ class MpiLink:
         """Of a call that has failed: nothing more comes into the memory of these. What has not begun to come is
         cancelled; what is under way is awaited for a moment, and else ``keep`` kept, since MPI may still write
         there."""
+        if not receives:  # MPI itself may be over
+            return
         with given_up.lock:
             try:
                 self._cancel(receives)

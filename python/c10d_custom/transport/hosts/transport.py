@@ -31,7 +31,7 @@ from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
 from .board import Board, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
-from .failure_detector import FailureDetector, Fault
+from .failure_detector import Fault
 from .flat_exchange import FlatExchange, parse
 from .health import Health, group_rank
 from .layout import Hosts
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ...launch.mpi_job import Job
     from ..base import LocalTransport, Ticket
     from ..trace_file import Record
+    from .failure_detector import FailureDetector
     from .link import Buffer
     from .local_call import LocalCall
 
@@ -64,13 +65,14 @@ if TYPE_CHECKING:
 class HierarchicalTransport(Transport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
     ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
-    arguments); ``job``: the process's use of MPI; ``abandon``: as of Health;
+    arguments); ``job``: the process's use of MPI; ``abandon``: as of Health; ``detector``: the group's, open;
     ``meets``: whether its ranks are to find each other after a loss, at their `meeting_point`."""
 
     # Of small calls; there where `limits` is.
     flat: FlatExchange
     leader: LeaderAllReduce
     meeting_point: MeetingPoint | None = None
+    mpi_finalized = False  # by the program, which has ended the group
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class HierarchicalTransport(Transport):
         open_local: OpenLocal,
         job: Job,
         abandon: Callable[[bool], None],
+        detector: FailureDetector,
         meets: bool = False,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
@@ -103,8 +106,8 @@ class HierarchicalTransport(Transport):
                 self.local = self._open_local(open_local, exchange, config, slot_bytes(limits.leader) if limits else 0)
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
-                self.detector = self.health.detector = FailureDetector(exchange, hosts.ranks, self.health.record)
-                cleanup.callback(self.detector.close)
+                self.detector = self.health.detector = detector
+                detector.tell(self.health.record)
                 if meets:
                     self.meeting_point = MeetingPoint(self.rank, hosts)
                     cleanup.callback(self.meeting_point.close)
