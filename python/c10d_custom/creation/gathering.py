@@ -3,12 +3,12 @@ those that go through the store, letters.py those from process to process."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
+from ..threads import time
 from .processes import Processes
 
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it

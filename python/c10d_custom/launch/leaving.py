@@ -11,10 +11,10 @@ import atexit
 import contextlib
 import ctypes
 import os
-import select
 
 from .. import native
 from ..native import over_hosts
+from ..threads import select
 from .mapped import mapped_files
 
 _PATIENCE = 2.0  # s: for the launcher on this host to answer
@@ -29,8 +29,8 @@ def hydra() -> int | None:
 
 
 def abort_at_exit() -> None:
-    """Of a rank in which MPI cannot start. Hydra takes no note of the end of one that it has never heard, and the others,
-    which wait for it in MPI_Init, would wait for ever."""
+    """Of a rank in which MPI cannot start. Hydra takes no note of the end of one that it has never heard, and the
+    others, which wait for it in MPI_Init, would wait for ever."""
     if (fd := hydra()) is not None:
         atexit.register(_abort, fd)
 
