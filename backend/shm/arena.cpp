@@ -182,26 +182,35 @@ bool Arena::make_private(uint64_t where, uint64_t bytes, int protection) {
   return mmap(base_ + where, bytes, protection, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
 }
 
-// The same, if the system allows that, whatever it does to the other blocks. It may refuse for two reasons. No more
-// mappings (vm.max_map_count): the whole arena takes one; its other blocks become private with it. Or not so much
-// memory may be promised (vm.overcommit_memory=2): then these bytes can be read, and who writes to them is ended rather
-// than seen by others. Whether they can be written to.
-bool Arena::make_private_somehow(uint64_t where, uint64_t bytes) {
-  if (make_private(where, bytes, kReadWrite)) return true;
-  if (make_private(where, bytes, PROT_READ)) return false;
-  bool writable = true, all = true;
+// The same of the whole arena, but for what has been cut off, whose contents are in its mapping alone. `alone`: there
+// is no other thread, which could use it meanwhile.
+bool Arena::make_all_private(int protection, bool alone) {
   uint64_t from = 0;
-  auto rest = [&](uint64_t to) {
-    if (from == to || make_private(from, to - from, kReadWrite)) return;
-    writable = false;
-    all = all && make_private(from, to - from, PROT_READ);
+  auto make = [&](uint64_t to) {
+    if (from == to) return true;
+    if (alone) munmap(base_ + from, to - from);  // where there is one mapping too many, no new one takes its place
+    return make_private(from, to - from, protection);
   };
-  for (auto& [at, block] : blocks_) {
-    if (block.cut_off) rest(at), from = at + block.bytes;  // its contents are in its mapping alone
-    block.cut_off = true;
+  for (const auto& [where, block] : blocks_) {
+    if (!block.cut_off) continue;
+    if (!make(where)) return false;
+    from = where + block.bytes;
   }
-  rest(size_);
-  if (!all) mprotect(base_, size_, PROT_NONE);
+  return make(size_);
+}
+
+// The same of these bytes if the system allows that, whatever it does to the other blocks. It may refuse for two
+// reasons. No more mappings (vm.max_map_count): the whole arena takes one, and its other blocks become private with it.
+// Or not so much memory may be promised (vm.overcommit_memory=2): then they can be read, and who writes to them is
+// ended rather than seen by others. Whether they can be written to.
+bool Arena::make_private_somehow(uint64_t where, uint64_t bytes, bool alone) {
+  if (make_private(where, bytes, kReadWrite)) return true;
+  const bool writable = make_all_private(kReadWrite, alone);
+  if (!writable) {
+    if (!alone && make_private(where, bytes, PROT_READ)) return false;
+    if (!make_all_private(PROT_READ, alone)) mprotect(base_, size_, PROT_NONE);
+  }
+  for (auto& [at, block] : blocks_) block.cut_off = true;
   return writable;
 }
 
@@ -227,7 +236,7 @@ void Arena::cut_off(const void* p) {
     if (!make_private(where, piece, kReadWrite)) break;
     move(where, piece);
   }
-  if (where < end && make_private_somehow(where, end - where))
+  if (where < end && make_private_somehow(where, end - where, false))
     for (; where < end; where += kPiece) move(where, std::min(kPiece, end - where));
   found->second.cut_off = true;
 }
@@ -253,7 +262,7 @@ void Arena::in_child() {
 
 void Arena::copy_for_child() {
   for (const auto& [where, block] : blocks_)
-    if (!block.cut_off) make_private_somehow(where, block.bytes);
+    if (!block.cut_off) make_private_somehow(where, block.bytes, true);
 }
 
 // --- of all ranks

@@ -53,7 +53,8 @@ class Arena {
   static void join(Ranges& to, uint64_t where, uint64_t bytes);
   std::map<uint64_t, Block>::iterator block_at(const void* p);
   bool make_private(uint64_t where, uint64_t bytes, int protection);
-  bool make_private_somehow(uint64_t where, uint64_t bytes);
+  bool make_all_private(int protection, bool alone);
+  bool make_private_somehow(uint64_t where, uint64_t bytes, bool alone);
   void move(uint64_t where, uint64_t bytes);
   void copy_for_child();
   void let_go(uint64_t bytes);
