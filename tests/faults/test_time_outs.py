@@ -142,7 +142,7 @@ def awaited(group, place, how):
     found = timed_out(wait)
     if found[0] > SECONDS * 1.9 + 5:
         return [f"after {found[0]:.3f} s"]
-    return wrong_times(found, f"Did rank {dist.get_world_size() - 1 if dist.get_world_size() == 2 else 1}")
+    return wrong_times(found, "Did rank 1")
 
 
 @pytest.mark.world_sizes(2)
@@ -165,7 +165,8 @@ def nobody_waits(group, place):
     began = time.monotonic()
     dist.destroy_process_group(group)
     seconds = time.monotonic() - began
-    return [] if over == [False, False] and seconds < HUNG else [over, seconds]
+    # Between hosts MPI may have all of the send.
+    return [] if not over[0] and seconds < HUNG else [over, seconds]
 
 
 @pytest.mark.world_sizes(2)
