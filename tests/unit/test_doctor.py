@@ -224,7 +224,9 @@ def test_mpi_libraries_and_launchers(monkeypatch):
     assert mpi.mpi().state is State.REMARK
 
 
-@pytest.mark.parametrize("left, state, words", [(0.1, State.REMARK, "has 0.1 MB left"), (1e4, State.FINE, "10000 left")])
+@pytest.mark.parametrize(
+    "left, state, words", [(0.1, State.REMARK, "has 0.1 MB left"), (1e4, State.FINE, "10000 left")]
+)
 def test_room_for_mpich(monkeypatch, left, state, words):
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(mpi, "_library", lambda: ("MPICH 5.0.2", ""))

@@ -103,7 +103,9 @@ def test_ranks_of_a_host_that_can_write_to_each_other_leave_the_rest_to_rank_0(m
 def test_ranks_of_two_revisions_of_this_package_are_told_so(odd, monkeypatch):
     """All of them, by one sentence, also by a rank of a revision that did not say which it is."""
     said = {odd: "0.1.0, revision b"}
-    monkeypatch.setattr(topology, "described", lambda: said.get(int(threading.current_thread().name), "0.1.0, revision a"))
+    monkeypatch.setattr(
+        topology, "described", lambda: said.get(int(threading.current_thread().name), "0.1.0, revision a")
+    )
     store, errors = HashStore(), {}
 
     def run(rank):
@@ -119,12 +121,16 @@ def test_ranks_of_two_revisions_of_this_package_are_told_so(odd, monkeypatch):
         thread.join(20)
     assert set(errors) == {0, 1, 2}
     for text in errors.values():
-        assert re.search(r"rank \d \(\S+\): 0.1.0, revision [ab]; rank \d \(\S+\): 0.1.0, revision [ab]. Install", text), text
+        assert re.search(
+            r"rank \d \(\S+\): 0.1.0, revision [ab]; rank \d \(\S+\): 0.1.0, revision [ab]. Install", text
+        ), text
         assert f"rank {odd} (" in text and "revision a" in text and "revision b" in text, text
 
 
 def test_a_revision_that_does_not_say_which_it_is(monkeypatch):
     exchange = Exchange(HashStore(), 0, 2, 20.0)
-    exchange.store.append("place/said", f'[1, {json.dumps(Location.here().described())}]\n')
-    with pytest.raises(TransportError, match="rank 0 .*0.1.0, revision .*; rank 1 .*: an older one, which does not say"):
+    exchange.store.append("place/said", f"[1, {json.dumps(Location.here().described())}]\n")
+    with pytest.raises(
+        TransportError, match="rank 0 .*0.1.0, revision .*; rank 1 .*: an older one, which does not say"
+    ):
         locations(exchange)

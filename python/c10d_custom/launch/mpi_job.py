@@ -168,7 +168,7 @@ def require_threads(job: Job) -> None:
 
 
 def lacks_threads(job: Job) -> str:
-    """"": it does not."""
+    """ "": it does not."""
     MPI = job.MPI
     if MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
         return ""
