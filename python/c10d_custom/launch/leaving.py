@@ -29,8 +29,8 @@ def hydra() -> int | None:
 
 
 def abort_at_exit() -> None:
-    """Of a rank in which MPI cannot start. Hydra takes no note of the end of one that it has never heard, and the others,
-    which wait for it in MPI_Init, would wait for ever."""
+    """Of a rank in which MPI cannot start. Hydra takes no note of the end of one that it has never heard, and the
+    others, which wait for it in MPI_Init, would wait for ever."""
     if (fd := hydra()) is not None:
         atexit.register(_abort, fd)
 
