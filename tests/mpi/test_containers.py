@@ -73,9 +73,10 @@ def launched(hosts, behind=()):
     return ended.returncode, ended.stdout
 
 
-def test_a_container_for_each_rank_of_mpiexec(hosts):
-    code, said = launched(hosts, UNSHARED["pid, mount and ipc"])
-    assert code == 0 and said.count("right") == 3, said
+@pytest.mark.parametrize("kind", ["pid, mount and ipc", "user"])
+def test_a_container_for_each_rank_of_mpiexec(hosts, kind):
+    code, said = launched(hosts, UNSHARED[kind])
+    assert code == 0 and said.count("right") == 3 and "UCX" not in said, said
 
 
 def test_a_small_dev_shm(hosts, room):

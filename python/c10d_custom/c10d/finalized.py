@@ -1,5 +1,5 @@
-"""The program's own MPI_Finalize ends the groups over hosts, which MPI connects: any call of MPI's after it would end the
-process without a word."""
+"""The program's own MPI_Finalize ends the groups over hosts, which MPI connects: any call of MPI's after it would end
+the process without a word."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def mpi_job(
         return job
     if how == _RUNNING:
         return mpi.job()
-    if spare:
+    if spare or alone:
         mpich_files.do_without()
     server = PmiServer(exchange.rank, exchange.size, how, _nodes(places, alone), _StoredKeyValues(exchange))
     started: Job | None = None

@@ -1,5 +1,5 @@
-"""Whether libmpi can share memory between the ranks of a host, as libraries of the MPICH family do where they are told of
-one: each must see the others' processes and files, may have to read their memory, and needs room in /dev/shm. In
+"""Whether libmpi can share memory between the ranks of a host, as libraries of the MPICH family do where they are told
+of one: each must see the others' processes and files, may have to read their memory, and needs room in /dev/shm. In
 containers of their own, or behind a strict seccomp filter, ranks cannot, and libmpi then ends their processes."""
 
 from __future__ import annotations

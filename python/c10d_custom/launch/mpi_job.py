@@ -173,7 +173,8 @@ def lacks_threads(job: Job) -> str:
     return f"{_library(MPI)} gives less than MPI_THREAD_MULTIPLE, which this backend needs between hosts. " + (
         "Use a build of MPI that has it."
         if _init is not None
-        else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or leave it to us.'
+        else 'The program initialised MPI before: let it ask for "multiple" (mpi4py.rc.thread_level), or leave it '
+        "to us."
     )
 
 

@@ -66,8 +66,8 @@ class PmiServer:
             os.environ.update(hidden)
 
     def serve(self, started: Callable[[], bool], check: Callable[[], object] = lambda: None) -> None:
-        """Answers until ``started``. Raises what ``key_values`` do, or ``check``, called now and then; libmpi then waits
-        for its answer for ever."""
+        """Answers until ``started``. Raises what ``key_values`` do, or ``check``, called now and then; libmpi then
+        waits for its answer for ever."""
         while not started():
             if self.asked(_SLICE):
                 self._answer()

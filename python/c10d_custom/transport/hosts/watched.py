@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Watched(Processes):
-    """What ``exchange`` knew of its ranks' processes, and what the `detector` hears, once there is one. A context: by an
-    exception the detector ends, having said that this rank is alive."""
+    """What ``exchange`` knew of its ranks' processes, and what the `detector` hears, once there is one. A context: by
+    an exception the detector ends, having said that this rank is alive."""
 
     detector: FailureDetector
 
