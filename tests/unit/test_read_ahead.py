@@ -24,7 +24,7 @@ WHILE_A_GROUP_IS_MADE = {
     ("", "register"),
     ("", "replace"),
     ("c10d.meeting", "meet"),
-    ("c10d.meeting", "_transport"),
+    ("c10d.meeting", "_over_hosts"),
     ("c10d.meeting", "_install_signal"),
     ("c10d.process_group", "_register"),
     ("c10d.registration", "create"),
