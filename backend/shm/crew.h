@@ -7,8 +7,8 @@
 
 namespace c10d_custom {
 
-// Has errand(context) run in one of them at once, started for it if none is idle. 0, or errno: the system gives no more.
-// Whoever lends sees to it that the errand ends before `context` does.
+// Has errand(context) run in one of them at once, started for it if none is idle. 0, or errno: the system gives no
+// more. Whoever lends sees to it that the errand ends before `context` does.
 int lend_thread(void (*errand)(void*), void* context);
 
 }  // namespace c10d_custom

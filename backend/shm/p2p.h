@@ -78,11 +78,11 @@ class Messenger {
   struct Request {
     Ticket* ticket;
     MessageArgs args;
-    uint64_t id;  // of all that this rank has posted, in order; sends: names the message to the peer
+    uint64_t id;                   // of all that this rank has posted, in order; sends: names the message to the peer
     int64_t wanted = 0;            // when it was first waited for
     int64_t deadline = INT64_MAX;  // from then on
-    uint64_t moved = 0;   // bytes
-    int64_t granted = 0;  // when
+    uint64_t moved = 0;            // bytes
+    int64_t granted = 0;           // when
     enum { kElsewhere, kUnsent, kOffered, kStreams, kPosted, kGranted } place = kElsewhere;
     bool counted = false;                        // in the `live` of its peer's link, or in any_
     bool pending = false;                        // counted in a Pending

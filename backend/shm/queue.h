@@ -105,11 +105,12 @@ class CollectiveQueue {
   std::mutex mutex_;
   Condition changed_;
   std::deque<Job> jobs_;
-  TraceRing trace_;             // of what has begun
-  uint64_t seq_ = 0;            // of the last collective issued
-  uint64_t urgent_ = 0;         // up to that one, the worker is to run them at once
-  int64_t last_submit_ = 0;  // of a small one: when
-  bool has_worker_ = false;
+  TraceRing trace_;      // of what has begun
+  uint64_t seq_ = 0;     // of the last collective issued
+  uint64_t urgent_ = 0;  // up to that one, the worker is to run them at once
+  int64_t last_submit_ = 0;
+  int64_t looks_until_ = 0;  // the worker, without being told, for a small one
+  bool has_worker_ = false, worker_sleeps_ = false;
   bool busy_ = false;  // some thread is inside execute()
   bool closing_ = false;
 };
