@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError
+from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError, UsageError
 from harness.groups import group_with_timeout
 
 from .operations import COLLECTIVES, LONG, SMALL, Arena, Asked
@@ -45,6 +45,9 @@ def refusals(g):
         error, _, problem = outcome(call, CustomBackendError)
         if problem or "no more use" not in str(error) or "not called alike" not in str(error):
             wrong.append(f"afterwards: {problem or error}")
+    error, _, problem = outcome(lambda: dist.all_reduce(torch.ones(1).expand(3), group=g), UsageError)
+    if problem or "share memory" not in str(error):
+        wrong.append(f"afterwards, of a call that is wrong by itself: {problem or error}")
     return wrong
 
 

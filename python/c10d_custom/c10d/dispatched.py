@@ -83,10 +83,9 @@ class Dispatching(Operations):
             # What C++ has made of a Work of ours says neither whether it is over nor where a message came from.
             return reached.works[0] if len(reached.works) == 1 and isinstance(result, dist.Work) else result
         except Exception:
-            # The ranks whose arguments were fine must not wait for this one; unless nobody knows what a mode makes of
-            # their calls.
+            # Under a mode nobody knows what becomes of the others' calls.
             if not reached.yes and name not in _UNANNOUNCED and torch_inside.nobody_watches():
-                self._transport.run(self._lower.rejected(self._seconds))
+                self._tell_refused()
             raise
         finally:
             reached.yes, reached.works = outer

@@ -3,6 +3,7 @@ ends."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..call import Op
-from ..errors import UsageError
+from ..errors import CustomBackendError, UsageError
 from ..lowering.collectives import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..time_outs import seconds_of
@@ -228,9 +229,14 @@ class Issuing:
         try:
             return lower(*arguments)
         except UsageError:
-            # The ranks whose arguments were fine must not wait for this one.
-            self._transport.run(self._lower.rejected(self._seconds))
+            self._tell_refused()
             raise
+
+    def _tell_refused(self) -> None:
+        """The ranks whose arguments were fine must not wait for this one. A group that is of no more use has told them:
+        what is wrong with this call is still what its caller should hear."""
+        with contextlib.suppress(CustomBackendError):
+            self._transport.run(self._lower.rejected(self._seconds))
 
     def _collective(
         self,
