@@ -79,9 +79,16 @@ uint32_t Collective::straggler(uint32_t peer) const {
 }
 
 bool Collective::may_go_on(uint32_t peer) {
-  const Status st = g.health(number);
-  if (st == kOk && now_ns() < deadline) return true;
+  // Not whether the group has failed: who finds that ranks disagree waits for what the others have called.
+  if (g.aborted()) return fail(kAborted, -1), false;
+  if (now_ns() < deadline) return true;
+  const Status st = g.health(number);  // see Group::wait
   return fail(st != kOk ? st : kTimeout, int32_t(straggler(peer))), false;
+}
+
+bool Collective::all_go_on(uint32_t peer) {
+  const Status st = g.health(number);
+  return st == kOk ? may_go_on(peer) : (fail(st, int32_t(straggler(peer))), false);
 }
 
 const double* Collective::factors() {

@@ -52,8 +52,10 @@ class Collective {
   // Ends the call here, without a word to the other ranks; false.
   bool give_up() { return fails(kAborted, -1); }
 
-  // For loops that move without waiting: false, and recorded, once the deadline is over or the group has failed.
+  // For loops that move without waiting: false, and recorded, once the deadline is over or this rank has aborted.
   bool may_go_on(uint32_t peer);
+  // As may_go_on, and false once the group has failed anywhere.
+  bool all_go_on(uint32_t peer);
 
   // Publishes fingerprint and table, and the input where it is small.
   void announce();

@@ -81,7 +81,7 @@ class InPlace {
   // exchange, for what was read before must have been read by then.
   bool still_well() {
     c.g.ctl(me).in_place.exchange(c.seq, std::memory_order_seq_cst);
-    return c.may_go_on(first_peer());
+    return c.all_go_on(first_peer());
   }
 
   uint32_t first_peer() const { return me ? 0 : 1; }
@@ -137,7 +137,7 @@ class InPlace {
   bool may_go_on(uint64_t bytes) {
     if ((since_ += bytes) < kLook) return true;
     since_ = 0;
-    return c.may_go_on(first_peer());
+    return c.all_go_on(first_peer());
   }
 
   bool meet() {
