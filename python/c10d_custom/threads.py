@@ -30,7 +30,19 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Lent", "lend", "queue", "select", "selectors", "socket", "start", "start_new_thread", "threading", "time"]
+__all__ = [
+    "Lent",
+    "allocate_lock",
+    "lend",
+    "queue",
+    "select",
+    "selectors",
+    "socket",
+    "start",
+    "start_new_thread",
+    "threading",
+    "time",
+]
 
 
 def _replaced() -> bool:
@@ -62,7 +74,7 @@ if _replaced():
     _thread, time, select, threading = (_made[name] for name in ("_thread", "time", "select", "threading"))
     selectors, socket, queue = (_made[name] for name in ("selectors", "socket", "queue"))
 
-start_new_thread = _thread.start_new_thread
+start_new_thread, allocate_lock = _thread.start_new_thread, _thread.allocate_lock
 _IDLE = 1.0  # s
 
 

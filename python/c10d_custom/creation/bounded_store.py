@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.distributed import PrefixStore
 
 from ..errors import TransportError
-from ..threads import queue, start_new_thread, threading
+from ..threads import allocate_lock, queue, start_new_thread
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -95,7 +95,7 @@ class BoundedStore:
 class _Answer:
     def __init__(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
-        self.awaited = threading.Lock()  # until it is there
+        self.awaited = allocate_lock()  # until it is there: nobody holds it
         self.awaited.acquire()
         self.value: Any = None
         self.error: Exception | None = None
