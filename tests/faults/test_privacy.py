@@ -218,6 +218,7 @@ def test_a_segment_that_can_shrink_is_not_taken():
 
 # What makes objects of bytes by running what they say.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+LOAD_MODULES = "threads.py", "read_ahead.py"  # their own way, by exec of what Python's loaders have found
 WRITES_PICKLES = "flight_file.py"  # for torch's analyzer, which reads such
 CALLS = {"eval", "exec", "loads_pickle", "load", "Unpickler", "_tensor_to_object"}
 
@@ -242,6 +243,8 @@ def test_nothing_received_is_unpickled():
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+                if name == "exec" and path.name in LOAD_MODULES:
+                    continue
                 if (
                     (name in CALLS and of not in ("json",))
                     or name.endswith(("_object", "_object_list"))
