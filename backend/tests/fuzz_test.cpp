@@ -324,7 +324,7 @@ void odd_places() {
     c10d_arena* own;
     void* const block = c10d_take(w.victim, bytes, 0, &own, &error);
     const Span s{block, bytes};
-    const CallArgs a{kAllReduce, kSum, kInt64, -1, bytes / 8, 8, 0, 0, 0, 0, 20 * kMs, 1, 1, &s, &s, nullptr};
+    const CallArgs a{kAllReduce, kSum, kInt64, -1, bytes / 8, 8, 0, 0, 0, 0, 300 * kMs, 1, 1, &s, &s, nullptr};
     w.ctl(0).fingerprint[1] = {1, a.op, a.redop, a.dtype, a.root, a.count, 0, 0, 0, 0, place};
     w.ctl(0).arrive.value.store(1);
     w.ctl(0).in_place.store(1);
