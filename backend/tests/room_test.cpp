@@ -164,7 +164,8 @@ void without_fallocate() {
     file.at[5 * kMiB] = 3;
     refused_with = error;
     const int taken = take_pages(file.fd, 4096, file.at + 4096, 9 * kMiB);
-    if (taken == error) return void(std::puts("no MADV_POPULATE_WRITE here"));  // before Linux 5.14
+    // Before Linux 5.14; and emulators answer 0 to an advice that they do not know.
+    if (taken == error || (!taken && file.memory() == 4096)) return void(std::puts("no MADV_POPULATE_WRITE here"));
     require(!taken && file.memory() == 9 * kMiB && file.at[5 * kMiB] == 3, "taken", file.memory());
     give_back_pages(file.fd, 0, file.at, 16 * kMiB);
     require(file.memory() == 0 && file.at[5 * kMiB] == 0, "given back", file.memory());
