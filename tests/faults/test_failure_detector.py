@@ -232,6 +232,16 @@ def test_the_end_of_a_host_s_first_rank_is_proof_though_another_of_it_ended_befo
         _wait_until(lambda: all(ranks.known_to_have_ended(rank) == [2, 3] for rank in (0, 1)))
 
 
+def test_it_is_proof_though_news_came_while_it_ended(tmp_path):
+    """A process may take long to end, and the others call shrink_group meanwhile: its kernel resets connections."""
+    with Ranks(tmp_path, TWO) as ranks:
+        ranks.stop(2)
+        ranks.leave(1)
+        _wait_until(lambda: 1 in ranks.known_to_have_ended(0))
+        ranks.kill(2)
+        _wait_until(lambda: ranks.known_to_have_ended(0) == [1, 2])
+
+
 SHAPES = [[2, 2], [1, 1], [3, 1], [1, 3], [1, 1, 1], [2, 1, 1, 3], [8] * 5]
 
 
@@ -249,6 +259,7 @@ def test_who_is_connected_to_whom(shape):
     firsts = {host[0] for host in hosts}
     for rank, it in enumerate(all_of):
         assert rank not in linked[rank] and it.watched <= linked[rank]
+        assert it.silent == (linked[rank] & firsts if rank in firsts else set())
         assert rank in firsts or len(linked[rank]) == 2 and not it.watched
     for at, host in enumerate(hosts):
         elsewhere = [r for r in range(size) if r not in host and set(host) <= all_of[r].watched]

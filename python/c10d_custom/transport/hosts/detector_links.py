@@ -5,7 +5,8 @@ host is also *watched* by the first of the host before it (of the first host: by
 ranks are connected. So two see the ends of a host's other ranks, and of its first one the watcher; what a rank hears
 reaches all by way of the hub or, without that, from host to host. A rank that is not the first of its host has two
 connections, however large the job is; a first one, besides those of the two hosts, one or two, the hub one to each
-host."""
+host. The first ranks of two hosts have a second one besides, the *silent* one, over which nothing is ever sent: a
+process that is killed may take long to end, and a kernel resets a connection where anything came meanwhile."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _HELLO = struct.Struct("<16sI")  # who calls says: the token, its rank; it is answered the token, and then says
+_SILENT = 1 << 31  # and its rank, where it calls for the silent connection
 _HERE = b"."
 _CONNECT_SECONDS = 3.0
 _STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
@@ -35,7 +37,8 @@ _SLICE = 20e-3  # s: between two looks at who is alive
 
 class Neighbours:
     """Of one rank. ``hosts``: the group ranks of each host. ``called``, ``callers``: the ranks that it connects to, and
-    that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own."""
+    that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own; ``silent``: those
+    to which there is a silent connection, too."""
 
     def __init__(self, rank: int, hosts: Sequence[list[int]]) -> None:
         at = next(at for at, ranks in enumerate(hosts) if rank in ranks)
@@ -52,23 +55,30 @@ class Neighbours:
             self.callers = self.watched - {hub}
         if rank == hub:
             self.callers.update(ranks[0] for ranks in hosts[1:])
+        firsts = {ranks[0] for ranks in hosts}
+        self.silent = (self.called | self.callers) & firsts if rank == first else set()
 
 
-def connect(exchange: Exchange, neighbours: Neighbours) -> dict[socket.socket, int]:
-    """{connection: the rank at its other end}. Collective over the group."""
-    links: dict[socket.socket, int] = {}
+def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.socket, int], dict[socket.socket, int]]:
+    """({connection: the rank at its other end}, the same of the silent ones). Collective over the group."""
+    links: dict[socket.socket, int] = {}  # rank, or _SILENT + rank
     with contextlib.ExitStack() as cleanup:
         door = None
         if neighbours.callers:
             server, token = listen(not neighbours.callers <= set(neighbours.here)), secrets.token_bytes(16)
             cleanup.callback(server.close)
-            door = _Door(server, token, neighbours.callers)
+            silent = {_SILENT + rank for rank in neighbours.callers & neighbours.silent}
+            door = _Door(server, token, neighbours.callers | silent)
             cleanup.callback(door.close)
             exchange.say(
                 f"failure_detector/{exchange.rank}",
                 {"port": server.getsockname()[1], "token": token.hex(), "addresses": addresses()},
             )
-        calls = [_Call(exchange, rank, rank in neighbours.here) for rank in sorted(neighbours.called)]
+        calls = [
+            _Call(exchange, rank, rank in neighbours.here, silent)
+            for rank in sorted(neighbours.called)
+            for silent in ([0, _SILENT] if rank in neighbours.silent else [0])
+        ]
         # Those who call this rank have their answers before it waits for its own, or each host would wait for the one
         # before it.
         while door is not None and door.waiting:
@@ -76,14 +86,16 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> dict[socket.socket, i
             if door.waiting:
                 exchange.require_all_coming()
                 if exchange.left() <= _SLICE:
+                    ranks = sorted({number % _SILENT for number in door.waiting})
                     raise TransportError(
-                        f"group creation: ranks {sorted(door.waiting)} did not connect to rank {exchange.rank} in time"
+                        f"group creation: ranks {ranks} did not connect to rank {exchange.rank} in time"
                     )
-        links.update((call.answered(), call.rank) for call in calls)
+        links.update((call.answered(), call.rank + call.silent) for call in calls)
     for link in links:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own(link).setblocking(False)
-    return links
+    loud = {link: number for link, number in links.items() if number < _SILENT}
+    return loud, {link: number - _SILENT for link, number in links.items() if number >= _SILENT}
 
 
 class _Door:
@@ -166,12 +178,13 @@ class _Door:
 
 
 class _Call:
-    """A connection to ``rank``. Once this is made somebody has been reached, and told who calls."""
+    """A connection to ``rank``, the silent one if ``silent`` is _SILENT and not 0. Once this is made somebody has been
+    reached, and told who calls."""
 
     _link: socket.socket
 
-    def __init__(self, exchange: Exchange, rank: int, same_host: bool) -> None:
-        self.rank, self._exchange = rank, exchange
+    def __init__(self, exchange: Exchange, rank: int, same_host: bool, silent: int) -> None:
+        self.rank, self.silent, self._exchange = rank, silent, exchange
         offer: dict[str, Any] = exchange.hear(f"failure_detector/{rank}", f"rank {rank}")
         self._port, self._token = offer["port"], bytes.fromhex(offer["token"])
         self._addresses: list[str] = ["127.0.0.1"] * same_host + offer["addresses"]
@@ -209,7 +222,7 @@ class _Call:
                 self._tried[-1] += str(error)
                 continue
             try:
-                self._link.sendall(_HELLO.pack(self._token, self._exchange.rank))
+                self._link.sendall(_HELLO.pack(self._token, self.silent + self._exchange.rank))
                 return
             except OSError as error:
                 self._tried[-1] += str(error)

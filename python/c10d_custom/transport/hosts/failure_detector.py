@@ -18,7 +18,8 @@ fault, which is, may follow it.
 That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
 firewall may do: c10d/survivors_over_hosts.py takes it for proof that the process has ended, and its host has not. All
 ranks are told of each such end, but those of its own host, which see it in shared memory: were they to die with that
-news unread, the kernel would reset their connections.
+news unread, the kernel would reset their connections. So may any other news that comes while a process dies, which is
+why the first ranks of two hosts have a silent connection besides.
 
 A rank that leaves in good order says so first, on each of its connections. A host without power or behind a cut cable
 closes no connection: that is for the waits' deadlines.
@@ -87,12 +88,15 @@ class FailureDetector:
         self._closing = False
         neighbours = Neighbours(self.rank, hosts)
         self._watched = neighbours.watched
-        self._links = connect(exchange, neighbours)  # socket -> rank at its other end
+        self._links, self._silent = connect(exchange, neighbours)  # socket -> rank at its other end
+        # A silent connection's end is not news before the other one has ended: that may have said something before.
+        self._over: set[int] = set()  # ranks whose silent connection has ended in good order
+        self._resets: set[int] = set()  # ranks whose other one was reset
         self._unread = dict.fromkeys(self._links, b"")
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        for link in self._links:
+        for link in (*self._links, *self._silent):
             # Edge-triggered: what has been handed out goes to the end of the order when more comes.
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         self._readable = select.poll()
@@ -142,7 +146,7 @@ class FailureDetector:
         os.write(self._waker, b"x")
         self._thread.join(5.0)
         self.alarm.unread = -1
-        for link in self._links:
+        for link in (*self._links, *self._silent):
             link.close()
         self._epoll.close()
         os.close(self._wake)
@@ -169,7 +173,7 @@ class FailureDetector:
     # --- the thread
 
     def _run(self) -> None:
-        by_fd = {link.fileno(): link for link in self._links}
+        by_fd = {link.fileno(): link for link in (*self._links, *self._silent)}
         while True:
             self._readable.poll(self._patience())
             self.alarm.kept = 1
@@ -177,8 +181,10 @@ class FailureDetector:
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, _READ)
+                elif (link := by_fd[fd]) in self._silent:
+                    self._silent_one_is_over(link)
                 else:
-                    self._read(by_fd[fd], bool(event & _OVER))
+                    self._read(link, bool(event & _OVER))
             self._believe_what_was_seen()
             with self._lock:
                 news, self._pending, closing = self._pending, [], self._closing
@@ -207,6 +213,21 @@ class FailureDetector:
             if not over and len(data) < _READ:
                 return
 
+    def _silent_one_is_over(self, link: socket.socket) -> None:
+        try:
+            ended = not link.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = False
+        self._epoll.unregister(link)
+        rank = self._silent.pop(link)
+        link.close()
+        if ended:
+            self._over.add(rank)
+            if rank in self._resets:
+                self._has_ended(rank)
+
     def _heard(self, link: socket.socket, news: tuple[int, ...]) -> None:
         kind, status, peer, by, number = news
         if kind == _LEFT:
@@ -227,8 +248,10 @@ class FailureDetector:
         self._epoll.unregister(link)
         rank = self._links[link]
         self._gone_without_leave |= rank not in self.left
-        if ended:
+        if ended or rank in self._over:
             self._has_ended(rank)
+        else:
+            self._resets.add(rank)
         if rank in self._watched or self._host[rank] == self._host[self.rank]:
             self._lost(rank)
         else:
