@@ -227,11 +227,17 @@ def test_mpi_libraries_and_launchers(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "left, state, words", [(0.1, State.REMARK, "has 0.1 MB left"), (1e4, State.FINE, "10000 left")]
+    "library, left, state, words",
+    [
+        ("MPICH 5.0.2", 0.1, State.REMARK, "has 0.1 MB left, and MPICH takes 1.1"),
+        ("Intel(R) MPI Library 2021.18", 0.1, State.REMARK, "has 0.1 MB left, and Intel MPI takes 0.1"),
+        ("MPICH 5.0.2", 1e4, State.FINE, "10000 left"),
+    ],
 )
-def test_room_for_mpich(monkeypatch, left, state, words):
+def test_room_for_mpi(monkeypatch, library, left, state, words):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     pytest.importorskip("mpi4py")
-    monkeypatch.setattr(mpi, "_library", lambda: ("MPICH 5.0.2", ""))
+    monkeypatch.setattr(mpi, "_library", lambda: (library, ""))
     monkeypatch.setattr(mpich_files, "megabytes", lambda: (left, left))
     said = mpi.mpi()
     assert said.state is state and words in said.text and said.facts["dev_shm_megabytes"] == left

@@ -1,4 +1,4 @@
-"""What becomes of MPICH's file in /dev/shm where a rank is ended while MPI starts."""
+"""What becomes of MPICH's file in /dev/shm where a rank is ended while MPI starts; and where it has no room."""
 
 import os
 import signal
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from c10d_custom.errors import TransportError
+from c10d_custom.launch import mpich_files
 
 # Maps the file as MPICH does, begins, and waits for the end. "plain": as a program that starts nothing of ours.
 PROGRAM = """
@@ -72,3 +75,16 @@ def test_who_is_ended_by_sigterm_removes_it(kind, code, left):
         process.kill()
         process.stdout.close()
         file.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("library", ["MPICH Version: 5.0.2", "Intel(R) MPI Library 2021.18.1 for Linux* OS"])
+def test_mpi_does_not_start_where_there_is_too_little_room(monkeypatch, library):
+    """Both were seen to end by SIGBUS in 64 KB."""
+    monkeypatch.setattr(mpich_files, "megabytes", lambda: (0.065, 0.065))
+    with pytest.raises(TransportError, match="/dev/shm has 0.1 MB left, and .* takes"):
+        mpich_files.prepare(2, library)
+
+
+def test_open_mpi_does_without(monkeypatch):
+    monkeypatch.setattr(mpich_files, "megabytes", lambda: (0.065, 0.065))
+    mpich_files.prepare(2, "Open MPI v5.0.10")

@@ -43,13 +43,13 @@ def mpi() -> Finding:
         how = f"torchrun, or {how}"
     text = f"mpi4py {facts['mpi4py']} with {library}; several hosts: start them by {how}; {by}"
     state = State.FINE
-    if library.startswith("MPICH"):
+    if takes := mpich_files.taken_by(library):
         left, _ = mpich_files.megabytes()
         facts["dev_shm_megabytes"] = round(left, 1)
-        if lacks := mpich_files.too_little(left, len(os.sched_getaffinity(0))):  # a rank for each core
+        if lacks := mpich_files.too_little(left, len(os.sched_getaffinity(0)), library):  # a rank for each core
             text, state = f"{text}; {lacks}", State.REMARK
         else:
-            text += f"; it takes {mpich_files.OF_MPICH:.1f} MB of /dev/shm for each rank of a host, of {left:.0f} left"
+            text += f"; it takes {takes:.1f} MB of /dev/shm for each rank of a host, of {left:.0f} left"
     return Finding("MPI", text, state, facts)
 
 

@@ -236,12 +236,13 @@ def start(server: PmiServer, seconds: float, interface: str | None, check: Calla
 
 
 def _initialise(MPI: Any, seconds: float | None, check: Callable[[], object]) -> None:
-    if _library(MPI).startswith("MPICH"):
+    library = _library(MPI)
+    if library.startswith("MPICH"):
         # Or it would share memory between the ranks of a host, beside us, which takes that they see each other's
         # processes and files, and /dev/shm. (Without a launcher we tell it which ranks can: creation/sharing.py.)
         os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
-        found = launcher.detect()
-        mpich_files.prepare(1 if found is None else found.local_size or found.size)
+    found = launcher.detect()
+    mpich_files.prepare(1 if found is None else found.local_size or found.size, library)
     init = _in_thread(MPI)
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while init.is_alive() and (left := deadline - time.monotonic()) > 0:

@@ -1,6 +1,6 @@
-"""Files in /dev/shm that MPICH makes as it starts: the room that they take, where a process that has too little dies of
-SIGBUS or SIGSEGV; and their end. MPICH would remove them in Finalize only: removed before, so that none is left where
-ranks are killed."""
+"""Files in /dev/shm that MPICH and Intel MPI make as they start: the room that they take, where a process that has too
+little dies of SIGBUS or SIGSEGV; and the end of MPICH's. That would remove them in Finalize only: removed before, so
+that none is left where ranks are killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _FOLDER = "/dev/shm"
-OF_MPICH = 1.1  # MB for each rank of a host, of MPICH 5
+_OF_MPICH, _OF_INTEL = 1.1, 0.1  # MB for each rank of a host, of MPICH 5; of Intel MPI 2021, which takes half of it
 # More MB, of UCX, for shared memory of its own: it does without where it finds fewer left than so many, but not well
 # where some ranks of a host find them and others do not.
 _OF_UCX, _LEFT_FOR_UCX = 4.4, 16
@@ -41,19 +41,27 @@ def megabytes() -> tuple[float, float]:
     return (found.f_bavail * found.f_frsize + taken) / 1e6, found.f_blocks * found.f_frsize / 1e6
 
 
-def too_little(left: float, ranks: int) -> str:
-    """Why MPICH cannot start with so many MB for the ranks of a host, or ""."""
-    if left >= ranks * OF_MPICH:
+def taken_by(library: str) -> float:
+    """MB for each rank of a host. ``library``: what it calls itself."""
+    if library.startswith("Intel"):
+        return _OF_INTEL
+    return _OF_MPICH if library.startswith("MPICH") else 0.0
+
+
+def too_little(left: float, ranks: int, library: str = "MPICH") -> str:
+    """Why that library cannot start with so many MB for the ranks of a host, or ""."""
+    each, name = taken_by(library), "MPICH" if library.startswith("MPICH") else "Intel MPI"
+    if left >= ranks * each:
         return ""
     return (
-        f"{_FOLDER} has {left:.1f} MB left, and MPICH takes {OF_MPICH:.1f} MB of it for each rank of a host, "
-        f"{ranks * OF_MPICH:.1f} MB here. Make it larger: docker run --shm-size, or mount -o remount,size=... {_FOLDER}"
+        f"{_FOLDER} has {left:.1f} MB left, and {name} takes {each:.1f} MB of it for each rank of a host, "
+        f"{ranks * each:.1f} MB here. Make it larger: docker run --shm-size, or mount -o remount,size=... {_FOLDER}"
     )
 
 
 def spare(megabytes: float, ranks: int) -> bool:
     """Whether UCX is to do without it there."""
-    return megabytes < ranks * (OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
+    return megabytes < ranks * (_OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
 
 
 def do_without() -> None:
@@ -61,11 +69,13 @@ def do_without() -> None:
     os.environ.setdefault(*_WITHOUT)
 
 
-def prepare(ranks: int) -> None:
-    """Before MPICH starts under its launcher, with so many ranks on this host. TransportError: there is no room."""
+def prepare(ranks: int, library: str) -> None:
+    """Before that one starts under its launcher, with so many ranks on this host. TransportError: there is no room."""
     left, size = megabytes()
-    if why := too_little(left, ranks):
+    if why := too_little(left, ranks, library):
         raise TransportError(f"MPI cannot start: {why}")
+    if not library.startswith("MPICH"):
+        return
     # Not by what is left, which ranks that start one after the other find different. In user namespaces of their own
     # they may not open each other's.
     if spare(size, ranks) or _in_user_namespace():
