@@ -9,9 +9,11 @@ import sys
 import pytest
 
 from rig import Hosts
+from rig.mpi import Mpi
 
 from .installation import SCRIPTS
-from .scripts.killed_while_starting import STEPS
+from .scripts.killed_while_starting import LAUNCHED, STEPS
+from .test_faults import SURVIVE
 
 pytestmark = pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not()))
 
@@ -66,12 +68,16 @@ class Starts:
         return json.loads(line)
 
     def check(self, victim, step, delay=0.0):
-        said = self.trial(victim, step, delay)
-        died = said.pop(victim)
-        assert died["error"] is None, died
-        for one in said.values():
-            assert one["error"] == "PeerLostError" and f"rank {victim}" in one["text"], (victim, step, delay, one)
-            assert "has died" in one["text"] and one["at"] - died["at"] < LIMIT, (victim, step, delay, died["at"], one)
+        require_named(self.trial(victim, step, delay), victim, step, delay)
+
+
+def require_named(said, victim, *when):
+    """By every other rank that says something."""
+    died = said.pop(victim)
+    assert died["error"] is None, died
+    for one in said.values():
+        assert one["error"] == "PeerLostError" and f"rank {victim}" in one["text"], (victim, when, one)
+        assert "has died" in one["text"] and one["at"] - died["at"] < LIMIT, (victim, when, died["at"], one)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +105,28 @@ def test_at_random(hosts):
     with Starts(hosts, [2, 2]) as starts:
         for _ in range(20):
             starts.check(rng.randrange(4), rng.choice(list(STEPS)), rng.uniform(0, 0.3))
+
+
+def launched(hosts, folder, victim, step, delay=0.0):
+    """Under MPICH's launcher, which may end the other ranks of the victim's host with it."""
+    folder.mkdir()
+    trial = json.dumps({"victim": victim, "step": step, "delay": delay})
+    mpi = Mpi.named("mpich")
+    command = mpi.command([2, 2], [mpi.python, SCRIPT, folder, trial], hosts, flags=SURVIVE["mpich"])
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    said = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert set(said) >= ({0, 1, victim} if victim > 1 else {2, 3, victim}), (victim, step, delay, said)
+    require_named(said, victim, step, delay)
+
+
+def test_under_mpiexec(hosts, tmp_path):
+    for number, step in enumerate(LAUNCHED):
+        launched(hosts, tmp_path / str(number), number % 4, step)
+
+
+@pytest.mark.full("20 more of the same")
+@pytest.mark.timeout(300)
+def test_at_random_under_mpiexec(hosts, tmp_path):
+    rng = random.Random(2)
+    for number in range(20):
+        launched(hosts, tmp_path / str(number), rng.randrange(4), rng.choice(LAUNCHED), rng.uniform(0, 0.3))

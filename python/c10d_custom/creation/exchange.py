@@ -230,8 +230,7 @@ class Exchange(Gathering):
             raise self._given_up(why[0])
 
     def give_up(self, error: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._append(_GAVE_UP, {"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
+        self._last_word({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
 
     def complete(self) -> None:
         """If a rank may still have to hear so, these keys must not serve another group: for every
@@ -241,9 +240,13 @@ class Exchange(Gathering):
                 "kind": TransportError.__name__,
                 "error": "not all ranks are known to have heard of an earlier group",
             }
-            with contextlib.suppress(RuntimeError):
-                for rank in range(self.size):
-                    self._append(_GAVE_UP, {"rank": rank, **why})
+            for rank in range(self.size):
+                self._last_word({"rank": rank, **why})
+
+    def _last_word(self, why: dict[str, Any]) -> None:
+        """If the store is lost, nobody waits to hear why."""
+        with contextlib.suppress(RuntimeError):
+            self.store.append(_GAVE_UP, f"{json.dumps(why)}\n")
 
     def _await_heard(self, topic: str) -> bool:
         # A rank that is lost here has no claim on the others' verdict: no error, and a short wait.

@@ -84,7 +84,7 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
         while door is not None and door.waiting:
             links.update(door.admit(_SLICE))
             if door.waiting:
-                exchange.require_all_coming()
+                exchange.require_all_going_on()
                 if exchange.left() <= _SLICE:
                     ranks = sorted({number % _SILENT for number in door.waiting})
                     raise TransportError(
@@ -232,7 +232,7 @@ class _Call:
         return min(_CONNECT_SECONDS, self._exchange.left())
 
     def _require_time(self) -> None:
-        self._exchange.require_all_coming()
+        self._exchange.require_all_going_on()
         if self._exchange.left() < 0.1:
             raise TransportError(
                 f"group creation: rank {self._exchange.rank} cannot connect to rank {self.rank} by TCP "
