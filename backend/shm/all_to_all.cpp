@@ -29,8 +29,8 @@ class PairRings final : public Wait {
         peers(c.n) {
     for (uint32_t r = 0; r < c.n; ++r) {
       if (r == c.me) continue;
-      peers[r].sent_before = g.pair(c.me, r).sent.load(std::memory_order_relaxed);
-      peers[r].taken_before = g.pair(r, c.me).taken.load(std::memory_order_relaxed);
+      peers[r].sent_before = g.flow(c.me, r).sent.load(std::memory_order_relaxed);
+      peers[r].taken_before = g.taken[r];
       to_move += c.in_bytes(r) + c.out_bytes(r);
     }
     progress(0);
@@ -80,9 +80,7 @@ class PairRings final : public Wait {
   }
 
   bool lost(uint32_t* peer) override {
-    for (uint32_t r = 0; r < c.n; ++r)
-      if (r != c.me && !(finished(r) && arrived(r)) && g.gone(r)) return *peer = r, true;
-    return false;
+    return g.any_gone([&](uint32_t r) { return !(finished(r) && arrived(r)); }, peer);
   }
 
  private:
@@ -113,32 +111,35 @@ class PairRings final : public Wait {
   // turn.
   void write(uint32_t to) {
     Peer& p = peers[to];
-    PairCtl& pair = g.pair(c.me, to);
+    Flow& flow = g.flow(c.me, to);
     const uint64_t all = c.in_bytes(to), before = p.sent;
     while (p.sent < all && p.sent - before < capacity) {
-      const uint64_t used = p.sent_before + p.sent - pair.taken.load(std::memory_order_seq_cst);
+      const uint64_t used = p.sent_before + p.sent - flow.taken.load(std::memory_order_seq_cst);
       // Every call begins at the pair ring's first byte, hence when all of the last is out of it.
       if (used > capacity || (!p.sent && used)) break;
       const uint64_t at = p.sent % capacity, size = std::min({piece, all - p.sent, capacity - at});
       if (capacity - used < size) break;
       g.copy_in(pair_ring(c.me, to) + at, c.in(to) + p.sent, size);
       p.sent += size;
-      pair.sent.store(p.sent_before + p.sent, std::memory_order_seq_cst);
+      flow.sent.store(p.sent_before + p.sent, std::memory_order_seq_cst);
     }
     went_on(to, p.sent - before);
   }
 
   void read(uint32_t from) {
     Peer& p = peers[from];
-    PairCtl& pair = g.pair(from, c.me);
+    // One whose own input is small takes memory when all agree.
+    if (!g.ctl(from).has_pair_rings.load(std::memory_order_seq_cst)) return;
+    Flow& flow = g.flow(from, c.me);
     const uint64_t all = c.out_bytes(from), before = p.taken;
     while (p.taken < all && p.taken - before < capacity) {
-      const uint64_t there = pair.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
+      const uint64_t there = flow.sent.load(std::memory_order_seq_cst) - p.taken_before - p.taken;
       if (!there || there > capacity) break;
       const uint64_t at = p.taken % capacity, size = std::min({piece, there, all - p.taken, capacity - at});
       g.team.copy(copy, c.out(from) + p.taken, pair_ring(from, c.me) + at, size);
       p.taken += size;
-      pair.taken.store(p.taken_before + p.taken, std::memory_order_seq_cst);
+      g.taken[from] = p.taken_before + p.taken;
+      flow.taken.store(g.taken[from], std::memory_order_seq_cst);
     }
     went_on(from, p.taken - before);
   }
@@ -206,7 +207,7 @@ bool pair_rings_all_to_all(Collective& c) {
   Group& g = c.g;
   std::optional<PairRings> pair_rings;
   if (c.input_bytes() <= g.geometry.small_bytes) {
-    c.stage_small();
+    c.stage_small();  // it has a table, hence slots
   } else {
     if (!c.has_memory(&Group::reserve_pair_rings)) return false;
     pair_rings.emplace(c);

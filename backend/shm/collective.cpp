@@ -265,6 +265,7 @@ bool Collective::healthy() {
 
 bool Collective::announce_early() {
   if (!g.last_call_waited || g.health(number) != kOk) return false;
+  if (!g.has_slots() && needs_slots() && g.reserve_slots({})) return false;  // `execute` says so
   announce_small();
   return true;
 }
@@ -291,6 +292,7 @@ Status Collective::run() {
     return ring_pipelined_reduce(*this) ? kOk : status_;
   }
   if (!shape_ok()) return refuse();
+  if (!g.has_slots() && needs_slots() && !has_memory(&Group::reserve_slots)) return status_;
   if (args.device == kDevice) {
     announce();  // alone, too: the sizes and factors are read back from what was announced
     return agree() ? kOk : status_;

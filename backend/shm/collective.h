@@ -97,6 +97,11 @@ class Collective {
   // The arguments make no sense: says so to the others, who must not wait for this rank, as kRejected does.
   Status refuse();
   bool uses_table() const { return args.count == kNever; }
+  // Whether this rank may write to its table or its small slots.
+  bool needs_slots() {
+    return uses_table() ||
+           (args.device != kDevice && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
+  }
   bool differs(uint32_t peer);
   // Whether two ranks give each other what they expect, as their tables say.
   bool parts_fit(uint32_t a, uint32_t b) const;

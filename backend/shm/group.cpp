@@ -103,7 +103,7 @@ int create_segment(const Geometry& g, uint64_t* total) {
     fd = open("/dev/shm", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) return -refused;
   }
-  const size_t touched = layout.pair_rings;  // a prefix of it
+  const size_t touched = layout.tables;  // a prefix of it
   void* at = MAP_FAILED;
   auto fail = [&](int error) {
     if (at != MAP_FAILED) munmap(at, touched);
@@ -118,9 +118,7 @@ int create_segment(const Geometry& g, uint64_t* total) {
   at = map_pages(fd, 0, touched);
   if (at == MAP_FAILED) return fail(errno);
   *total = kFallocate;
-  const size_t taken[][2] = {{0, layout.rings}, {layout.board, layout.pair_rings}};
-  for (const auto& [from, to] : taken)
-    if (const int error = take_pages(fd, from, static_cast<char*>(at) + from, to - from)) return fail(error);
+  if (const int error = take_pages(fd, 0, static_cast<char*>(at), touched)) return fail(error);
   *total = kAddSeals;
   // No rank can shrink it under the others' feet (SIGBUS).
   if (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail(errno);
@@ -170,6 +168,7 @@ Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin
       spinner(spin),
       arenas(fd, rank_, g, layout.arenas),
       interrupted(poll),
+      taken(g.ranks),
       fd_(fd),
       base_(base) {
   RankCtl& me = ctl(rank);
@@ -235,10 +234,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     }
     bool lost(uint32_t* peer) override {
       if (g.gone(*peer)) return true;
-      for (uint32_t r = 0; absent && r < g.n; ++r)
-        if (r != g.rank && g.gone(r) && g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent)
-          return *peer = r, true;
-      return false;
+      auto awaited = [&](uint32_t r) { return g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent; };
+      return absent && g.any_gone(awaited, peer);
     }
   } reaches(*this, s, need, worth, absent);
   return sleep(reaches, began, peer, deadline);
@@ -262,7 +259,7 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
     uint32_t seen;
     const void* const word = w.ask(&seen);
     if (w.ready()) return kOk;
-    const int64_t left_ns = deadline - now_ns();
+    const int64_t now = now_ns(), left_ns = deadline - now;
     if (left_ns <= 0) {
       // Who was stopped itself learns what became of the group: the others need not be late.
       const Status st = health(call);
@@ -270,7 +267,8 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
     }
     if (elsewhere) elsewhere(elsewhere_context);
     const bool aids = messenger_->aid();
-    futex_wait(word, seen, std::min(left_ns, elsewhere || aids ? kElsewhere : kSlice));
+    const int64_t slice = std::clamp((now - began) / 10, kSlice, kLongSlice);
+    futex_wait(word, seen, std::min(left_ns, elsewhere || aids ? kElsewhere : slice));
     if (w.ready()) return kOk;
     if (Status st = health(call); st != kOk) return st;
     if (now_ns() >= next_poll) {
@@ -287,9 +285,19 @@ int Group::reserve(size_t from, size_t bytes, const GoesOn& goes_on) const {
 }
 
 int Group::reserve_cells(uint32_t peer, const GoesOn& goes_on) const {
-  for (const size_t pair : {size_t(rank) * n + peer, size_t(peer) * n + rank})
-    if (const int error = reserve(layout.pairs + pair * layout.pair_bytes, layout.pair_bytes, goes_on)) return error;
+  for (const auto& [src, dst] : {std::pair(rank, peer), std::pair(peer, rank)}) {
+    if (const int error = reserve(at_pair(src, dst), layout.pair_bytes, goes_on)) return error;
+    // Before anything is written there: who is about to sleep looks at it, and we then at whether it sleeps.
+    has_cells(src, dst).store(1, std::memory_order_seq_cst);
+  }
   return 0;
+}
+
+int Group::reserve_slots(const GoesOn& goes_on) {
+  int error = reserve(layout.tables + rank * layout.table_bytes, layout.table_bytes, goes_on);
+  if (!error) error = reserve(layout.small + rank * 2 * layout.small_bytes, 2 * layout.small_bytes, goes_on);
+  has_slots_ = !error;
+  return error;
 }
 
 int Group::reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn& goes_on) const {
@@ -299,9 +307,11 @@ int Group::reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesO
 }
 
 int Group::reserve_pair_rings(const GoesOn& goes_on) {
-  if (has_pair_rings_) return 0;
-  const int error = reserve(layout.pair_rings + rank * layout.pair_rings_bytes, layout.pair_rings_bytes, goes_on);
-  has_pair_rings_ = !error;
+  std::atomic<uint32_t>& there = ctl(rank).has_pair_rings;
+  if (there.load(std::memory_order_relaxed)) return 0;
+  const size_t from = size_t(row_of_flows(rank) - base_);
+  const int error = reserve(from, layout.flow_bytes + layout.pair_rings_bytes, goes_on);
+  if (!error) there.store(1, std::memory_order_seq_cst);
   return error;
 }
 

@@ -54,13 +54,17 @@ class Group {
   char* block(uint32_t r, uint64_t k) const {
     return base_ + layout.rings + r * layout.ring_bytes + (k % geometry.window) * geometry.block_bytes;
   }
-  char* pair_rings(uint32_t r) const { return base_ + layout.pair_rings + r * layout.pair_rings_bytes; }
+  // The pair rings in which it writes.
+  char* pair_rings(uint32_t r) const { return row_of_flows(r) + layout.flow_bytes; }
+  Flow& flow(uint32_t src, uint32_t dst) const { return reinterpret_cast<Flow*>(row_of_flows(src))[dst]; }
   char* board() const { return base_ + layout.board; }
-  PairCtl& pair(uint32_t src, uint32_t dst) const {
-    return *reinterpret_cast<PairCtl*>(base_ + layout.pair_ctl + (size_t(src) * n + dst) * sizeof(PairCtl));
+  // Whether there is memory for the next two; once there is, there always is.
+  std::atomic<uint8_t>& has_cells(uint32_t src, uint32_t dst) const {
+    return reinterpret_cast<std::atomic<uint8_t>*>(base_ + layout.has_cells)[size_t(dst) * n + src];
   }
+  PairCtl& pair(uint32_t src, uint32_t dst) const { return *reinterpret_cast<PairCtl*>(base_ + at_pair(src, dst)); }
   CellHeader* cell(uint32_t src, uint32_t dst, uint64_t index) const {
-    char* p = base_ + layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes;
+    char* p = base_ + at_pair(src, dst) + sizeof(PairCtl);
     return reinterpret_cast<CellHeader*>(p + (index % geometry.cells) * layout.cell_stride);
   }
 
@@ -85,14 +89,30 @@ class Group {
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
   bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
+  // Asks after some of the ranks of which `awaited` says so, after others each time: a few system calls a look, however
+  // many ranks there are, and each of them in some eight looks. True: *peer is gone. Only for the thread that runs a
+  // collective.
+  template <class Awaited>
+  bool any_gone(const Awaited& awaited, uint32_t* peer) {
+    uint32_t questions = 8 + n / 8;
+    for (uint32_t i = 0; i < n && questions; ++i) {
+      const uint32_t r = asked_ = (asked_ + 1) % n;  // each rank begins with those after it
+      if (r == rank || !awaited(r)) continue;
+      if (gone(r)) return *peer = r, true;
+      --questions;
+    }
+    return false;
+  }
   bool left(uint32_t peer) const { return ctl(peer).state.load(std::memory_order_acquire) == kLeft; }
   // Whether the peer's process is stopped, by SIGSTOP or a debugger; false where that cannot be seen.
   bool stopped(uint32_t peer) const;
 
   // Gets memory for the cells between this rank and another, both ways. As take_pages.
   int reserve_cells(uint32_t peer, const GoesOn&) const;
-  // The same for this rank's pair rings, where they have none yet, and for its ring. Only for the thread that runs a
-  // collective, before it writes there: what others read of a ring has been written.
+  // The same for this rank's table and small slots, where they have none yet, its pair rings, and its ring. Only for
+  // the thread that runs a collective, before it writes there: what others read of them has been written.
+  int reserve_slots(const GoesOn&);
+  bool has_slots() const { return has_slots_; }
   int reserve_pair_rings(const GoesOn&);
   int reserve_ring(const GoesOn& goes_on) { return has_ring_ ? 0 : reserve_rings(rank, 1, &has_ring_, goes_on); }
   // Of all rings, for who writes to those of others.
@@ -145,21 +165,29 @@ class Group {
   uint64_t blocks_done = 0;      // the ring counters' value between calls; equal on all ranks
   uint64_t blocks_taken = 0;     // the same of `took`
   bool last_call_waited = true;  // false after kRejected, which waits for nobody
+  std::vector<uint64_t> taken;   // what this rank has written to Flow::taken of each other, between calls
 
  private:
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
+  char* row_of_flows(uint32_t r) const {
+    return base_ + layout.flows + r * (layout.flow_bytes + layout.pair_rings_bytes);
+  }
+  size_t at_pair(uint32_t src, uint32_t dst) const {
+    return layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes;
+  }
   int reserve(size_t from, size_t bytes, const GoesOn&) const;
   int reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn&) const;
 
   const int fd_;
   char* const base_;
+  uint32_t asked_ = rank;
   uint32_t pid_ = 0;
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
   SeatChoice seat_choice_, messages_seat_choice_;
-  bool has_ring_ = false, has_every_ring_ = false, has_pair_rings_ = false;
+  bool has_slots_ = false, has_ring_ = false, has_every_ring_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };
@@ -167,6 +195,7 @@ class Group {
 constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
 constexpr int64_t kElsewhere = 100 * 1000;             // ns between two calls of `elsewhere` in a sleep
 constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks at the peers' health
+constexpr int64_t kLongSlice = 50 * 1000 * 1000;       // the same, in a wait that is ten times as long
 
 // Returns a descriptor, or -errno; *total as c10d_segment_create's.
 int create_segment(const Geometry&, uint64_t* total);

@@ -1,12 +1,14 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | tables[n] | small[n][2] | ring[n] | board[n + 1] | PairCtl[n][n] | pair_rings[n] |
-//   pairs[n][n] | arena[n]
+//   SegmentHeader | RankCtl[n] | has_cells[n][n] | board[n + 1] | tables[n] | small[n][2] | ring[n] |
+//   { Flow[n], pair ring[n - 1] }[n] | { PairCtl, cells }[n][n] | arena[n]
 //
-// All but the rings and the last three parts have their memory from the start. A rank's ring gets its own with the
-// first large collective, its pair rings with its first large all_to_all, a pair's cells with the first send between
-// its ranks, its arena with the tensors that are made in it: most groups never need all of them, and memory takes its
-// time to be had. The arenas are mapped apart from the rest, by who needs them (arena.h).
+// The parts up to the board have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. Of the
+// others each rank takes its own, when it first needs them: its table and small slots with the first call that moves
+// anything, its ring with the first large collective, its pair rings with its first large all_to_all, a pair's cells
+// with the first send between its ranks, its arena with the tensors that are made in it. Most groups never need all of
+// them, memory takes its time to be had, and so it lies on the node of the rank that writes there. The arenas are
+// mapped apart from the rest, by who needs them (arena.h).
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -20,7 +22,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733dull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733eull;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -88,6 +90,7 @@ struct alignas(kLine) RankCtl {
   std::atomic<uint32_t> mark;                // written by its owner, for the layers above
   std::atomic<uint32_t> progress;            // of the last all_to_all by pair rings, in thousandths
   std::atomic<uint32_t> monitored_barriers;  // entered so far
+  std::atomic<uint32_t> has_pair_rings;      // whether they have memory, and its row of Flow; written by its owner
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
   // so all who read it agree on who was in a round.
@@ -127,13 +130,17 @@ struct alignas(64) CellHeader {
 };
 static_assert(sizeof(CellHeader) == 64);
 
+// Of the messages from one rank to another, in front of their cells.
 struct PairCtl {
   alignas(kLine) std::atomic<uint64_t> tail;  // cells written; written by the sender
   alignas(kLine) std::atomic<uint64_t> head;  // cells read; written by the receiver
   std::atomic<uint64_t> consumed;             // of short messages, what the receiver no longer keeps; see p2p.h
-  // Bytes of all_to_all, over the life of the group; see all_to_all.cpp.
-  alignas(64) std::atomic<uint64_t> sent;   // written by the sender
-  alignas(64) std::atomic<uint64_t> taken;  // written by the receiver
+};
+
+// Bytes of all_to_all from one rank to another, over the life of the group; see all_to_all.cpp.
+struct Flow {
+  alignas(kLine) std::atomic<uint64_t> sent;  // written by the sender
+  alignas(64) std::atomic<uint64_t> taken;    // written by the receiver
 };
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -141,8 +148,8 @@ inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, tables, small, rings, board, pair_ctl, pair_rings, pairs, arenas, total;
-  size_t table_bytes, small_bytes, ring_bytes, pair_rings_bytes, pair_bytes, cell_stride;
+  size_t ctl, has_cells, board, tables, small, rings, flows, pairs, arenas, total;
+  size_t table_bytes, small_bytes, ring_bytes, flow_bytes, pair_rings_bytes, pair_bytes, cell_stride;
 };
 
 }  // namespace c10d_custom

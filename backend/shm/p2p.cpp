@@ -255,6 +255,7 @@ bool Messenger::progress() {
 
 bool Messenger::anything_to_do() const {
   for (uint32_t r = 0; r < g_.n; ++r) {
+    if (!hears_of(r)) continue;
     const PairCtl& p = g_.pair(r, g_.rank);
     if (p.tail.load(std::memory_order_relaxed) != p.head.load(std::memory_order_relaxed)) return true;
   }
@@ -322,8 +323,9 @@ bool Messenger::look_at_peers() {
 bool Messenger::lost(const Request& r, int32_t* who) const {
   // What it has sent still counts.
   auto gone = [&](uint32_t p) {
+    if (!links_[p].gone || !hears_of(p)) return links_[p].gone;
     const PairCtl& from = g_.pair(p, g_.rank);
-    return links_[p].gone && from.tail.load(std::memory_order_acquire) == from.head.load(std::memory_order_relaxed);
+    return from.tail.load(std::memory_order_acquire) == from.head.load(std::memory_order_relaxed);
   };
   if (r.args.peer >= 0) return gone(uint32_t(*who = r.args.peer));
   // Any source: somebody may still send, unless the message under way came from the one that died.

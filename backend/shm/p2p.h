@@ -130,6 +130,8 @@ class Messenger {
   // Whether progress() may find anything. Without mutex_: a look that takes the lock slows down the other thread of
   // this core, in which the peer may be making what is waited for.
   bool anything_to_do() const;
+  // Whether that rank may have sent something: else there are no cells to look at.
+  bool hears_of(uint32_t src) const { return g_.has_cells(src, g_.rank).load(std::memory_order_seq_cst); }
 
   // All below: with mutex_ held.
   bool progress();

@@ -9,6 +9,7 @@
 namespace c10d_custom {
 
 bool Messenger::drain(uint32_t src) {
+  if (!hears_of(src)) return false;
   PairCtl& p = g_.pair(src, g_.rank);
   uint64_t head = p.head.load(std::memory_order_relaxed);
   uint64_t tail = p.tail.load(std::memory_order_seq_cst);

@@ -117,6 +117,7 @@ struct World {
     const int fd = c10d_segment_create(&geometry, &total);
     base = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     require(base != MAP_FAILED && !c10d_open(fd, me, 0, nullptr, &victim), "no world", 0);
+    tell_what_there_is();
   }
   ~World() {
     c10d_free(victim);
@@ -127,11 +128,19 @@ struct World {
     return reinterpret_cast<uint64_t*>(base + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
   }
   PairCtl& pair(uint32_t src, uint32_t dst) {
-    return *reinterpret_cast<PairCtl*>(base + layout.pair_ctl + (src * n + dst) * sizeof(PairCtl));
+    return *reinterpret_cast<PairCtl*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes);
   }
   CellHeader& cell(uint32_t src, uint32_t dst, uint64_t i) {
-    return *reinterpret_cast<CellHeader*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes +
+    return *reinterpret_cast<CellHeader*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes + sizeof(PairCtl) +
                                           i % geometry.cells * layout.cell_stride);
+  }
+  Flow& flow(uint32_t src, uint32_t dst) {
+    return reinterpret_cast<Flow*>(base + layout.flows + src * (layout.flow_bytes + layout.pair_rings_bytes))[dst];
+  }
+  // What the victim looks at only where it is told that it is there.
+  void tell_what_there_is() {
+    memset(base + layout.has_cells, 1, n * n);
+    ctl(other).has_pair_rings = 1;
   }
 };
 
@@ -190,7 +199,7 @@ void join_call(World& w, Random& random) {
     (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
     (victim.*s).wake_at.store(random());
   }
-  PairCtl &to_victim = w.pair(w.other, w.me), &from_victim = w.pair(w.me, w.other);
+  Flow &to_victim = w.flow(w.other, w.me), &from_victim = w.flow(w.me, w.other);
   const uint64_t taken = to_victim.taken.load(), sent = from_victim.sent.load();
   to_victim.sent.store(taken + pick<uint64_t>(random, {0, 8, 800, 4096, w.layout.pair_rings_bytes,
                                                        w.layout.pair_rings_bytes + 1, random()}));
