@@ -179,7 +179,7 @@ def test_only_all_reduce_of_what_has_a_model_is_read(measured):
 
 
 def model(*options):
-    return subprocess.run([*OWN_BENCH, "model", *options], text=True, capture_output=True, timeout=200)
+    return run([*OWN_BENCH, "model", *options])
 
 
 def test_the_command_compares_a_fit_with_what_was_measured(measured, tmp_path):
