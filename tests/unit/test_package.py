@@ -191,7 +191,7 @@ def test_python_and_native_agree_on_what_reduces(dtype):
         assert bool(lib.c10d_can_reduce(dtype.code, code)) == (name in dtype.reduces), name
 
 
-def test_without_the_fast_calls_ctypes_takes_their_place(tmp_path):
+def test_without_the_fast_calls_all_go_the_slow_path(tmp_path):
     script = tmp_path / "one.py"
     script.write_text("""
 import sys
@@ -200,10 +200,10 @@ import torch, torch.distributed as dist
 dist.init_process_group("custom", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 from c10d_custom import native
 assert native.inside is native.lib.c10d_inside
-from c10d_custom.native import fast_collective, raw_tensor, ticket
-assert ticket.CoreTicket is ticket.InPython
-assert fast_collective.fast_collective is fast_collective.InPython
-assert raw_tensor.raw_tensor is raw_tensor.in_python
+from c10d_custom.native import fast
+group = dist.group.WORLD
+assert fast.collective(native.lib.c10d_fast_collective, 1, 0, 1) is None and fast.message(1, 1) is None
+assert group._transport.fast_collective is None and group._transport.fast_message is None
 t = torch.arange(4.0)
 dist.all_reduce(t)
 dist.broadcast(t, 0)
@@ -229,12 +229,12 @@ def test_the_fast_calls_are_there():
     from functools import partial
 
     from c10d_custom import native
-    from c10d_custom.native import fast_collective, raw_tensor, ticket
+    from c10d_custom.native import _fast, fast
 
     assert isinstance(native.inside, partial)
-    assert ticket.CoreTicket is not ticket.InPython
-    assert raw_tensor.raw_tensor is not raw_tensor.in_python
-    assert fast_collective.fast_collective is not fast_collective.InPython
+    assert fast.CoreTicket is _fast.CoreTicket
+    assert isinstance(fast.collective(native.lib.c10d_fast_collective, 1, 0, 1), _fast.FastCollective)
+    assert fast.message(1, 1) is not None
 
 
 def test_every_torch_dtype_with_storage_is_known():

@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 _PACKAGE = "c10d_custom."
-_AMID = "c10d.completer", "c10d.issuing", "c10d.operations", "c10d.work", "native.fast_collective", "transport"
+_AMID = "c10d.completer", "c10d.issuing", "c10d.operations", "c10d.work", "transport"
 _STEPS = tuple(_PACKAGE + name for name in _AMID)
 
 

@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
     class FastCollective(Protocol):
         def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-            """As `run` of native.fast_collective.FastCollective. A status that is neither OK nor SLOW_PATH is a
+            """As `run` of native.fast.FastCollective. A status that is neither OK nor SLOW_PATH is a
             failure, and `last_error` of the same thread says how."""
 
     class FastSubmit(Protocol):

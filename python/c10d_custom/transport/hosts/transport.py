@@ -19,7 +19,7 @@ from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.processes import Processes
 from ...errors import TransportError
-from ...native.fast_message import NOT_BEGUN
+from ...native.fast import NOT_BEGUN
 from ...native.torch_inside import without_functions
 from ...threads import threading
 from ..base import Transport, rank_name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ... import native
 from ...call import Call, Op
 from ...native import Failure, lib
-from ...native.ticket import CoreTicket
+from ...native.fast import CoreTicket
 from ..base import Ticket, is_out_of_reach
 
 if TYPE_CHECKING:

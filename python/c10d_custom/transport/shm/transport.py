@@ -11,9 +11,7 @@ from ... import native
 from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
-from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
-from ...native.fast_collective import fast_collective
-from ...native.fast_message import fast_message
+from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, fast, lib
 from ...threads import threading
 from ..base import LocalTransport, is_out_of_reach, plain_error, rank_name
 from .segment import geometry, open_segment
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from ...config import Config
     from ...creation.gathering import Gathering
     from ...creation.letters import Neighbours
-    from ...native.fast_collective import FastCollective
+    from ...native.fast import FastCollective
     from ..trace_file import Peer, Record
 
 
@@ -58,9 +56,10 @@ class ShmTransport(LocalTransport):
         self._arena_bytes = geometry(config, self.size, board_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)
         lib.c10d_set_threads(self._handle, config.threads)
-        self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
-        self.fast_collective = self._fast.run
-        self.fast_message = fast_message(self._handle, self.size)
+        self._fast = fast.collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
+        if self._fast is not None:
+            self.fast_collective = self._fast.run
+        self.fast_message = fast.message(self._handle, self.size)
 
     # --- collectives
 
@@ -129,10 +128,12 @@ class ShmTransport(LocalTransport):
     def fast_submit(
         self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int
     ) -> ShmTicket | None:
+        if self._fast is None:
+            return None
         at: list[int] = []
         call = op, type(source if target is None else target) is not list
         try:
-            status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)  # type: ignore[union-attr]
+            status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)
             return None if status else CollectiveTicket(self, at, call)
         except BaseException:
             self._end_unseen(at, call, CollectiveTicket)
