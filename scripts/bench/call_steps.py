@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BarrierOptions
 
 from c10d_custom.bench import environment, noop, ranks, table, timing
 from c10d_custom.bench.timing import Plan, Timed
-from c10d_custom.c10d.fast_path import ALL_REDUCE, BARRIER, FastPath
+from c10d_custom.c10d.operations import ALL_REDUCE, BARRIER, FastPath
 
 SIZES = (4, 1 << 10, 16 << 10)  # bytes
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "c10d_custom"
 
 # Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
-LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "threads", "time_outs"}
+LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "threads"}
 LAYERS = ["bench", "trace", "doctor", "", "c10d", "lowering", "transport", "creation", "launch", "native", LEAVES]
 TOOLS = ("bench", "trace", "doctor")
 PEERS = ("transport.shm", "transport.hosts", "transport.cuda")

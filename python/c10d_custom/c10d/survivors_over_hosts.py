@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed import DistError, PrefixStore, TCPStore
 
-from ..creation.processes import Processes
+from ..call import seconds_of
+from ..creation.gathering import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, mpi_job
 from ..threads import select, socket, time
-from ..time_outs import seconds_of
 from ..transport.hosts.line import At
 from ..transport.hosts.transport import HierarchicalTransport
 from . import process_group

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..errors import CustomBackendError, TransportError
 from ..threads import time
-from .gathering import Gathering
-from .processes import Processes
+from .gathering import Gathering, Processes
 
 # Between two looks at the store: at first, and at most, for a group of few ranks and for each rank of more. (A store
 # that serves thousands takes so long to hear them all.)

@@ -27,10 +27,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
+from ..call import seconds_of
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
 from ..threads import socket
-from ..time_outs import seconds_of
 from . import launcher
 from .addresses import addresses
 from .host import boot_id, network

@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore
 from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
-from ...creation.processes import Processes
+from ...creation.gathering import Processes
 from ...errors import TransportError
 from ...native.fast import NOT_BEGUN
 from ...native.torch_inside import without_functions
