@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import described
 from ..errors import TransportError
-from ..launch.host import boot_id, network
+from ..launch.host import boot_id, host_key, network
 from ..threads import socket
 from .gathering import started
 
@@ -25,8 +25,8 @@ _REVISION = "c10d-custom"
 
 
 class Location:
-    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
-    (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups. ``started``: see processes.py; ``mailbox``: see
+    """Where a rank runs. Which ranks share a host, `host_key` says (launch/host.py); LOCAL_WORLD_SIZE says nothing
+    about subgroups. ``started``: see processes.py; ``mailbox``: see
     letters.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
     __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
@@ -51,7 +51,7 @@ class Location:
 
     @property
     def host(self) -> str:
-        return f"{self.boot_id}/{self.network}"
+        return host_key(self.boot_id, self.network)
 
     @classmethod
     def here(cls, mailbox: str = "") -> Location:
