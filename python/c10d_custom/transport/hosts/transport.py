@@ -6,6 +6,7 @@ leads to the peer. Bad news travels by itself (failure_detector.py, health.py).
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -41,9 +42,9 @@ from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
 from .messages import Messages
 from .mpi_calls import MpiCalls, Progress
-from .opening import all_well
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
+
 
 if TYPE_CHECKING:
     import torch
@@ -466,3 +467,21 @@ class HierarchicalTransport(Transport):
 
     def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)
+
+
+def all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks know once a group over hosts is opened, of what each has said; rank 0's. TransportError if one
+    cannot take part."""
+    errors = [s["error"] for s in said if s["error"]]
+    if errors:
+        raise TransportError("; ".join(dict.fromkeys(errors)))
+    if len({s["chunk"] for s in said}) > 1:  # what one sends would be shorter or longer than what another waits for
+        each = ", ".join(f"rank {r}: {s['chunk']}" for r, s in enumerate(said))
+        raise TransportError(f"C10D_CUSTOM_CHUNK_BYTES differs between the ranks ({each})")
+    # The token: of what this group says in the store later, no other of its name shall take for its own.
+    return {
+        "ranks": [s["rank"] for s in said],
+        "token": secrets.token_hex(8),
+        "offers": [s["offer"] for s in said],
+        "secret": secrets.token_hex(32),
+    }
