@@ -40,7 +40,7 @@ def follow(source: Transport, config: Config) -> None:
         stacks[key] = Callers(config.trace)
     if config.trace_dir or (settings.flight_recorder_file() and settings.flight_recorder_on_failure()):
         of = weakref.ref(source)
-        source.failed = lambda error: _failed(of(), key, error, config)  # type: ignore[method-assign]
+        source.on_failure(lambda error: _failed(of(), key, error, config))
 
 
 def _failed(source: Transport | None, key: int, error: BaseException, config: Config) -> None:

@@ -45,7 +45,6 @@ from .mpi_calls import MpiCalls, Progress
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
-
 if TYPE_CHECKING:
     import torch
     from mpi4py.MPI import Request
@@ -129,7 +128,7 @@ class HierarchicalTransport(Transport):
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
-        self.local.failed = lambda error: self.failed(error)  # type: ignore[method-assign]
+        self.local.on_failure(lambda error: self.failed(error))
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         self._messages = Messages(
