@@ -7,11 +7,12 @@ import os
 from glob import glob
 from pathlib import Path
 
-from build_backend import compilers
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CCompilerError, ExecError, PlatformError
+
+from build_backend import compilers
 
 
 class build_native(build_ext):

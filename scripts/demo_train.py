@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-import demo_mpi
 import numpy as np
 import torch
 import torch.distributed as dist
-from demo_options import parse_args
-from demo_picture import draw
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+import demo_mpi
 from c10d_custom.bench.step_time import measure
 from c10d_custom.launch.launcher import detect
+from demo_options import parse_args
+from demo_picture import draw
 
 BATCH = 120  # images a step over all ranks; 1 to 6, 8, 10 and 12 ranks share it evenly
 

@@ -163,8 +163,8 @@ def of_core():
 
 def of_scripts():
     rows = []
-    for file in [ROOT / ".ci" / "run", ROOT / "setup.py", *sorted((ROOT / "scripts").iterdir())]:
-        text = file.read_text() if file.is_file() else ""
+    for file in [ROOT / ".ci" / "run", ROOT / "setup.py", *sorted((ROOT / "scripts").rglob("*"))]:
+        text = file.read_text() if file.is_file() and file.suffix in ("", ".py", ".sh") else ""
         if text.startswith("#!") and "python" not in text.splitlines()[0]:
             lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()[1:])
             said = " ".join(line.removeprefix("#").strip() for line in lines)

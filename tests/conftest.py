@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+sys.path.append(os.path.join(os.path.dirname(__file__), "..", "scripts"))  # for its package `bench`
+
 from harness import Layout, RankPool
 
 

@@ -45,7 +45,7 @@ def autoload() -> None:
         try:
             _let_ranks_be_found()
         except Exception:
-            from .c10d.optional import optional
+            from .c10d import optional
 
             with optional("finding the ranks of an MPI job"):
                 raise
@@ -94,7 +94,7 @@ def _is_for_us() -> bool:
     import torch
     import torch.distributed as dist
 
-    names, frame = sys.modules.get(f"{__name__}.c10d.names"), sys._getframe(1)  # not loaded: nothing is replaced
+    c10d, frame = sys.modules.get(f"{__name__}.c10d"), sys._getframe(1)  # not loaded: nothing is replaced
     while frame.f_code.co_name != "init_process_group" or "backend" not in frame.f_locals:
         if frame.f_back is None:
             return False
@@ -104,7 +104,7 @@ def _is_for_us() -> bool:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         asked = str(dist.Backend.default_device_backend_map.get(accelerator.type if accelerator else "cpu"))
     makers = {part.rpartition(":")[2] for part in asked.split(",")}
-    return not makers.isdisjoint({"custom"} | (names.replaced if names else set()))
+    return not makers.isdisjoint({"custom"} | (c10d.replaced if c10d else set()))
 
 
 def register() -> None:

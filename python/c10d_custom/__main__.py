@@ -1,5 +1,4 @@
-"""``python -m c10d_custom bench``, ``doctor``, ``model``, ``trace``: see bench/command.py, doctor/command.py,
-bench/model_command.py, trace/command.py."""
+"""``python -m c10d_custom bench``, ``doctor``, ``trace``: see bench/command.py, doctor/command.py, trace/command.py."""
 
 from __future__ import annotations
 
@@ -15,11 +14,10 @@ def main() -> int | None:
     commands = parser.add_subparsers(required=True, metavar="command")
     doctor_command.add_to(commands)
     if sys.argv[1:2] != ["doctor"]:  # which tells why, where the others cannot even be imported
-        from .bench import command, model_command
+        from .bench import command
         from .trace import command as trace_command
 
         command.add_to(commands)
-        model_command.add_to(commands)
         trace_command.add_to(commands)
     args = parser.parse_args()
     return vars(args).pop("run")(args)

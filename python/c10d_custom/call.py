@@ -1,4 +1,5 @@
-"""What is asked of a transport: a collective (Call), a message (Message), and which primitives there are (Op)."""
+"""What is asked of a transport: a collective (Call), a message (Message), and which primitives there are (Op). And the
+time-outs of calls as callers give them, of any length, in numbers that every clock and system call below takes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,14 @@ from . import dtypes
 # Parts may differ: the transport compares them pairwise. Of a gather or scatter it is the root that knows, and the
 # count of every other rank is that of its own part.
 ANY_COUNT = 2**64 - 1
+LONGEST = 1e9  # s: 31 years stand for ever. In nanoseconds, and added to any clock, it still fits 63 bits
+
+
+def seconds_of(timeout: timedelta) -> float:
+    """Its seconds, but LONGEST for what is longer: also where torch has wrapped that around, as it does with
+    timedelta.max, to less than any caller means."""
+    seconds = timeout.total_seconds()
+    return seconds if -LONGEST < seconds < LONGEST else LONGEST
 
 
 class Op(IntEnum):
@@ -85,6 +94,7 @@ class Memory(IntEnum):
 
 
 if TYPE_CHECKING:
+    from datetime import timedelta
 
     class Buffer(Protocol):
         """What transports use of a tensor: a torch.Tensor, contiguous, or a Region. ``nbytes``: its bytes, all of them

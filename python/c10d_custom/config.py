@@ -225,8 +225,8 @@ SETTINGS = {name: setting for name, setting in vars(Config).items() if isinstanc
 
 def restart_attempt() -> int:
     """How often torchrun has restarted the job, where all ranks agree on that without asking each other
-    (creation/attempt.py): 0 without torchrun, and where it has an agent on each of several hosts, each of which leaves
-    out the restarts that another's failure has caused. ValueError where torchrun's variable is no number."""
+    (creation/bounded_store.py): 0 without torchrun, and where it has an agent on each of several hosts, each of which
+    leaves out the restarts that another's failure has caused. ValueError where torchrun's variable is no number."""
     count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return count if os.environ.get("GROUP_WORLD_SIZE", "1") == "1" else 0
 

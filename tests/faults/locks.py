@@ -9,12 +9,12 @@ import sys
 import threading
 
 from c10d_custom import threads
-from c10d_custom.c10d import completer
+from c10d_custom.c10d import work
 from c10d_custom.transport import message_thread, tickets
 from c10d_custom.transport.cuda import guard
 from c10d_custom.transport.hosts import error_text
 
-_USERS = {"start": (error_text, guard, threads), "lend": (completer, tickets, message_thread)}  # of threads
+_USERS = {"start": (error_text, guard, threads), "lend": (work, tickets, message_thread)}  # of threads
 
 
 class Seen:

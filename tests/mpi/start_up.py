@@ -3,7 +3,7 @@
     python tests/mpi/start_up.py --sizes 8,16,32,64 --json start-up.json
 
 Prints, for each number of ranks, seconds until the last one had its group, and how many operations on the store each
-rank made; then what the store's server takes for one. `python -m c10d_custom model --start-up FILE` reads the JSON."""
+rank made; then what the store's server takes for one. `python scripts/bench model --start-up FILE` reads the JSON."""
 
 import argparse
 import functools

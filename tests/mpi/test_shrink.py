@@ -181,7 +181,7 @@ def made(self, *arguments):
 SurvivorsOverHosts.make = made
 """,
     "having told one of two": """
-from c10d_custom.c10d.presiding import _President
+from c10d_custom.c10d.survivors_over_hosts import _President
 def told(self, promised):
     list(self._lines.values())[0].say({"do": "keep", "name": promised.name})
     die()

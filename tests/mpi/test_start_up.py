@@ -2,7 +2,7 @@
 
 import pytest
 
-from c10d_custom.bench.start_up import OPERATIONS, OPERATIONS_OF_A_FIRST, OPERATIONS_OF_RANK_0
+from bench.start_up import OPERATIONS, OPERATIONS_OF_A_FIRST, OPERATIONS_OF_RANK_0
 from harness import Layout
 from harness.job import rig_of
 

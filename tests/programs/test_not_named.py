@@ -51,7 +51,7 @@ LAUNCHERS = {
 # torch imports what its entry point names; a torch that asks nobody when a group names a backend wants it registered.
 MODULES = {"c10d_custom"}
 if not hasattr(dist.Backend, "_ensure_backend_registered"):
-    parts = ("c10d", "c10d.names", "c10d.optional", "c10d.registration", "c10d.served")
+    parts = ("c10d", "c10d.registration")
     MODULES |= {f"c10d_custom.{part}" for part in parts}
 
 # Distributed only if RANK is set, as nanoGPT's and torchvision's scripts; then gloo, in two ways.

@@ -4,7 +4,7 @@ import functools
 
 from torch.distributed import distributed_c10d as c10d
 
-from c10d_custom.c10d import profiling
+from c10d_custom.c10d import torch_private
 
 
 def as_gloo(backend):
@@ -33,5 +33,5 @@ def _build(backend):
 
 
 def _profile(backend):
-    record = profiling._Record
-    profiling._Record = lambda name, tensors: record(name.replace(f"{backend}:", "gloo:", 1), tensors)
+    record = torch_private._Record
+    torch_private._Record = lambda name, tensors: record(name.replace(f"{backend}:", "gloo:", 1), tensors)

@@ -20,6 +20,7 @@ mpi = pytest.mark.skipif(
     not (MPIEXEC and importlib.util.find_spec("mpi4py")), reason="needs mpi4py and mpiexec: pip install mpi4py mpich"
 )
 BENCH = [sys.executable, "-m", "c10d_custom", "bench"]
+OWN_BENCH = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "bench")]
 QUICK = ["--rounds", "1", "--seconds", "0.001"]
 COLUMNS = [
     "size",

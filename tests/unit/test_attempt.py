@@ -7,8 +7,7 @@ import pytest
 from torch.distributed import HashStore
 
 from c10d_custom.creation import exchange as exchange_module
-from c10d_custom.creation.attempt import Attempt, SupersededError
-from c10d_custom.creation.bounded_store import BoundedStore
+from c10d_custom.creation.bounded_store import Attempt, BoundedStore, SupersededError
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import TransportError
 

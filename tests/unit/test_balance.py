@@ -12,7 +12,7 @@ from c10d_custom.errors import TransportError
 from c10d_custom.transport.fingerprint import Fingerprint, mismatch_table
 from c10d_custom.transport.hosts.balance import Balances, fit, of_part, together
 from c10d_custom.transport.hosts.link import MpiLink
-from c10d_custom.transport.hosts.opening import all_well
+from c10d_custom.transport.hosts.transport import all_well
 from c10d_custom.transport.parts import moves
 
 FLOAT = dtypes.BY_CODE[next(code for code, dtype in dtypes.BY_CODE.items() if dtype.name == "float32")]

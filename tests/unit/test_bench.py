@@ -202,7 +202,6 @@ def test_ddp_steps_are_timed_for_each_backend(tmp_path):
         (["--ratio-to", "mpi"], {}, "not timed"),
         (["--threads", "1,65"], {}, "at most 64"),
         (["-r", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "the launcher has started them"),
-        (["--bar"], {"RANK": "0", "WORLD_SIZE": "2"}, "not under torchrun"),
         (["broadcast", "--root", "2"], {}, "no such rank"),
         (["-d", "float31"], {}, "no such dtype"),
         (["-d", "quint8"], {}, "not a dtype of numbers"),

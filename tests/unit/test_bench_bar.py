@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from c10d_custom.bench import bar, command, cost_check, parts, ranks
-from c10d_custom.bench.cost import cost
+from bench import bar, cost_check, parts
+from bench.cost import cost
+from bench.parts import Part
+from c10d_custom.bench import command, ranks
 from c10d_custom.bench.operations import OPERATIONS
-from c10d_custom.bench.parts import Part
 from unit.bench_cases import case, parsed
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from bench.small_calls import IN_FLIGHT
 from c10d_custom.bench import models, noop
-from c10d_custom.bench.small_calls import IN_FLIGHT
-from unit.bench_cases import QUICK, bench
+from unit.bench_cases import OWN_BENCH, QUICK, bench, run
 
 CALLS = [
     "all_reduce, 4 B",
@@ -25,7 +25,7 @@ STEPS = ["to issue it", "wait()", "wait(), again", "is_completed()", "get_future
 
 
 def test_small_calls_and_the_steps_of_an_asynchronous_one_are_timed_for_each_backend(tmp_path):
-    out = bench("--small-calls", "-r", "3", "--against", "gloo,noop", "--json", str(tmp_path / "run.json"), *QUICK)
+    out = run([*OWN_BENCH, "small-calls", "-r", "3", "--against", "gloo,noop", "--json", tmp_path / "run.json", *QUICK])
     assert out.returncode == 0, out.stderr
     written = json.loads((tmp_path / "run.json").read_text())["small_calls"]
     names = ("custom", "gloo", "noop")

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
-from c10d_custom.bench.call_steps import COLUMNS, steps
+from bench.call_steps import COLUMNS, steps
+from unit.bench_cases import OWN_BENCH
 
 
 def test_the_columns_add_up_to_the_whole():
@@ -16,7 +16,7 @@ def test_the_columns_add_up_to_the_whole():
 
 def test_every_call_is_taken_apart(tmp_path):
     file = tmp_path / "steps.json"
-    command = [sys.executable, "-m", "c10d_custom", "bench", "--steps", "--rounds", "1", "--seconds", "0.001"]
+    command = [*OWN_BENCH, "steps", "--rounds", "1", "--seconds", "0.001"]
     done = subprocess.run([*command, "--json", file], text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = json.loads(file.read_text())

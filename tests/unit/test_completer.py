@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from c10d_custom.c10d.completer import Completer
-from c10d_custom.c10d.work import Work
+from c10d_custom.c10d.work import Completer, Work
 from c10d_custom.errors import AbortedError
 from c10d_custom.transport.base import Ticket
 

@@ -1,5 +1,5 @@
-"""Collectives from c10d's arguments to the core in one call: C and Python tell the core the same, and refuse the
-same."""
+"""Collectives from c10d's arguments to the core in one call: the extension tells the core what its
+reference in Python tells it, and refuses the same."""
 
 import ctypes
 import sys
@@ -10,7 +10,8 @@ from torch.distributed import ReduceOp
 
 from c10d_custom import dtypes, native
 from c10d_custom.call import Op
-from c10d_custom.native.fast_collective import InPython, fast_collective
+from c10d_custom.native.fast import collective as fast_collective
+from unit.fast_reference import FastCollective as InPython
 
 RANKS = 3
 CORE = ctypes.CFUNCTYPE(

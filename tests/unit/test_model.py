@@ -2,14 +2,12 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from c10d_custom.bench.fit import FITTED, Point, errors, fit, read
-from c10d_custom.bench.model import (
+from bench.fit import FITTED, Point, errors, fit, read
+from bench.model import (
     FLAT,
     Job,
     Machine,
@@ -23,6 +21,7 @@ from c10d_custom.bench.model import (
     pipeline,
     step,
 )
+from unit.bench_cases import OWN_BENCH, run
 
 MB = 1 << 20
 # Only the wire costs anything: what is left of a prediction is the algorithm's traffic.
@@ -180,9 +179,7 @@ def test_only_all_reduce_of_what_has_a_model_is_read(measured):
 
 
 def model(*options):
-    return subprocess.run(
-        [sys.executable, "-m", "c10d_custom", "model", *options], text=True, capture_output=True, timeout=200
-    )
+    return run([*OWN_BENCH, "model", *options])
 
 
 def test_the_command_compares_a_fit_with_what_was_measured(measured, tmp_path):
@@ -201,20 +198,6 @@ def test_the_picture(measured, tmp_path):
 
 def test_a_picture_without_matplotlib_says_what_to_install(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
-    out = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.path.insert(0, sys.argv.pop(1)); from c10d_custom.__main__ import main; main()",
-            str(tmp_path),
-            "model",
-            "--hosts",
-            "2",
-            "--plot",
-            str(tmp_path / "model.png"),
-        ],
-        text=True,
-        capture_output=True,
-        timeout=200,
-    )
+    options = ["--hosts", "2", "--plot", tmp_path / "model.png"]
+    out = run([*OWN_BENCH, "model", *options], PYTHONPATH=str(tmp_path))
     assert out.returncode == 1 and "pip install matplotlib" in out.stderr

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.native import raw_tensor
+from c10d_custom.native._fast import raw_tensor
+from unit import fast_reference
 
 
 class Subclass(torch.Tensor):
@@ -60,11 +61,11 @@ FOUND = {"view", "no dimension", "empty", "two", "a lazy copy", "shared", "odd s
 
 @pytest.mark.parametrize("name, t", EVERY, ids=[n for n, _ in EVERY])
 def test_c_finds_what_python_finds(name, t):
-    found = raw_tensor.raw_tensor(t)
+    found = raw_tensor(t)
     if t.dtype not in (torch.qint8, torch.quint8, torch.qint32) and not str(t.dtype).startswith(
         ("torch.bits", "torch.quint", "torch.float4", "torch.bcomplex32")
     ):
-        assert found == raw_tensor.in_python(t)
+        assert found == fast_reference.raw_tensor(t)
     if found:
         assert found == (t.data_ptr(), t.numel(), dtypes.BY_DTYPE[t.dtype].code)
         assert t.is_contiguous() and t.is_cpu
@@ -88,31 +89,30 @@ def test_c_finds_what_python_finds(name, t):
 @pytest.mark.parametrize("name", ["of a gradient", "a parameter"])
 def test_what_autograd_follows_is_found_where_it_does_not(name):
     t = dict(EVERY)[name]
-    assert raw_tensor.raw_tensor(t) is None
+    assert raw_tensor(t) is None
     with torch.no_grad():
-        assert raw_tensor.raw_tensor(t)[:2] == (t.data_ptr(), t.numel())
+        assert raw_tensor(t)[:2] == (t.data_ptr(), t.numel())
 
 
 def test_what_is_no_tensor():
     for other in (None, 1, [torch.ones(2)], "x"):
-        assert raw_tensor.raw_tensor(other) is None
+        assert raw_tensor(other) is None
 
 
 def test_of_dtypes_that_are_reduced_all_are_found():
     for dtype, ours in dtypes.BY_DTYPE.items():
         if ours.reduces and ours.name != "bcomplex32":  # which DLPack does not have
             t = torch.zeros(3, dtype=dtype)
-            assert raw_tensor.raw_tensor(t) == (t.data_ptr(), 3, ours.code)
+            assert raw_tensor(t) == (t.data_ptr(), 3, ours.code)
 
 
 def test_nothing_under_vmap_and_grad():
     def look(x):
-        assert raw_tensor.raw_tensor(x) is None
+        assert raw_tensor(x) is None
         return x.sum()
 
     torch.vmap(look)(torch.ones(3, 4))
-    if raw_tensor.raw_tensor is not raw_tensor.in_python:
-        torch.func.grad(look)(torch.ones(3))
+    torch.func.grad(look)(torch.ones(3))
 
 
 def test_references_are_given_back():
@@ -121,8 +121,8 @@ def test_references_are_given_back():
     t = torch.ones(5)
     before = [sys.getrefcount(o) for o in (t, None, True, False)]
     for _ in range(1000):
-        raw_tensor.raw_tensor(t)
-        raw_tensor.raw_tensor(t[::2])
-        raw_tensor.raw_tensor(7)
+        raw_tensor(t)
+        raw_tensor(t[::2])
+        raw_tensor(7)
     after = [sys.getrefcount(o) for o in (t, None, True, False)]
     assert all(abs(a - b) < 100 for a, b in zip(after, before)), (before, after)

@@ -33,9 +33,7 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.replacing", "replace"),
     ("c10d.replacing", "_in_the_table"),
     ("native", "_quick_inside"),
-    ("native.fast_collective", "_in_c"),
-    ("native.fast_message", "fast_message"),
-    ("native.raw_tensor", "_in_c"),
+    ("native.fast", "_set_up"),
     ("native.torch_inside", "_in_c"),
 }
 WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from c10d_custom.config import Config
+from c10d_custom.creation.gathering import Processes
 from c10d_custom.creation.letters import Letters, Mailbox, Neighbours
-from c10d_custom.creation.processes import Processes
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import segment

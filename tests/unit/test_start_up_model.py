@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from c10d_custom.bench.model import Job
-from c10d_custom.bench.start_up import (
+from bench.model import Job
+from bench.start_up import (
     ADDRESS,
     HEARD,
     INTERFACE,
@@ -20,6 +19,7 @@ from c10d_custom.bench.start_up import (
     fit,
     start_up,
 )
+from unit.bench_cases import OWN_BENCH
 
 JOBS = [Job.even(hosts, ranks) for hosts in (2, 4, 64, 512, 4096) for ranks in (1, 8)]
 
@@ -86,9 +86,7 @@ def test_the_command(tmp_path):
         "--then",
         "cores=4",
     ]
-    out = subprocess.run(
-        [sys.executable, "-m", "c10d_custom", *command], text=True, capture_output=True, timeout=200, check=True
-    ).stdout
+    out = subprocess.run([*OWN_BENCH, *command], text=True, capture_output=True, timeout=200, check=True).stdout
     assert out.count("+0%") + out.count("-0%") == 4 and "4 cores per host" in out
     in_all = float(out.splitlines()[-1].split()[5])
     real = replace(truth, byte=Machine.byte, cores=4, shared=False)

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from c10d_custom.creation import topology
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.creation.processes import Processes
+from c10d_custom.creation.gathering import Processes
 from c10d_custom.creation.topology import Location, locations
 from c10d_custom.errors import TransportError
 

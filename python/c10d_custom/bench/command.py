@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import bar, call_steps, cost_check, ddp, groups, models, ranks, references, small_calls, sweep
+from . import ddp, models, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MODELS = "256x4,1024x6,2048x6"
-_GROUPS = "2,4,8"
 _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
@@ -40,7 +39,7 @@ def size_in_bytes(text: str) -> int:
     return value
 
 
-def _names(text: str) -> tuple[str, ...]:
+def backends(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if "custom" in names or "" in names:
         raise argparse.ArgumentTypeError("names other backends or libraries, noop or floor; custom is always timed")
@@ -50,7 +49,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _threads(text: str) -> tuple[str, ...]:
-    names = tuple(f"threads{_positive(number)}" for number in text.split(","))
+    names = tuple(f"threads{positive(number)}" for number in text.split(","))
     if not all(map(references.known, names)):
         raise argparse.ArgumentTypeError("at most 64")
     return names
@@ -80,7 +79,7 @@ def _redop(text: str) -> str:
     return name
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
@@ -94,15 +93,8 @@ def _models(text: str) -> tuple[str, ...]:
     return names
 
 
-def _sizes_of_groups(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(n) for n in text.split(","))
-    if min(sizes) < 2:
-        raise argparse.ArgumentTypeError(f"{text}: numbers of ranks, at least 2, as in {_GROUPS}")
-    return sizes
-
-
 def _calls(text: str) -> int | None:
-    return None if text == "0" else _positive(text)
+    return None if text == "0" else positive(text)
 
 
 def add_to(commands: Any) -> None:
@@ -145,7 +137,7 @@ def add_to(commands: Any) -> None:
     where.add_argument("-r", "--ranks", type=int, help="processes to start (default: 2)")
     where.add_argument(
         "--against",
-        type=_names,
+        type=backends,
         default="gloo",
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
@@ -185,7 +177,7 @@ def add_to(commands: Any) -> None:
         default="block",
         help="take turns after blocks of calls, or after each call (default: %(default)s)",
     )
-    how.add_argument("--rounds", type=_positive, default=5, help="blocks of each (default: %(default)s)")
+    how.add_argument("--rounds", type=positive, default=5, help="blocks of each (default: %(default)s)")
     how.add_argument("--seconds", type=float, default=0.15, help="length of a block, about (default: %(default)s)")
     how.add_argument(
         "-c",
@@ -194,7 +186,6 @@ def add_to(commands: Any) -> None:
         help="check each result, bit for bit; #wrong counts elements, over all ranks",
     )
     instead = bench.add_argument_group("instead of the sweep over operations and sizes")
-    instead = instead.add_mutually_exclusive_group()
     instead.add_argument(
         "--ddp",
         type=_models,
@@ -204,38 +195,8 @@ def add_to(commands: Any) -> None:
         help="DDP steps, and what communication costs them, of models of so many Linear layers (WIDTHxLAYERS), and of "
         f"{', '.join(models.NAMED)} (without a value: {_MODELS})",
     )
-    instead.add_argument(
-        "--small-calls",
-        action="store_true",
-        help="all_reduce, barrier and messages of a few bytes, asynchronous ones and several under way, and the steps "
-        "of an asynchronous call",
-    )
-    instead.add_argument(
-        "--groups",
-        type=_sizes_of_groups,
-        nargs="?",
-        const=_GROUPS,
-        metavar="RANKS[,...]",
-        help="groups of so many ranks: what it takes to make one, by init_process_group and new_group, and to call it "
-        f"first (without a value: {_GROUPS})",
-    )
-    instead.add_argument(
-        "--bar",
-        action="store_true",
-        help="measure each row of the project's bar for speed: goal, figure, met or missed",
-    )
-    instead.add_argument(
-        "--cost",
-        action="store_true",
-        help="compare the cost model (docs/internals/cost-model.md) with measurements at 2, 4, 8 and 16 ranks",
-    )
-    instead.add_argument(
-        "--steps",
-        action="store_true",
-        help="where the time of a small synchronous call goes, from torch's Python to the other ranks",
-    )
     bench.add_argument(
-        "--batch", type=_positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
+        "--batch", type=positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
     )
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
@@ -256,12 +217,6 @@ def _why_not(args: Any) -> str | None:
         return f"{args.redop.lower()} has no meaning for {name_of(args.dtype)}"
     if any(o in ROOTED for o in args.operation) and not 0 <= args.root < ranks.count(args.ranks or 2):
         return f"--root {args.root}: no such rank"
-    if (args.bar or args.cost or args.groups) and ranks.launched():
-        return "--bar, --cost and --groups launch their own runs: not under torchrun or mpirun"
-    if args.groups and args.ranks is not None:
-        return "--groups says how many ranks: not with -r"
-    if args.groups and (name := groups.refused(args.against)):
-        return f"--groups: {name} makes no groups"
     for file in (args.json, args.plot):
         if file and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
             return f"cannot write {file}"
@@ -290,17 +245,7 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
             args.ranks or 2,
             ddp.Ddp(args.ddp, args.batch, args.against, args.busy, args.rounds * args.seconds * 10, args.json),
         )
-    if args.groups:
-        return groups.main(groups.Groups(args.groups, args.against, args.rounds, args.busy, args.json))
-    if args.bar:
-        return bar.main(args.busy, args.json)
-    if args.cost:
-        return cost_check.main(args.busy, args.json)
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
-    if args.steps:
-        return ranks.run(call_steps.run, args.ranks or 2, call_steps.CallSteps(plan, args.json))
-    if args.small_calls:
-        return ranks.run(small_calls.run, args.ranks or 2, small_calls.SmallCalls(args.against, plan, args.json))
     todo = sweep.Sweep(
         args.operation,
         tuple(_sizes(args)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..plotting import INK, OTHER, OURS, pyplot
-from .picture import readable
 
 _COLORS = {
     "custom": OURS,
@@ -17,6 +16,13 @@ _COLORS = {
     "noop": "#9aa1ab",
     "floor": INK,
 }
+
+
+def readable(nbytes: float) -> str:
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}"
+    return f"{nbytes:g} B"
 
 
 def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:

@@ -1,28 +1,42 @@
 """How operations are issued on one group: at once or as a Work, alone or together, with which time-out. And how a group
-ends."""
+ends: by itself, with the program's MPI, or with its process's interpreter.
+
+Exit handlers of the program, registered before or after a group was made, and its `weakref.finalize`s find it as it
+was. It closes where the standard library's processes are joined, which `import torch` has registered earlier than most
+programs register theirs: a child that is a rank, too, must not wait for this one. (A handler that was registered before
+`import torch` comes later, and is told that the interpreter is ending.) A group over MPI ends before MPI does, and one
+with CUDA tensors before what is loaded for them: before whatever has been registered until it was made."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import signal
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from multiprocessing import util
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..call import Op
+from ..call import Op, seconds_of
 from ..errors import CustomBackendError, UsageError
 from ..lowering.collectives import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
-from ..time_outs import seconds_of
+from ..threads import threading
 from ..transport.base import LocalTransport
-from .called_from import amid_backward_pass, posted_to_be_awaited
-from .completer import Completer
-from .dynamo import opaque_to_dynamo
-from .followed import callers_of, forget
-from .own_steps import on_top_of_own_step
-from .profiling import profiler_enabled, recorded
-from .work import DeviceWork, DoneMessage, DoneWork, Work, works_are_graph_inputs
+from .torch_private import (
+    amid_backward_pass,
+    opaque_to_dynamo,
+    posted_to_be_awaited,
+    profiler_enabled,
+    recorded,
+    works_are_graph_inputs,
+)
+from .work import Completer, DeviceWork, DoneMessage, DoneWork, Work
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -32,9 +46,53 @@ if TYPE_CHECKING:
     from ..call import Call, Message
     from ..transport.base import Ticket, Transport
     from ..transport.by_device import ByDevice
+    from ..transport.hosts.transport import HierarchicalTransport
+    from .callers import Callers
     from .ddp_buckets import Buckets
-    from .fast_path import FastPath
 
+
+# By id; iterated over in copies that take no lock, as a signal may come at any time.
+# The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
+# take no lock, as a signal may come at any time.
+followed: dict[int, weakref.ref[Transport]] = {}
+stacks: dict[int, Callers] = {}  # of those whose calls' stacks are remembered
+written: set[int] = set()  # ids of those whose failure has been written
+
+
+def forget(key: int) -> None:
+    """That transport is followed no more."""
+    followed.pop(key, None)
+    stacks.pop(key, None)
+    written.discard(key)
+
+
+_PACKAGE = "c10d_custom."
+_AMID = "c10d.issuing", "c10d.operations", "c10d.work", "transport"
+_STEPS = tuple(_PACKAGE + name for name in _AMID)
+
+
+def on_top_of_own_step() -> bool:
+    """Whether a signal handler has interrupted a step of this package, in the thread that asks: below the code that has
+    called the package now, there is a step of it.
+
+    Such a step may hold a lock, or be about to start a thread: who ends a group there, and waits for its threads, waits
+    for itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _module_of(frame).startswith(_PACKAGE):
+        frame = frame.f_back
+    while frame is not None and not _module_of(frame).startswith(_STEPS):
+        frame = frame.f_back
+    # A callback of a future runs where nothing is held.
+    return frame is not None and frame.f_code.co_name != "_resolve"
+
+
+def _module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
+# Of one operation, the type of c10d's options, and whether those have a rootRank, a reduceOp. A plain tuple, for each
+# call takes it apart.
+FastPath = tuple[Op, type[Any], bool, bool]
 
 _PATIENCE = 50_000_000  # ns: how long a message is waited for before signal handlers have their turn
 _AWAITED = DoneMessage([], -1)  # of dist.send and dist.recv, which only wait for it
@@ -75,7 +133,7 @@ class Issuing:
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers: Any = None  # of monitored_barrier.py, once there is one
         self._splits = 0
-        self._callers = callers_of(transport)
+        self._callers = stacks.get(id(transport))  # who is to be told of each call, if anybody wants to know
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
         _live.add(self)
@@ -140,7 +198,7 @@ class Issuing:
             self._transport.abort()
             return
         self._closed = True
-        forget(self._transport)
+        forget(id(self._transport))
         self._transport.leave()
         self._completer.close()
         self._transport.close()
@@ -165,9 +223,9 @@ class Issuing:
         return not (self._detour or profiler_enabled())
 
     def _fast(self, path: FastPath, opts: Any, source: Any = None, target: Any = None) -> Any:
-        """Tries the fast path (fast_path.py) with a collective's arguments as c10d passes them. Returns what the
-        operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work of
-        a synchronous call, and making one takes time). Else an int: SLOW_PATH: nothing was begun; or how it failed,
+        """Tries the fast path (operations.py's table) with a collective's arguments as c10d passes them. Returns what
+        the operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work
+        of a synchronous call, and making one takes time). Else an int: SLOW_PATH: nothing was begun; or how it failed,
         which `_collective` is to raise."""
         if self._callers is not None:
             self._callers.note(self._transport.next_sequence())
@@ -416,3 +474,58 @@ class Issuing:
             work = Work(self._completer, tickets, tensors, finish, works)
         self._completer.adopt(work, eager=False)
         return work
+
+
+_ENDS = "the interpreter is ending, and the group has been closed"
+
+_exits_of = 0  # the process that has registered `_close_all`: a forked child's own groups are not its parent's
+
+
+def close_groups_last() -> None:
+    """At exit, all groups of this process."""
+    global _exits_of
+    if _exits_of != os.getpid():
+        _exits_of = os.getpid()
+        util.Finalize(None, _close_all, exitpriority=0)
+
+
+def close_groups_first() -> None:
+    """Those that need it, before whatever has been registered until now: called again when more has been."""
+    atexit.unregister(_close_some)
+    atexit.register(_close_some)
+
+
+def _close_some() -> None:
+    _close(Issuing.ends_first)
+
+
+def _close_all() -> None:
+    _close(lambda group: True)
+
+
+def _close(wanted: Callable[[Issuing], bool]) -> None:
+    impatient = False
+    try:
+        if threading.current_thread() is threading.main_thread():
+            impatient = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            # Another Ctrl-C ends the process here: raised in an exit handler, it would leave groups unclosed
+            # and print a traceback of ours.
+            if impatient:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    # A thread inside native code while the interpreter goes away would take the process with it.
+    for group in live():
+        if wanted(group):
+            group.shutdown(_ENDS)
+    if impatient:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_groups_over_hosts() -> None:
+    """When the program itself calls MPI_Finalize: any call of MPI's after it would end the process without a word."""
+    for group in live():
+        if not isinstance(group.cpu_transport, LocalTransport):
+            cast("HierarchicalTransport", group.cpu_transport).mpi_finalized = True
+            group.shutdown()

@@ -11,23 +11,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from ..call import seconds_of
 from ..config import Config, restart_attempt, traced
-from ..creation.attempt import Attempt, SupersededError
-from ..creation.bounded_store import BoundedStore
-from ..creation.elsewhere import elsewhere
-from ..creation.exchange import Exchange, life
-from ..creation.gathering import Gathering
+from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
+from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
+from ..creation.gathering import Gathering, Members
 from ..creation.letters import Letters, Mailbox, Neighbours
-from ..creation.membership import Membership, digest_of
-from ..creation.processes import Members
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
-from ..time_outs import seconds_of
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
-from .at_exit import close_groups_first, close_groups_last
-from .issuing import Issuing
+from .issuing import Issuing, close_groups_first, close_groups_last
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store
 
-    from ..creation.processes import Processes
+    from ..creation.gathering import Processes
     from ..creation.topology import Location
     from ..transport.base import Transport
 
@@ -218,7 +213,7 @@ class _Meeting:
         from ..launch import mpi_job
         from ..transport.hosts.transport import HierarchicalTransport
         from ..transport.hosts.watched import Watched
-        from .finalized import end_groups_over_hosts
+        from .issuing import end_groups_over_hosts
 
         close_groups_first()  # before MPI ends
         with Watched(exchange, everywhere) as watched:

@@ -3,7 +3,11 @@ Only this file knows c10d's names and options.
 
 Each method takes the forms that c10d's callers use, for a Python override shadows every C++ overload of its name: an
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
-positional arguments stand one place before ours."""
+positional arguments stand one place before ours.
+
+Synchronous collectives may go the fast path (base.FastCollective), which takes plain CPU tensors in equal parts
+straight to the core; of what it does not take it has done nothing, and the slow path (issuing.py) goes on. The table
+below says for which, and what c10d's options say of each."""
 
 from __future__ import annotations
 
@@ -12,14 +16,39 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import AllreduceOptions
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
+from ..call import SHAPES, Op, seconds_of
 from ..lowering.collectives import only, own_list
 from ..native import SLOW_PATH
-from ..time_outs import seconds_of
-from .dynamo import opaque_to_dynamo
-from .fast_path import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER
-from .issuing import Issuing
+from .issuing import FastPath, Issuing
+from .torch_private import opaque_to_dynamo
+
+
+def _fast_path(op: Op, options: type[Any]) -> FastPath:
+    return op, options, SHAPES[op].rooted, SHAPES[op].reduces
+
+
+BARRIER = _fast_path(Op.barrier, BarrierOptions)
+BROADCAST = _fast_path(Op.broadcast, BroadcastOptions)
+ALL_REDUCE = _fast_path(Op.all_reduce, AllreduceOptions)
+REDUCE = _fast_path(Op.reduce, ReduceOptions)
+ALL_GATHER = _fast_path(Op.all_gather, AllgatherOptions)
+REDUCE_SCATTER = _fast_path(Op.reduce_scatter, ReduceScatterOptions)
+ALL_TO_ALL = _fast_path(Op.all_to_all, AllToAllOptions)
+GATHER = _fast_path(Op.gather, GatherOptions)
+SCATTER = _fast_path(Op.scatter, ScatterOptions)
+
 
 if TYPE_CHECKING:
     import torch

@@ -10,23 +10,33 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroup
 
 from ..errors import UsageError
-from . import at_exit
-from .backend import FORWARDED, REGISTERED, DescribedBackend
-from .by_name import group_named
-from .dispatched import Dispatching
-from .dynamo import opaque_to_dynamo
+from . import IMPLEMENTATION, NAME, optional, served_devices
+from .backend import FORWARDED, DescribedBackend, Dispatching
+from .issuing import close_groups_first, live
 from .meeting import meet
-from .names import IMPLEMENTATION, NAME
-from .optional import optional
-from .served import served_devices
+from .torch_private import REGISTERED, group_of_name, is_being_made, opaque_to_dynamo
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.distributed import Store
 
-    from ..creation.processes import Processes
+    from ..creation.gathering import Processes
     from ..transport.by_device import ByDevice
+
+
+def group_named(name: str) -> Any:
+    """The process group of that name in this process. UsageError if there is none."""
+    if (known := group_of_name(name)) is not None:
+        return known
+    # Made without torch, as by split_group or torchft.
+    for group in live():
+        if group._name == name and not group._closed:
+            return group
+    raise UsageError(
+        f'a pickled process group named "{name}" cannot be loaded: this process has no group of that name. A group is '
+        "pickled as its name alone: make the same groups, in the same order, before what holds them is loaded"
+    )
 
 
 def build(
@@ -111,7 +121,7 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     @property
     def _device_types(self) -> list[torch.device]:
         # A recorder that torch is about to attach would look for a backend in C++, and stop the group.
-        if REGISTERED and not self._registered and _is_being_made(self):
+        if REGISTERED and not self._registered and is_being_made(self):
             return []
         return self._devices()
 
@@ -222,11 +232,4 @@ for _name in (*FORWARDED, "allgather_into_tensor_coalesced", "reduce_scatter_ten
 CustomProcessGroup._ours, CustomProcessGroup._torchs = CustomProcessGroup, DispatchedProcessGroup
 
 
-def _is_being_made(group: ProcessGroup) -> bool:
-    """Whether torch has not entered ``group`` among its groups yet."""
-    from torch.distributed import distributed_c10d
-
-    return group not in getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())
-
-
-at_exit.close_groups_first()
+close_groups_first()

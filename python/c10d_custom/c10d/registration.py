@@ -9,24 +9,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .names import NAME, replaced
-from .optional import optional
-from .served import Served
+from . import NAME, Served, optional, replaced
 
 if TYPE_CHECKING:
     from .process_group import CustomProcessGroup
 
 
-# The first torch in which a Backend made in Python serves some of a group's devices: for errors. backend.REGISTERED
-# decides.
+# The first torch in which a Backend made in Python serves some of a group's devices: for errors.
+# torch_private.REGISTERED decides.
 _FIRST_TO_MIX = "2.14"
 
 _ready: CustomProcessGroup | None = None  # see ready_made
-_recorded_rank: int | None = None  # see _spare_recorder
 
 
 def register() -> None:
@@ -75,8 +71,9 @@ def create(options: Any, _backend_options: Any) -> Any:
     global _ready
     with _no_garbage_collected():
         from .process_group import build
+        from .torch_private import spare_recorder
 
-    _spare_recorder(options)
+    spare_recorder(options)
     asked, strangers = _device_map(options), _of_strangers(options)
     others = {device: name for device, name in asked.items() if not _is_ours(name)}
     ours = {device: name for device, name in asked.items() if _is_ours(name)}  # none: all
@@ -100,23 +97,6 @@ def create(options: Any, _backend_options: Any) -> Any:
     if plain is not None and plain.bound_device_id is not None:
         group.bound_device_id = plain.bound_device_id
     return group
-
-
-def _spare_recorder(options: Any) -> None:
-    """torch hooks its Flight Recorder to this group, but where that would warn: the recorder's files bear the rank that
-    this process had when it first recorded, and warn of a group in which it has another (after a re-init, or in a group
-    over two jobs)."""
-    import torch.distributed as dist
-
-    global _recorded_rank
-    rank = options.group_rank
-    if options.global_ranks_in_group:
-        rank = options.global_ranks_in_group[rank]
-    with optional("torch's Flight Recorder without a warning where a rank has changed"):
-        if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15
-            themselves = dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS
-            _recorded_rank = rank if _recorded_rank is None else _recorded_rank
-            (themselves.discard if rank == _recorded_rank else themselves.add)(NAME)
 
 
 @contextlib.contextmanager
@@ -143,7 +123,8 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
     from torch.distributed import Backend, ProcessGroup
 
     from ..errors import UsageError
-    from .backend import REGISTERED, build_backend
+    from .backend import build_backend
+    from .torch_private import REGISTERED
 
     string = ",".join(f"{device}:{name}" for device, name in {**ours, **others}.items())
     if not REGISTERED:
@@ -190,17 +171,11 @@ def _of_strangers(options: Any) -> bool:
         return False
     if dist.group.WORLD is not None:
         return True
+    from .torch_private import variables_of_maker
+
     with optional("groups over processes of several jobs, in one that has no default group"):
-        return bool(_helper().f_locals["group_desc"] != "default_pg")
+        return bool(variables_of_maker()["group_desc"] != "default_pg")
     return False
-
-
-def _helper() -> Any:
-    """The frame of torch's _new_process_group_helper, which has called `create`."""
-    frame: Any = sys._getframe(1)
-    while frame.f_code.co_name != "_new_process_group_helper" or "backend_config" not in frame.f_locals:
-        frame = frame.f_back
-    return frame
 
 
 def _device_map(options: Any) -> dict[str, str]:
@@ -208,9 +183,10 @@ def _device_map(options: Any) -> dict[str, str]:
     cannot be told and nothing speaks for a second backend. torch does not say it to the maker of a backend: the
     caller's variables do."""
     from ..errors import UsageError
+    from .torch_private import variables_of_maker
 
     with optional("telling apart which devices of a group are for this backend"):
-        given = _helper().f_locals
+        given = variables_of_maker()
         named = ":" in str(given["backend"])
         return dict(given["backend_config"].get_device_backend_map()) if named else {}
     plain = getattr(options, "process_group", None)

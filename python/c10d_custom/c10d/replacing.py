@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import REPLACEABLE  # nothing that imports torch: this is imported while torch is
-from .names import NAME, replaced
+from . import NAME, replaced
 
 log = logging.getLogger("c10d_custom")
 

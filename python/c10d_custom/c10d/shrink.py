@@ -19,7 +19,6 @@ from ..errors import AbortedError, CustomBackendError, UsageError
 from ..launch import mpi_job
 from ..transport.hosts.transport import HierarchicalTransport
 from . import issuing, process_group, registration
-from .presiding import preside
 from .survivors import Survivors
 from .survivors_over_hosts import SurvivorsOverHosts
 
@@ -46,9 +45,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     for each in issuing.live():
         each.abort()
     wait = own if timeout is None else timeout
-    survivors = (
-        SurvivorsOverHosts(old, wait, preside) if isinstance(transport, HierarchicalTransport) else Survivors(old, wait)
-    )
+    survivors = SurvivorsOverHosts(old, wait) if isinstance(transport, HierarchicalTransport) else Survivors(old, wait)
     try:
         store, new = survivors.agree()
         new.set_timeout(own)

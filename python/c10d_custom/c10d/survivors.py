@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed import DistError, PrefixStore, TCPStore
 
-from ..creation.processes import Members
+from ..call import seconds_of
+from ..creation.gathering import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError
 from ..threads import socket, time
-from ..time_outs import seconds_of
 from . import process_group
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ..threads import socket, threading
 from ..transport.trace_file import Dump, GroupTrace, write
 from . import flight_file
 from .callers import Callers, inside_call, stack
-from .followed import callers, forget, said, sources
+from .issuing import followed, forget, stacks, written
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
-    sources[key] = weakref.ref(source, lambda _: forget(None, key))  # not the source: that would keep it
+    followed[key] = weakref.ref(source, lambda _: forget(key))  # not the source: that would keep it
     if config.trace_frames:
-        callers[key] = Callers(config.trace)
+        stacks[key] = Callers(config.trace)
     if config.trace_dir or (settings.flight_recorder_file() and settings.flight_recorder_on_failure()):
         of = weakref.ref(source)
-        source.failed = lambda error: _failed(of(), key, error, config)  # type: ignore[method-assign]
+        source.on_failure(lambda error: _failed(of(), key, error, config))
 
 
 def _failed(source: Transport | None, key: int, error: BaseException, config: Config) -> None:
-    if source is None or key in said:
+    if source is None or key in written:
         return
-    said.add(key)
+    written.add(key)
     known = _groups()
     groups = list(known.values())
     _tell_frames([known[key]] if key in known else [], sys._getframe(1))
@@ -72,10 +72,10 @@ def _failed(source: Transport | None, key: int, error: BaseException, config: Co
 def _groups() -> dict[int, GroupTrace]:
     """The calls of all groups of this process, by key."""
     found = {}
-    for key, ref in list(sources.items()):
+    for key, ref in list(followed.items()):
         if (s := ref()) is not None:
             group = GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace())
-            if (noted := callers.get(key)) is not None:
+            if (noted := stacks.get(key)) is not None:
                 noted.tell(group.calls)
             found[key] = group
     return found

@@ -12,10 +12,9 @@ from ..errors import TransportError
 from ..launch import launcher, mpich_files, rendezvous
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
-from .packed import packed, unpacked
 from .reachable import require_reachable
 from .sharing import may_share, sharing
-from .topology import by_host, one_machine
+from .topology import by_host, one_machine, packed, unpacked
 
 if TYPE_CHECKING:
     from ..launch.mpi_job import Job

@@ -1,29 +1,32 @@
-"""Which ranks share a host."""
+"""Where the ranks of a group run, as all of them are told, and which of them share a host."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._version import described
 from ..errors import TransportError
-from ..launch.host import boot_id, network
+from ..launch.host import boot_id, host_key, network
 from ..threads import socket
-from .packed import packed, unpacked
-from .processes import started
+from .gathering import started
 
 if TYPE_CHECKING:
     from .exchange import Exchange
+
 
 FIRST_TOPIC = "place"  # of all that ranks tell each other
 _REVISION = "c10d-custom"
 
 
 class Location:
-    """Where a rank runs. Ranks share a host if their kernels' boot ids are equal and they are in one network namespace
-    (launch/host.py); LOCAL_WORLD_SIZE says nothing about subgroups. ``started``: see processes.py; ``mailbox``: see
+    """Where a rank runs. Which ranks share a host, `host_key` says (launch/host.py); LOCAL_WORLD_SIZE says nothing
+    about subgroups. ``started``: see processes.py; ``mailbox``: see
     letters.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
     __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
@@ -48,7 +51,7 @@ class Location:
 
     @property
     def host(self) -> str:
-        return f"{self.boot_id}/{self.network}"
+        return host_key(self.boot_id, self.network)
 
     @classmethod
     def here(cls, mailbox: str = "") -> Location:
@@ -147,3 +150,13 @@ def one_machine(all_places: Sequence[Location]) -> str:
         "network "
         "(docker run --network=host)."
     )
+
+
+def packed(value: Any) -> str:
+    """Of what JSON can express: short text, for what many ranks say of themselves is much alike, and the store's one
+    server hands it to all of them."""
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(text)))

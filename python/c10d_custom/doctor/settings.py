@@ -52,7 +52,7 @@ def refused(given: dict[str, str]) -> dict[str, str]:
 
 def replaces() -> Finding:
     """Which names of other backends make groups of this one."""
-    from ..c10d.names import replaced
+    from ..c10d import replaced
 
     done, wanted = sorted(replaced), replaced_wanted()
     facts: dict[str, Any] = {"replaced": done, "wanted": wanted}

@@ -23,3 +23,9 @@ def network() -> int:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
         return 0  # a kernel without network namespaces
+
+
+def host_key(boot: str, namespace: int) -> str:
+    """What names a host: ranks share one if, and only if, theirs are equal. ``boot``, ``namespace``: what `boot_id` and
+    `network` say to them."""
+    return f"{boot}/{namespace}"

@@ -27,13 +27,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
+from ..call import seconds_of
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
 from ..threads import socket
-from ..time_outs import seconds_of
 from . import launcher
 from .addresses import addresses
-from .host import boot_id, network
+from .host import boot_id, host_key, network
 from .mpi_job import INSTALL, job
 from .mpich_files import remove_files
 
@@ -153,7 +153,7 @@ class _Meeting:
 
     def _ranks_here(self) -> list[int]:
         """The ranks on this host, in order."""
-        mine = hashlib.sha256(f"{boot_id()}/{network()}".encode()).digest()
+        mine = hashlib.sha256(host_key(boot_id(), network()).encode()).digest()
         every = bytearray(len(mine) * self.mpi.size)
         self._wait(self.mpi.world.Iallgather(mine, every), "the other ranks")
         width = len(mine)

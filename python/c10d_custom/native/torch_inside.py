@@ -59,12 +59,6 @@ def _in_graph(t: torch.Tensor) -> bool:
     return t.requires_grad and torch.is_grad_enabled()
 
 
-def is_plain(t: torch.Tensor) -> bool:
-    """Whether it is in the CPU's memory, its bytes are its values where it is contiguous, and autograd need not be told
-    of what becomes of it."""
-    return type(t) in TYPES and not (keys := keys_of(t)) & ~_PLAIN and keys & _CPU == _CPU and not _in_graph(t)
-
-
 def stands_for_another(t: torch.Tensor) -> bool:
     """Whether its values lie elsewhere than in memory of its own, or nowhere."""
     return not goes_direct(t) and bool(keys_of(t) & ~_DIRECT)  # the first asks in a tenth of the time

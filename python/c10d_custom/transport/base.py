@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
     class FastCollective(Protocol):
         def __call__(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-            """As `run` of native.fast_collective.FastCollective. A status that is neither OK nor SLOW_PATH is a
+            """As `run` of native.fast.FastCollective. A status that is neither OK nor SLOW_PATH is a
             failure, and `last_error` of the same thread says how."""
 
     class FastSubmit(Protocol):
@@ -293,9 +293,17 @@ class Transport(ABC):
     def shrinking(self) -> list[int]:
         """The ranks that are known to have called shrink_group."""
 
+    _listeners: tuple[Callable[[BaseException], object], ...] = ()
+
+    def on_failure(self, listener: Callable[[BaseException], object]) -> None:
+        """From now on ``listener`` is called with each exception made for a call that failed on the group, in the
+        thread that made it."""
+        self._listeners = (*self._listeners, listener)
+
     def failed(self, error: BaseException) -> None:
-        """Called with each exception made for a call that failed on the group, in the thread that made it. Whoever
-        watches the transport replaces it."""
+        """Tells them."""
+        for listener in self._listeners:
+            listener(error)
 
     @abstractmethod
     def abort(self) -> None:

@@ -15,6 +15,7 @@ from ctypes import c_double
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...creation.topology import by_host
 from ...dtypes import AVG, PREMUL_SUM, SUM
 
 if TYPE_CHECKING:
@@ -38,10 +39,7 @@ class Hosts:
 
     @classmethod
     def of(cls, locations: Sequence[Location], rank: int) -> Hosts:
-        by_host: dict[str, list[int]] = {}
-        for r, place in enumerate(locations):
-            by_host.setdefault(place.host, []).append(r)
-        ranks = sorted(by_host.values())
+        ranks = sorted(by_host(locations).values())
         mine = next(h for h, members in enumerate(ranks) if rank in members)
         return cls(rank, ranks, mine, ranks[mine].index(rank), min(map(len, ranks)))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...call import changed
-from ...native.fast_message import NOT_BEGUN
+from ...native.fast import NOT_BEGUN
 from ..base import Ticket
 
 if TYPE_CHECKING:

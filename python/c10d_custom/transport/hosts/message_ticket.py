@@ -1,12 +1,19 @@
-"""A message between hosts: its ticket, its head, and the tags it goes by."""
+"""What a message between hosts is made of: its head, the tags it goes by, and its ticket; and what waits for its match:
+receives that have found no message (Wanted), messages that came before their receive (EarlyMessages).
+
+Tags beyond those of MPI (MPICH's end at 2^29) share one tag, and their messages are told apart by their heads; what
+comes before its receive is taken in and kept: heads, and short messages as far as there is room (room.py)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import native
 from ..tickets import PyTicket
@@ -14,14 +21,12 @@ from ..trouble import Trouble
 from .link import LARGE_TAGS, POINT_TO_POINT, Buffer
 
 if TYPE_CHECKING:
-    from itertools import count
-
     from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request, Status
 
     from ...call import Message
     from ..base import Ticket
-    from .link import MpiLink
+    from .link import Buffer, MpiLink
 
 
 HEAD = struct.Struct("<QIIqQQ24x")
@@ -42,38 +47,15 @@ class Head(NamedTuple):
     token: int
 
 
-class Engine(Protocol):
-    """What a ticket asks of the Messages that it belongs to."""
-
-    link: MpiLink
-    numbers: count[int]
-    complete: Callable[[int], None]
-
-    def refuse_inside(self, name: str) -> None: ...
-
-    def progress(self) -> bool: ...
-
-    def serve_this_host(self) -> None: ...
-
-    def want(self, ticket: MessageTicket) -> None: ...
-
-    def look_soon(self) -> None: ...
-
-    def withdraw(self, ticket: MessageTicket) -> None: ...
-
-    def refused_late(self) -> bool: ...
-
-    def refusal(self, message: Message) -> BaseException | None: ...
-
-
 class MessageTicket(PyTicket):
-    def __init__(self, engine: Engine, message: Message) -> None:
-        super().__init__(engine.complete)
-        self.engine, self.message = engine, message
+    """``number``: of the message, on its sender; ``complete``: see PyTicket. What moves it: messages.py."""
+
+    def __init__(self, message: Message, number: int, complete: Callable[[int], None]) -> None:
+        super().__init__(complete)
+        self.message, self.number = message, number
         self.began = time.monotonic()
         self.since: float | None = None  # when it was first waited for: its time-out runs from then
         self.deadline = math.inf
-        self.number = next(engine.numbers)
         self.requests: list[Request] = []
         self.keep: Buffer | None = None  # a send: what MPI reads besides the tensor; what was asked for: where it comes
         self.asked: list[Request] | None = None  # a receive: of data that it has asked for
@@ -87,32 +69,6 @@ class MessageTicket(PyTicket):
     def begun(self) -> bool:
         """Whether anything of it is known to MPI or to another transport."""
         return bool(self.requests) or self.inner is not None or self.asked is not None
-
-    def want(self) -> None:
-        if self.since is None:
-            self.engine.want(self)
-
-    def withdraw(self) -> None:
-        self.engine.withdraw(self)
-
-    def wait(self, seconds: float, may_run: bool = False) -> bool:
-        begun, waited = time.monotonic(), 0.0
-        self.want()
-        while not self._done:
-            self.engine.refuse_inside(self.message.name)
-            if begun + waited >= self.deadline:
-                self.engine.look_soon()
-            self.engine.progress()
-            waited = time.monotonic() - begun
-            if self._done or waited >= seconds:
-                break
-            if self.engine.refused_late() and self.message.is_recv and not self.begun():
-                # What it waits for may be the answer of who has refused.
-                if (error := self.engine.refusal(self.message)) is not None:
-                    raise error
-            self.engine.serve_this_host()
-            self.engine.link.pause(waited)
-        return self._done
 
 
 def tags_of(tag: int, limit: int) -> tuple[int, int]:
@@ -157,3 +113,91 @@ def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> 
             if trouble.status == native.BROKEN and trouble.cause in native.ENDED_HERE and trouble.by == ticket._source:
                 return trouble
     return None
+
+
+class Wanted:
+    """By peer and tag, in order of posting. Any number of one kind takes no longer to look through than one."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, int], OrderedDict[MessageTicket, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
+    def __contains__(self, ticket: MessageTicket) -> bool:
+        return ticket in self._kinds.get(_kind(ticket), ())
+
+    def add(self, ticket: MessageTicket) -> None:
+        self._kinds.setdefault(_kind(ticket), OrderedDict())[ticket] = None
+
+    def remove(self, ticket: MessageTicket) -> None:
+        """It need not be here."""
+        kind = self._kinds.get(_kind(ticket))
+        if kind is not None:
+            kind.pop(ticket, None)
+            if not kind:
+                self._kinds.pop(_kind(ticket), None)
+
+    def first(self, kind: tuple[int, int]) -> MessageTicket | None:
+        """The oldest of a kind, or None."""
+        return next(iter(self._kinds.get(kind, ())), None)
+
+    def kinds(self) -> list[tuple[int, int]]:
+        """(peer, tag) of those that are here; the one with the oldest receive first."""
+        oldest = {kind: ticket.number for kind in list(self._kinds) if (ticket := self.first(kind)) is not None}
+        return sorted(oldest, key=oldest.__getitem__)
+
+    def tickets(self) -> list[MessageTicket]:
+        return [ticket for tickets in list(self._kinds.values()) for ticket in list(tickets)]
+
+
+def _kind(ticket: MessageTicket) -> tuple[int, int]:
+    return ticket.message.peer, ticket.message.tag
+
+
+@dataclass(eq=False, slots=True)
+class EarlyMessage:
+    """``memory``: the head's, and the bytes' where they came with it."""
+
+    arrival: int
+    source: int
+    head: Head
+    memory: Buffer
+
+
+class EarlyMessages:
+    """Of one group."""
+
+    def __init__(self, link: MpiLink) -> None:
+        self._link = link
+        self._kept: dict[tuple[int, int], deque[EarlyMessage]] = {}  # by source and tag, as they came
+        self._arrivals = itertools.count()
+
+    def has_come(self) -> bool:
+        """Whether there is one to take in."""
+        return self._link.comm.Iprobe(self._link.MPI.ANY_SOURCE, SHARED_TAGS[0])
+
+    def take_in(self) -> None:
+        """Receives the next, if it is still there, and keeps it."""
+        link, status = self._link, self._link.MPI.Status()
+        if (found := link.comm.Improbe(link.MPI.ANY_SOURCE, SHARED_TAGS[0], status)) is not None:
+            head, memory = receive_head(link, found, status)
+            if head.token == link.token:
+                early = EarlyMessage(next(self._arrivals), status.Get_source(), head, memory)
+                self._kept.setdefault((early.source, head.tag), deque()).append(early)
+
+    def take(self, tag: int, peer: int, may: Callable[[int], bool]) -> EarlyMessage | None:
+        """The oldest with that tag from ``peer`` (-1: from any rank), which is not kept any longer. ``may``: whether it
+        may be from that rank."""
+        kinds = [k for k in list(self._kept) if k[1] == tag] if peer < 0 else [(peer, tag)]
+        found = [kept for kind in kinds if (kept := self._kept.get(kind)) and may(kind[0])]
+        if not found:
+            return None
+        kept = min(found, key=lambda kept: kept[0].arrival)
+        early = kept.popleft()
+        if not kept:
+            self._kept.pop((early.source, tag), None)
+        return early
+
+    def close(self) -> None:
+        self._kept.clear()

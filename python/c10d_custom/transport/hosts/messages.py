@@ -4,7 +4,7 @@ A message is a head (size, dtype, and the bytes themselves if they are few) and,
 data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
-anything to do. Those with tags that MPI does not have: early_messages.py. Those that do not fit: refusals.py. Short
+anything to do. Those with tags that MPI does not have: message_ticket.py. Those that do not fit: refusals.py. Short
 ones that nobody receives: room.py. What is done for each pass and look does not grow with the number of receives that
 wait for the same.
 
@@ -34,17 +34,17 @@ from ...native.torch_inside import without_functions
 from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
-from .asides import Asides
-from .early_messages import EarlyMessages
-from .link import Buffer
+from .link import Asides, Buffer
 from .message_ticket import (
     AFTERWARDS,
     HEAD,
     SHARED_TAGS,
     TO_ASK_FOR,
     WHOLE,
+    EarlyMessages,
     Head,
     MessageTicket,
+    Wanted,
     late_news,
     receive_head,
     tags_of,
@@ -52,7 +52,6 @@ from .message_ticket import (
 )
 from .refusals import Refusals
 from .room import Room
-from .wanted import Wanted
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -67,6 +66,40 @@ _AT_ONCE = 64  # messages of one kind that a pass takes in before it looks for o
 _CHECK = 5e-3  # s between two looks at the group's health
 _GRACE = 1.0
 _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within it, too, the other side hears of the end
+
+
+class _Posted(MessageTicket):
+    """Who waits for it drives the engine."""
+
+    def __init__(self, engine: Messages, message: Message) -> None:
+        super().__init__(message, next(engine.numbers), engine.complete)
+        self.engine = engine
+
+    def want(self) -> None:
+        if self.since is None:
+            self.engine.want(self)
+
+    def withdraw(self) -> None:
+        self.engine.withdraw(self)
+
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
+        begun, waited = time.monotonic(), 0.0
+        self.want()
+        while not self._done:
+            self.engine.refuse_inside(self.message.name)
+            if begun + waited >= self.deadline:
+                self.engine.look_soon()
+            self.engine.progress()
+            waited = time.monotonic() - begun
+            if self._done or waited >= seconds:
+                break
+            if self.engine.refused_late() and self.message.is_recv and not self.begun():
+                # What it waits for may be the answer of who has refused.
+                if (error := self.engine.refusal(self.message)) is not None:
+                    raise error
+            self.engine.serve_this_host()
+            self.engine.link.pause(waited)
+        return self._done
 
 
 class Messages:
@@ -112,7 +145,7 @@ class Messages:
         if (error := self.refusal(message)) is not None:
             raise error
         self.link.carries_messages = True
-        ticket, me = MessageTicket(self, message), threading.get_ident()
+        ticket, me = _Posted(self, message), threading.get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)
         self._log.post(ticket)
         try:

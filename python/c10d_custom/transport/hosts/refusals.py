@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Message as Found
 
-    from .asides import Asides
-    from .link import MpiLink
+    from .link import Asides, MpiLink
     from .message_ticket import Head, MessageTicket
 
 

@@ -6,6 +6,7 @@ leads to the peer. Bad news travels by itself (failure_detector.py, health.py).
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ from torch.distributed import PrefixStore
 from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
-from ...creation.processes import Processes
+from ...creation.gathering import Processes
 from ...errors import TransportError
-from ...native.fast_message import NOT_BEGUN
+from ...native.fast import NOT_BEGUN
 from ...native.torch_inside import without_functions
 from ...threads import threading
 from ..base import Transport, rank_name
@@ -41,7 +42,6 @@ from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
 from .messages import Messages
 from .mpi_calls import MpiCalls, Progress
-from .opening import all_well
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
@@ -128,7 +128,7 @@ class HierarchicalTransport(Transport):
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(job.MPI))
         self._log = CallLog(config.trace)
-        self.local.failed = lambda error: self.failed(error)  # type: ignore[method-assign]
+        self.local.on_failure(lambda error: self.failed(error))
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         self._messages = Messages(
@@ -466,3 +466,21 @@ class HierarchicalTransport(Transport):
 
     def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)
+
+
+def all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks know once a group over hosts is opened, of what each has said; rank 0's. TransportError if one
+    cannot take part."""
+    errors = [s["error"] for s in said if s["error"]]
+    if errors:
+        raise TransportError("; ".join(dict.fromkeys(errors)))
+    if len({s["chunk"] for s in said}) > 1:  # what one sends would be shorter or longer than what another waits for
+        each = ", ".join(f"rank {r}: {s['chunk']}" for r, s in enumerate(said))
+        raise TransportError(f"C10D_CUSTOM_CHUNK_BYTES differs between the ranks ({each})")
+    # The token: of what this group says in the store later, no other of its name shall take for its own.
+    return {
+        "ranks": [s["rank"] for s in said],
+        "token": secrets.token_hex(8),
+        "offers": [s["offer"] for s in said],
+        "secret": secrets.token_hex(32),
+    }

@@ -1,31 +1,136 @@
-"""CPU tensors inside a host: calls of the native core, and its failures as exceptions."""
+"""A transport between the ranks of one host, through shared memory: what it asks of the core, and its tickets."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import native
 from ...call import ANY_COUNT, Agreement, Call, Memory, Op
 from ...dtypes import PREMUL_SUM
 from ...errors import AbortedError
-from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, lib
-from ...native.fast_collective import fast_collective
-from ...native.fast_message import fast_message
+from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, fast, lib
+from ...native.fast import CoreTicket
 from ...threads import threading
-from ..base import LocalTransport, is_out_of_reach, plain_error, rank_name
+from ..base import LocalTransport, Ticket, is_out_of_reach, plain_error, rank_name
 from .segment import geometry, open_segment
-from .tickets import CollectiveTicket, MessageTicket, ShmTicket, nanoseconds
 
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
     from ...creation.gathering import Gathering
     from ...creation.letters import Neighbours
-    from ...native.fast_collective import FastCollective
+    from ...native.fast import FastCollective
     from ..trace_file import Peer, Record
+
+
+_LONG, _FOREVER = 1e9, 2**63 - 1  # s, ns
+_ENDS = 0.1  # s: how long to wait at a time for what an abort ends
+
+
+def nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9) if seconds < _LONG else _FOREVER
+
+
+class ShmTicket(CoreTicket, Ticket):
+    """Takes over the native ticket whose address is ``at[0]``. ``transport``: the ShmTransport that it is of."""
+
+    _failure: Failure | None = None
+
+    def __init__(self, transport: Any, at: Any, call: Any) -> None:
+        self._transport, self._call = transport, call
+        self.hold(transport._handle, at)
+
+    def wait(self, seconds: float, may_run: bool = False) -> bool:
+        done = self.settle(nanoseconds(seconds), may_run)
+        if may_run and self._transport.raised is not None and self._transport.has_raised():
+            raise self._transport._interruption()
+        return done
+
+    def error(self) -> BaseException | None:
+        if not self.done() or self.status == native.OK:
+            return None
+        if self._failure is None:
+            self._failure = Failure()
+            lib.c10d_wait(self._transport._handle, self.address, 0, False, byref(self._failure))
+        return self._transport.error(self._failure, self._said())
+
+    def want(self) -> None:
+        if not self.collective:
+            self.settle(0, False)
+
+    def withdraw(self) -> None:
+        transport = self._transport
+        if self.collective:
+            transport.interrupt()  # then the thread that runs it, or was to, ends it
+            while not self.wait(_ENDS, may_run=True):
+                pass
+        else:
+            lib.c10d_withdraw(transport._handle, self.address)
+
+    @property
+    def collective(self) -> bool:
+        return isinstance(self._call, Call)
+
+    def standing(self) -> tuple[str, str]:
+        number = lib.c10d_ticket_number(self.address)
+        failure = Failure(status=native.TIMEOUT, peer=-1, by=-1, call=number, seq=number)
+        try:
+            from .error_text import ShmErrorText  # when it is wanted
+
+            return ShmErrorText(self._transport, failure, self._said(), self._transport.states(number)).standing()
+        except Exception as problem:
+            if not is_out_of_reach(problem):
+                raise
+            return f"{self._said().name} #{number}", ""
+
+    def _said(self) -> Call | Message:
+        return self._call
+
+    def watch(self, token: int) -> bool:
+        return lib.c10d_watch(self._transport._handle, self.address, token) == native.PENDING
+
+    @property
+    def source(self) -> int:
+        return lib.c10d_ticket_source(self.address)
+
+
+class CollectiveTicket(ShmTicket):
+    """Of a collective that went the fast path: what errors say of it is made when there is one."""
+
+    collective = True
+
+    def _said(self) -> Any:
+        return Named(*self._call)
+
+
+class Named:
+    """What errors say of a collective. ``single``: it has one tensor where others have a list."""
+
+    __slots__ = ("_op", "_single")
+    _SINGLE: ClassVar = {
+        Op.all_gather: "all_gather_into_tensor",
+        Op.reduce_scatter: "reduce_scatter_tensor",
+        Op.all_to_all: "all_to_all_single",
+    }
+
+    def __init__(self, op: int, single: bool) -> None:
+        self._op, self._single = op, single
+
+    @property
+    def name(self) -> str:
+        op = Op(self._op)
+        return self._SINGLE.get(op, op.name) if self._single else op.name
+
+
+class MessageTicket(ShmTicket):
+    """Of a message that went the fast path: what errors say of it is made when there is one."""
+
+    def _said(self) -> Message:
+        make, *arguments = self._call
+        return make(*arguments)
 
 
 class ShmTransport(LocalTransport):
@@ -58,9 +163,10 @@ class ShmTransport(LocalTransport):
         self._arena_bytes = geometry(config, self.size, board_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)
         lib.c10d_set_threads(self._handle, config.threads)
-        self._fast = fast_collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
-        self.fast_collective = self._fast.run
-        self.fast_message = fast_message(self._handle, self.size)
+        self._fast = fast.collective(lib.c10d_fast_collective, self._handle, self.rank, self.size, lib.c10d_fast_submit)
+        if self._fast is not None:
+            self.fast_collective = self._fast.run
+        self.fast_message = fast.message(self._handle, self.size)
 
     # --- collectives
 
@@ -129,10 +235,12 @@ class ShmTransport(LocalTransport):
     def fast_submit(
         self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int
     ) -> ShmTicket | None:
+        if self._fast is None:
+            return None
         at: list[int] = []
         call = op, type(source if target is None else target) is not list
         try:
-            status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)  # type: ignore[union-attr]
+            status = self._fast.submit(op, source, target, root, redop, nanoseconds, at)
             return None if status else CollectiveTicket(self, at, call)
         except BaseException:
             self._end_unseen(at, call, CollectiveTicket)

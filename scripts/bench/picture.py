@@ -1,18 +1,11 @@
-"""Pictures: what they share, and the model's: all_reduce over the number of hosts, with what was measured, and how DDP
-scales."""
+"""The model's picture: all_reduce over the number of hosts, with what was measured, and how DDP scales."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plotting import INK, OTHER, OURS, pyplot
-
-
-def readable(nbytes: float) -> str:
-    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return f"{nbytes:g} B"
+from c10d_custom.bench.sweep_picture import readable
+from c10d_custom.plotting import INK, OTHER, OURS, pyplot
 
 
 def draw(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import environment, noop, ranks, references, table
-from .case import there_and_back
-from .references import Backend
-from .timing import Plan, Timed, times
+from c10d_custom.bench import environment, noop, ranks, references, table
+from c10d_custom.bench.case import there_and_back
+from c10d_custom.bench.references import Backend
+from c10d_custom.bench.timing import Plan, Timed, times
 
 IN_FLIGHT = 16
 _SETTLE = 0.0005  # s, after a barrier: for backends whose operations end in threads of their own

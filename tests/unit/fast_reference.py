@@ -1,53 +1,42 @@
-"""Collectives of plain CPU tensors in equal parts, as most are, from c10d's arguments to the core in one call. What a
-Call and its checks cost is many times what the core takes for a few bytes, and where ranks share a core it is paid by
-one after the other.
-
-In C where that was built (backend/python/fast_collective.h), else here."""
+"""What the extension (backend/python) is to do, in Python: which tensors it takes, and what it asks the core."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from ..call import AT_ROOT, ELSEWHERE, SHAPES, Op, Shape
-from ..dtypes import PACKED, REDUCES
-from . import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH, address_of
-from .raw_tensor import in_python, raw_tensor
-from .torch_inside import count_changes, nobody_watches
+import torch
+
+from c10d_custom.call import AT_ROOT, ELSEWHERE, SHAPES, Op
+from c10d_custom.dtypes import BY_DTYPE, PACKED, REDUCES
+from c10d_custom.native import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH
+from c10d_custom.native.torch_inside import _CPU, _PLAIN, TYPES, count_changes, keys_of, nobody_watches
 
 _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of a part, dtype's code, whether a list
 
 
-if TYPE_CHECKING:
-
-    class FastCollective(Protocol):
-        """Of one rank of one group. ``function``: c10d_fast_collective, or another of native.lib that takes and returns
-        the same; ``handle``: its first argument; ``submit``: c10d_fast_submit, or None."""
-
-        def __init__(self, function: Any, handle: int, rank: int, size: int, submit: Any = None, /) -> None: ...
-
-        def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-            """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
-            as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
-            a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
-            where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
-            group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
-            ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
-            tensors are of another kind or make no sense; or what the function has returned."""
-
-        def submit(
-            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
-        ) -> int:
-            """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
-
-        def close(self) -> None:
-            """Both take the slow path from now on. While nobody is in it."""
+def _is_plain(t: torch.Tensor) -> bool:
+    if type(t) not in TYPES or (keys := keys_of(t)) & ~_PLAIN or keys & _CPU != _CPU:
+        return False
+    return not (t.requires_grad and torch.is_grad_enabled())
 
 
-class InPython:
-    """FastCollective without the extension."""
+def raw_tensor(t: torch.Tensor) -> tuple[int, int, int] | None:
+    if (
+        _is_plain(t)
+        and t.layout is torch.strided
+        and t.is_contiguous()
+        and (dtype := BY_DTYPE.get(t.dtype))
+        and (t.data_ptr() or not t.numel())
+    ):
+        return t.data_ptr(), t.numel(), dtype.code
+    return None
+
+
+class FastCollective:
+    """Of native.fast."""
 
     def __init__(
         self, function: Callable[..., int], handle: int, rank: int, size: int, submit: Callable[..., int] | None = None
@@ -116,51 +105,20 @@ class InPython:
         if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list):
             tensors = tensors[0]
         if not isinstance(tensors, list):
-            found = in_python(tensors)
+            found = raw_tensor(tensors)
             if not found or not tensors.dim() or not tensors.size(0) or tensors.size(0) % self._size:
                 return None
             return found[0], found[1] // self._size, found[2], False
-        each = [f for t in tensors if (f := in_python(t))]
+        each = [f for t in tensors if (f := raw_tensor(t))]
         if not len(each) == len(tensors) == self._size or any(f[1:] != each[0][1:] for f in each):
             return None
         return array("Q", [f[0] for f in each]).tobytes(), each[0][1], each[0][2], True
 
 
 def _part(tensors: Any) -> _Side | None:
-    found = in_python(tensors[0] if isinstance(tensors, list) and len(tensors) == 1 else tensors)
+    found = raw_tensor(tensors[0] if isinstance(tensors, list) and len(tensors) == 1 else tensors)
     return found and (*found, False)
 
 
 def _flat(tensors: Any) -> list[Any]:
     return [t for part in tensors for t in _flat(part)] if isinstance(tensors, list) else [tensors]
-
-
-def _in_order() -> list[Shape]:
-    """The operations' Shapes by their numbers, which begin at 0."""
-    return [SHAPES[Op(number)] for number in range(len(SHAPES))]
-
-
-def _in_c() -> Callable[..., FastCollective]:
-    from ._fast import FastCollective as InC  # not in every Python: see native
-    from ._fast import set_up_kinds
-
-    if raw_tensor is in_python:
-        raise ImportError("this torch does not show C its tensors")
-    of_code = {code: (PACKED[code] >> 16, REDUCES[code]) for code in PACKED}
-    shapes = [
-        s.reads | s.writes << 2 | s.from_each << 4 | s.to_each << 5 | s.reduces << 6 | s.counted << 7
-        for s in _in_order()
-    ]
-    kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
-    set_up_kinds(kinds, bytes(shapes))
-
-    def make(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective:
-        return InC(address_of(function), handle, rank, size, address_of(submit))
-
-    return make
-
-
-try:
-    fast_collective: Callable[..., FastCollective] = _in_c()
-except ImportError:
-    fast_collective = InPython

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import environment, parts
+from c10d_custom.bench import environment
+
+from . import parts
 from .cost import cost
 from .parts import Part
 
@@ -183,7 +185,7 @@ def text_of_large_host(measured: Sequence[Point], parameters: tuple[float, float
 
 
 def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
-    """``bench --cost``: measures at each of RANKS, with ``busy`` more processes burning a core each, fits, prints the
+    """Measures at each of RANKS, with ``busy`` more processes burning a core each, fits, prints the
     errors, and writes r, p and the figures to ``json_file`` if that names one. 1 if a run failed, else 0."""
     about = {**environment.about(), "load": os.getloadavg()[0]}
     print(f"{about['cpu']}, {len(os.sched_getaffinity(0))} cores, load {about['load']:.1f} before\n", flush=True)

@@ -11,12 +11,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..native import free_memory
-from . import environment
-from .busy import burning
+from c10d_custom.bench import environment
+from c10d_custom.bench.busy import burning
+from c10d_custom.native import free_memory
+
 from .forked import SECONDS, WHAT
+
+FORKED = str(Path(__file__).with_name("forked.py"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def _room_for(size: int) -> bool:
 
 
 def _forked(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, list[float]]]:
-    command = [sys.executable, "-m", f"{__package__}.forked", json.dumps([size, names, rounds, _room_for(size)])]
+    command = [sys.executable, "-P", FORKED, json.dumps([size, names, rounds, _room_for(size)])]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60 + SECONDS * rounds * len(names))
     if out.returncode:
         raise SystemExit(1)  # it has said why

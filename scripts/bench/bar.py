@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import environment, parts
+from c10d_custom.bench import environment
+
+from . import parts
 from .parts import Part
 
 KB, MB = 1 << 10, 1 << 20
@@ -229,7 +231,7 @@ def text(judged: list[Judged]) -> str:
 
 
 def main(busy: int, json_file: str | None, run: Callable[[Part], tuple[Any, str | None]] = parts.run) -> int:
-    """``bench --bar``: measures all parts, with ``busy`` more processes burning a core each, prints the judgement, and
+    """Measures all parts, with ``busy`` more processes burning a core each, prints the judgement, and
     writes it to ``json_file`` if that names one. 1 if a part failed, else 0. Not under a launcher: the parts are runs
     of their own, of minutes each."""
     about, began = environment.about(), time.monotonic()

@@ -1,4 +1,4 @@
-"""``python -m c10d_custom model``: the simulator's command line and tables.
+"""``python scripts/bench model``: the simulator's command line and tables.
 
 Predicts all_reduce, flat and hierarchical, and a DDP step, from 2 to 4,096 hosts, or the start-up of so many, with
 parameters given or fitted to measurements. A prediction is as good as its fit: see the table of errors.
@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from c10d_custom.bench.sweep_picture import readable
+
 from . import start_up
 from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step
-from .picture import draw, readable
+from .picture import draw
 
 if TYPE_CHECKING:
     from .fit import Point

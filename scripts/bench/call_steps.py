@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllreduceOptions, BarrierOptions
 
-from ..c10d.fast_path import ALL_REDUCE, BARRIER, FastPath
-from . import environment, noop, ranks, table, timing
-from .timing import Plan, Timed
+from c10d_custom.bench import environment, noop, ranks, table, timing
+from c10d_custom.bench.timing import Plan, Timed
+from c10d_custom.c10d.operations import ALL_REDUCE, BARRIER, FastPath
 
 SIZES = (4, 1 << 10, 16 << 10)  # bytes
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -83,7 +83,7 @@ def run(todo: CallSteps) -> bool:
     """One rank's whole run; collective over the default group. False: nothing can be wrong with it."""
     hosts, size, rank = ranks.hosts(), dist.get_world_size(), dist.get_rank()
     if len(hosts) > 1:
-        raise SystemExit("bench: --steps takes the calls of one host apart")
+        raise SystemExit("bench steps: takes the calls of one host apart")
     noop.register()
     group, nothing = dist.group.WORLD, dist.new_group(backend=noop.NAME)
     alone = [dist.new_group([r]) for r in range(size)][rank]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import Config
+from c10d_custom.config import Config
 
 _CONFIG = Config()
 CELL = _CONFIG.cell_bytes

@@ -1,6 +1,7 @@
-"""The ranks of ``bench --groups``: processes forked from one that has imported torch, as a program has that makes a
-group, and nothing of this package but what `import torch` does. If asked to, each first takes its memory for itself, as
-a process has it that a launcher has started: else who imports most pays for copies that belong to the fork.
+"""The ranks of ``python scripts/bench groups``: processes forked from one that has imported torch, as a program has
+that makes a group, and nothing of this package but what `import torch` does. If asked to, each first takes its memory
+for itself, as a process has it that a launcher has started: else who imports most pays for copies that belong to the
+fork.
 
 A round: all ranks wait at a gate; from its opening on, each makes a default group of the round's backend, and calls it.
 They then make more groups of that backend, each of all ranks, and keep them. (A destroyed one's threads that end and
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import noop
+from c10d_custom.bench import noop
 
 WHAT = "init", "call", "group", "group call"
 _HOST = "127.0.0.1"
