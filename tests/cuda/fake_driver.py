@@ -27,12 +27,17 @@ MAPPED = {key: answer for row in TABLE if row.choice == "mapped" for key, _, ans
 
 
 class FakeDriver(FakeMemory, Driver):
-    """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry."""
+    """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry.
+    ``first``: of a process that has another GPU besides, the FakeDriver of that; then ``rank`` is a number of its
+    own."""
 
-    def __init__(self, world, rank, gpu="GPU-0", process=None):
+    def __init__(self, world, rank, gpu="GPU-0", process=None, first=None):
         self.world, self.rank = world, rank
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", 0 if first is None else first.device.index + 1)
         self.uuid, self.process = gpu, rank if process is None else process
+        self.host = rank if first is None else first.host
+        if first is not None:
+            self.process = first.process
         self.maps = {}  # address -> (Buffer, own)
         self.opened = {}  # handle of a segment -> [address, how often it is open]
         self.identity, self.mappings = rank + 1, Mappings(self)
@@ -118,7 +123,7 @@ class FakeDriver(FakeMemory, Driver):
         with self.world.lock:
             if op.kernel is not None:
                 op.kernel.stream = stream
-            op.host = dict(self.world.hosts.setdefault(self.rank, {}))
+            op.host = dict(self.world.hosts.setdefault(self.host, {}))
             self._stream(stream).ops.append(op)
         self.world.pace()
 
@@ -210,7 +215,8 @@ class FakeDriver(FakeMemory, Driver):
 
     def _event(self, event, what):
         found = self.opened_events.get(event) or self.world.events[event]
-        if found.owner != self.rank and event not in self.opened_events:
+        here = self.world.drivers[found.owner].process == self.process  # events serve all GPUs of a process
+        if not here and event not in self.opened_events:
             self.world.wrong(f"rank {self.rank} uses an event of rank {found.owner} that it has not opened")
         if found.destroyed:
             self.world.wrong(f"{what} of rank {self.rank} uses an event that is destroyed")
@@ -251,7 +257,7 @@ class FakeDriver(FakeMemory, Driver):
                 if record.done or not self.world.step():
                     break
             if record.done:
-                merge(self.world.hosts.setdefault(self.rank, {}), record.clock)
+                merge(self.world.hosts.setdefault(self.host, {}), record.clock)
             return record.done
 
     def write_value(self, stream, address, value):
@@ -361,14 +367,16 @@ class FakeDriver(FakeMemory, Driver):
         for pair in pairs:
             self.user(stream, lambda pair=pair: copy_back([pair]), reads=[pair[1]], writes=[pair[0]])
 
-    def future(self):
+    def future(self, devices):
+        assert self.device in devices
         return torch.futures.Future()
 
-    def resolve(self, future, value, events):
-        self._called("resolve")
+    @contextlib.contextmanager
+    def after(self, events):
+        self._called("after")
         for event in events:
-            self._event(event, "resolve")
-        future.set_result(value)
+            self._event(event, "after")
+        yield
 
     # --- for tests
 

@@ -262,11 +262,15 @@ def test_a_future_comes_after_its_own_events_alone(driver, fake, monkeypatch):
         def set_result(self, value):
             seen.append((value, driver.current_stream()))
 
+    def resolve(value, events):
+        with driver.after(events):
+            Future().set_result(value)
+
     with driver.activate():
-        driver.resolve(Future(), "a", [1, 2])
-        driver.resolve(Future(), "b", [3])  # the first one's stream is idle
+        resolve("a", [1, 2])
+        resolve("b", [3])  # the first one's stream is idle
         fake.fake_busy(1)
-        driver.resolve(Future(), "c", [4])
+        resolve("c", [4])
     assert len(created) == 2
     assert seen == [("a", created[0]), ("b", created[0]), ("c", created[1])]
     assert waits == [(created[0], 1), (created[0], 2), (created[0], 3), (created[1], 4)]

@@ -169,12 +169,13 @@ class Driver(ABC):
         """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
 
     @abstractmethod
-    def future(self) -> torch.futures.Future[Any]:
-        """A torch.futures.Future of tensors on this device."""
+    def future(self, devices: list[torch.device]) -> torch.futures.Future[Any]:
+        """A torch.futures.Future of tensors on these devices."""
 
     @abstractmethod
-    def resolve(self, future: torch.futures.Future[Any], value: Any, events: Sequence[int]) -> None:
-        """``value``, for streams that come after ``events``."""
+    def after(self, events: Sequence[int]) -> AbstractContextManager[None]:
+        """A context in which the current stream of this device is one that comes after these events, and nothing else;
+        they may be another device's of this process. What a future is given there, its waiters come after."""
 
 
 class CudaDriver(Driver):
@@ -194,7 +195,7 @@ class CudaDriver(Driver):
         self._context = self._cuda.primary_context(self.device.index)
         self.side_by_side = self._cuda.side_by_side(self.device.index)
         self._kernels: Kernels | None = None
-        self._after: list[int] = []  # streams of which `resolve` takes one that is idle
+        self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
     def activate(self) -> AbstractContextManager[None]:
@@ -303,26 +304,21 @@ class CudaDriver(Driver):
         with self._on(stream):
             copy_back(pairs)
 
-    def future(self) -> torch.futures.Future[Any]:
-        return torch.futures.Future(devices=[self.device])
-
-    def resolve(self, future: torch.futures.Future[Any], value: Any, events: Sequence[int]) -> None:
-        # What set_result finds current is what the future's waiters and callbacks come after: these events alone.
-        with self._idle_stream() as after:
-            for event in events:
-                self.wait(after, event)
-            with self._on(after):
-                future.set_result(value)
+    def future(self, devices: list[torch.device]) -> torch.futures.Future[Any]:
+        return torch.futures.Future(devices=[*devices])
 
     @contextlib.contextmanager
-    def _idle_stream(self) -> Iterator[int]:
+    def after(self, events: Sequence[int]) -> Iterator[None]:
         with self._lock:
             found = next((s for s in self._after if self._cuda.idle(s)), None)
             if found is not None:
                 self._after.remove(found)
         stream = self.create_stream(urgent=False) if found is None else found
         try:
-            yield stream
+            for event in events:
+                self.wait(stream, event)
+            with self._on(stream):
+                yield
         finally:
             with self._lock:
                 self._after.append(stream)

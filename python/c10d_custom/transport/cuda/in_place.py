@@ -11,7 +11,7 @@ others have told, lets all ranks take the staging memory instead: all are told t
 
 Hosts wait, and no stream for another process's: nobody returns from a call while the kernel may run, except with an
 error. Then tensors are kept, for the kernel may still write them, until the leader has closed what it has mapped
-(`close`, before the mark of peers.close_all), or is gone.
+(`close`, before the mark of transport.close_all), or is gone.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
 _SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
-_MARK = 1  # in the segment: this rank holds no memory of another any more
 _ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
@@ -57,6 +56,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
     wanted = forced.pop()
+    crossing = _crossing(table)
     pids = [w["pid"] for w in table]
     gpus = [w["gpu"] for w in table]
     if wanted == "staged":
@@ -65,21 +65,34 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         return Mode("staged", "the probes found that processes here share no GPU memory")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory")
-    if len(set(gpus)) == len(gpus) > 1:
+    if len(set(gpus)) == len(gpus) > 1 and not crossing:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
     if wanted == "p2p" and len(gpus) > 1:
         raise TransportError(
             f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
+            f"{crossing}"
         )
+    if crossing:
+        return Mode("shared", f"{len(gpus)} ranks{crossing}")
     return Mode("shared", f"{len(gpus)} ranks on {len(set(gpus))} GPU{'s' if len(set(gpus)) > 1 else ''}")
+
+
+def _crossing(table: Sequence[dict[str, Any]]) -> str:
+    """Whether a rank's GPU is one that another has used before in this group: kernels that wait there could wait in a
+    circle. "" if not."""
+    for rank, said in enumerate(table):
+        for other, earlier in enumerate(table):
+            if other != rank and said["gpu"] in earlier["earlier"]:
+                return f", and the one that rank {rank} uses now was used by rank {other} before"
+    return ""
 
 
 class Setup:
     """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
-    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
-    the transport to close."""
+    ``helper``: one for what must not wait behind them; ``earlier``: the GPUs that this rank has used before in the
+    group. ``opened``: every Peers there has been, for the transport to close."""
 
     def __init__(
         self,
@@ -90,7 +103,9 @@ class Setup:
         helper: int,
         call: Call,
         left: Callable[[], float],
+        earlier: Sequence[str] = (),
     ) -> None:
+        self._earlier = list(earlier)
         self.cpu, self.driver, self.config = cpu, driver, config
         self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
         self.stream, self.helper, self.call, self._left = stream, helper, call, left
@@ -115,6 +130,7 @@ class Setup:
             {
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
+                "earlier": self._earlier,
                 "mode": c.cuda_mode,
                 "found_mode": found["mode"].choice,
                 "staging_bytes": c.cuda_staging_bytes,
@@ -326,17 +342,3 @@ class Peers:
         for address in self.staging.values():
             self.driver.free(address)
         self.staging = {}
-
-
-def close_all(cpu: LocalTransport, opened: Sequence[Peers], seconds: float) -> bool:
-    """Closes what the others gave, waits until they have closed alike or are gone, and frees. False: some have
-    not in that time, and this rank's memory stays until its process ends, for they may use it."""
-    for peers in opened:
-        peers.close_imports()
-    if any(peers.staging for peers in opened):
-        cpu.set_mark(_MARK)
-        if not poll(lambda: not cpu.unmarked(_MARK), time.monotonic() + seconds, lambda: False):
-            return False
-    for peers in opened:
-        peers.free()
-    return True
