@@ -19,7 +19,6 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.event_order import EventOrder
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -89,33 +88,6 @@ def standing_in(driver_of, two=False):
         mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast),
         mock.patch.object(cuda_driver, "driver_of", driver_of),
     ):
-        yield
-
-
-def _told(step, kind, back):
-    """A step of EventOrder that tells the driver which round's record it makes or means."""
-
-    def told(self, stream, k, *ranks):
-        self._driver.round = kind, k - back
-        try:
-            step(self, stream, k, *ranks)
-        finally:
-            self._driver.round = None
-
-    return told
-
-
-@contextlib.contextmanager
-def rounds_told():
-    """A wait that takes another round's record than it means is a violation: recorded again too early, or not yet."""
-    with contextlib.ExitStack() as stack:
-        for name, kind, back in (
-            ("publish", "published", 0),
-            ("arrive", "published", 0),
-            ("release", "released", 0),
-            ("reuse", "released", 2),
-        ):
-            stack.enter_context(mock.patch.object(EventOrder, name, _told(getattr(EventOrder, name), kind, back)))
         yield
 
 
@@ -231,8 +203,7 @@ def run_ranks(
 ):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
     broken and, if ``clean``, nothing is left. ``second_gpus``: of each rank, its second GPU; ``may_race``: of
-    results that are known to be void; ``in_place``: the probes have found that memory of torch's allocator can be
-    mapped."""
+    results that are known to be void; ``in_place``: memory of torch's allocator can be mapped."""
     world = world or World(seed, laziness)
     world.mapped = in_place
     drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
@@ -257,7 +228,7 @@ def run_ranks(
         except BaseException as error:  # the main thread raises it
             errors[rank] = error
 
-    with standing_in(lambda device: _here.drivers[device.index], bool(more)), rounds_told():
+    with standing_in(lambda device: _here.drivers[device.index], bool(more)):
         threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(size)]
         for t in threads:
             t.start()

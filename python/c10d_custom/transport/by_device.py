@@ -49,6 +49,7 @@ class ByDevice(Transport):
         self._opening: int | None = None  # the thread that makes a CudaTransport
         self._cuda: dict[torch.device, CudaTransport] = {}
         self._ordinals: dict[torch.device, int] = {}  # of those that collectives have come to
+        self._close_all: Any = None  # of cuda.transport, once that is wanted
         self._queue: Queue | None = None
         self._here = threading.local()
         self.fast_collective, self.fast_submit, self.fast_message = (
@@ -108,13 +109,14 @@ class ByDevice(Transport):
             self._opening = threading.get_ident()
         try:
             from .cuda import driver as cuda_driver  # not before: most groups have no tensors there
-            from .cuda.transport import CudaTransport
+            from .cuda.transport import CudaTransport, close_all
             from .tickets import Queue
 
             cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host, self._gpus)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
                 self.fast_collective = self.fast_submit = None
+            self._close_all = close_all
             self._cuda[device] = cuda
             return cuda
         finally:
@@ -254,8 +256,6 @@ class ByDevice(Transport):
             cuda.leave()
 
     def close(self) -> None:
-        if self._cuda:
-            from .cuda.transport import close_all
-
-            close_all(self.cpu, list(self._cuda.values()))
+        if self._close_all is not None:
+            self._close_all(self.cpu, list(self._cuda.values()))
         self.cpu.close()

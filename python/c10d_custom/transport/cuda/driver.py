@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from ...call import copy_back
 from ...errors import UsageError
 from ...extras import how_to_install
 from ...threads import threading
-from .answers import answers_of
 from .libcuda import Libcuda
 from .mappings import Allocation, Mappings
 
@@ -33,14 +32,12 @@ if TYPE_CHECKING:
 class Driver(ABC):
     """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
     can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
-    time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
-    decisions.py has it; ``side_by_side``: whether it runs kernels of different processes at once. Errors of CUDA are
-    TransportError, or cupy's."""
+    time; ``mappings``: what of other processes is open here; ``side_by_side``: whether it runs kernels of different
+    processes at once. Errors of CUDA are TransportError, or cupy's."""
 
     device: torch.device
     uuid: str
     process: int
-    probed: Mapping[str, bool | float] | None = None
     side_by_side: bool = False
     identity: int
     mappings: Mappings
@@ -56,8 +53,8 @@ class Driver(ABC):
         """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
 
     @abstractmethod
-    def free(self, address: int) -> None:
-        pass
+    def free(self, address: int, opened: bool = False) -> None:
+        """``opened``: though another process has it open; nobody but a trial does so."""
 
     @abstractmethod
     def export_memory(self, address: int) -> bytes:
@@ -86,9 +83,8 @@ class Driver(ABC):
     # --- streams and events
 
     @abstractmethod
-    def create_stream(self, urgent: bool) -> int:
-        """A stream that nobody else has, of high priority; ``urgent``: of the highest there is, and above all others
-        that this makes."""
+    def create_stream(self) -> int:
+        """A stream that nobody else has, of high priority."""
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None:
@@ -103,19 +99,11 @@ class Driver(ABC):
         """True while the current stream is captured into a graph."""
 
     @abstractmethod
-    def create_event(self, shared: bool = False) -> int:
-        """``shared``: can be exported."""
-
-    @abstractmethod
-    def destroy_event(self, event: int) -> None:
-        """Also of one that `open_event` gave."""
-
-    @abstractmethod
-    def export_event(self, event: int) -> bytes:
+    def create_event(self) -> int:
         pass
 
     @abstractmethod
-    def open_event(self, handle: bytes) -> int:
+    def destroy_event(self, event: int) -> None:
         pass
 
     @abstractmethod
@@ -130,14 +118,6 @@ class Driver(ABC):
     def done(self, event: int) -> bool:
         pass
 
-    @abstractmethod
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        """A stream memory operation: writes 32 bits."""
-
-    @abstractmethod
-    def wait_value(self, stream: int, address: int, value: int) -> None:
-        """``stream`` waits until the 32 bits at ``address`` are ``value`` or beyond (cyclically)."""
-
     # --- work
 
     @abstractmethod
@@ -151,10 +131,6 @@ class Driver(ABC):
     @abstractmethod
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         pass
-
-    @abstractmethod
-    def fill(self, stream: int, address: int, value: int) -> None:
-        """Writes 32 bits, as a copy would: no stream memory operation."""
 
     @abstractmethod
     def kernels(self) -> Kernels:
@@ -178,7 +154,9 @@ class Driver(ABC):
         they may be another device's of this process. What a future is given there, its waiters come after."""
 
 
-class CudaDriver(Driver):
+class CudaDriver(Libcuda, Driver):
+    """By libcuda.py: what is not here is there, by the same name."""
+
     def __init__(self, device: torch.device) -> None:
         try:
             import cupy  # noqa: F401 - for kernels.py
@@ -188,102 +166,38 @@ class CudaDriver(Driver):
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
-        self.probed = answers_of(self.uuid)
         self.identity = int.from_bytes(os.urandom(8), "little")
         self.mappings = Mappings(self)
-        self._cuda = Libcuda()
-        self._context = self._cuda.primary_context(self.device.index)
-        self.side_by_side = self._cuda.side_by_side(self.device.index)
+        Libcuda.__init__(self)
+        self._context = self.primary_context(self.device.index)
+        self.side_by_side = self.runs_side_by_side(self.device.index)
         self._kernels: Kernels | None = None
         self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
     def activate(self) -> AbstractContextManager[None]:
-        return self._cuda.pushed(self._context)
+        return self.pushed(self._context)
 
     # --- memory
 
-    def allocate(self, nbytes: int) -> int:
-        return self._cuda.allocate(nbytes)
-
-    def free(self, address: int) -> None:
-        self._cuda.free(address)
-
-    def export_memory(self, address: int) -> bytes:
-        return self._cuda.export_memory(address)
-
     def allocation_of(self, address: int) -> Allocation | None:
-        number = self._cuda.exportable(address)
-        return None if number is None else Allocation(*self._cuda.range_of(address), number)
-
-    def open_memory(self, handle: bytes) -> int:
-        return self._cuda.open_memory(handle)
-
-    def close_memory(self, address: int) -> None:
-        self._cuda.close_memory(address)
-
-    def allocate_pinned(self, nbytes: int) -> int:
-        return self._cuda.allocate_pinned(nbytes)
-
-    def free_pinned(self, address: int) -> None:
-        self._cuda.free_pinned(address)
+        number = self.exportable(address)
+        return None if number is None else Allocation(*self.range_of(address), number)
 
     # --- streams and events
 
-    def create_stream(self, urgent: bool) -> int:
-        # torch's own streams would be handed out again after 32, and to the user, too.
-        highest = self._cuda.highest_priority
-        return self._cuda.create_stream(highest if urgent else min(0, highest + 1))
-
-    def destroy_stream(self, stream: int) -> None:
-        self._cuda.destroy_stream(stream)
+    def create_stream(self) -> int:
+        # torch's own streams would be handed out again after 32, and to the user, too. The highest priority is left to
+        # the user.
+        return self.stream_of(min(0, self.highest_priority + 1))
 
     def current_stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def capturing(self) -> bool:
-        return self._cuda.capturing(self.current_stream())
-
-    def create_event(self, shared: bool = False) -> int:
-        return self._cuda.create_event(shared)
-
-    def destroy_event(self, event: int) -> None:
-        self._cuda.destroy_event(event)
-
-    def export_event(self, event: int) -> bytes:
-        return self._cuda.export_event(event)
-
-    def open_event(self, handle: bytes) -> int:
-        return self._cuda.open_event(handle)
-
-    def record(self, event: int, stream: int) -> None:
-        self._cuda.record(event, stream)
-
-    def wait(self, stream: int, event: int) -> None:
-        self._cuda.wait(stream, event)
-
-    def done(self, event: int) -> bool:
-        return self._cuda.done(event)
-
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        self._cuda.write_value(stream, address, value)
-
-    def wait_value(self, stream: int, address: int, value: int) -> None:
-        self._cuda.wait_value(stream, address, value)
+        return self.captured(self.current_stream())
 
     # --- work
-
-    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self._cuda.copy(stream, target, source, nbytes)
-
-    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self._cuda.copy_in(stream, target, source, nbytes)
-
-    def zero(self, stream: int, address: int, nbytes: int) -> None:
-        self._cuda.zero(stream, address, nbytes)
-
-    def fill(self, stream: int, address: int, value: int) -> None:
-        self._cuda.fill(stream, address, value)
 
     def kernels(self) -> Kernels:
         if self._kernels is None:
@@ -310,10 +224,10 @@ class CudaDriver(Driver):
     @contextlib.contextmanager
     def after(self, events: Sequence[int]) -> Iterator[None]:
         with self._lock:
-            found = next((s for s in self._after if self._cuda.idle(s)), None)
+            found = next((s for s in self._after if self.idle(s)), None)
             if found is not None:
                 self._after.remove(found)
-        stream = self.create_stream(urgent=False) if found is None else found
+        stream = self.create_stream() if found is None else found
         try:
             for event in events:
                 self.wait(stream, event)

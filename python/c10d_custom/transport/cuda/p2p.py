@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from .algorithm import FUSED_RANKS
 from .kernels import PREMUL_SUM, divisor_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .kernels import Kernels
 
 
-MAX_RANKS, MAX_BLOCKS = 16, 64
+MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
 TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
 PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
 RECORD_BYTES = 16

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
-from . import in_place, p2p
-from .decisions import choose_order, decide
-from .event_order import EventOrder
+from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
-from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
 
 if TYPE_CHECKING:
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
 _TRIAL = 5.0
-_SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
-_ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
         raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "order", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -61,8 +56,6 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     gpus = [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
-    if wanted == "auto" and any(w["found_mode"] == "staged" for w in table):
-        return Mode("staged", "the probes found that processes here share no GPU memory")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory")
     if len(set(gpus)) == len(gpus) > 1 and not crossing:
@@ -90,9 +83,9 @@ def _crossing(table: Sequence[dict[str, Any]]) -> str:
 
 
 class Setup:
-    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
-    ``helper``: one for what must not wait behind them; ``earlier``: the GPUs that this rank has used before in the
-    group. ``opened``: every Peers there has been, for the transport to close."""
+    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives; ``earlier``:
+    the GPUs that this rank has used before in the group. ``opened``: every Peers there has been, for the transport to
+    close."""
 
     def __init__(
         self,
@@ -100,18 +93,15 @@ class Setup:
         driver: Driver,
         config: Config,
         stream: int,
-        helper: int,
         call: Call,
         left: Callable[[], float],
         earlier: Sequence[str] = (),
     ) -> None:
         self._earlier = list(earlier)
         self.cpu, self.driver, self.config = cpu, driver, config
-        self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
-        self.stream, self.helper, self.call, self._left = stream, helper, call, left
+        self.stream, self.call, self._left = stream, call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
-        self.turns = False  # whether kernels of ranks that share a GPU run one after the other
-        self.host_limit = 0  # up to so many bytes a collective goes through host memory (by_size.py)
+        self.facts: Any = None  # Facts, likewise
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
@@ -124,63 +114,52 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
-        chosen, why = choose_order(c.cuda_order, self.driver.probed)
-        found = decide(self.driver.probed)
         table = self.tell(
             {
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
                 "earlier": self._earlier,
                 "mode": c.cuda_mode,
-                "found_mode": found["mode"].choice,
                 "staging_bytes": c.cuda_staging_bytes,
-                "order": c.cuda_order,
-                "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
                 "in_place_bytes": c.cuda_in_place_bytes,
                 "host_bytes": c.cuda_host_bytes,
                 "side_by_side": self.driver.side_by_side,
-                "memory": found["memory"].choice,
             }
         )
         mode = self.mode = choose(table)
-        gpus = {w["gpu"] for w in table}
-        self.in_place = all(w["memory"] == "mapped" for w in table) and len(gpus) == 1
-        if len(gpus) < self.cpu.size:
-            self.turns = not all(w["side_by_side"] for w in table)
-            self.host_limit = c.cuda_host_bytes // (1 if self.turns else _SIDE_BY_SIDE)
+        size, gpus = self.cpu.size, len({w["gpu"] for w in table})
+        self.facts = Facts(
+            size,
+            gpus,
+            side_by_side=all(w["side_by_side"] for w in table),
+            fused=mode.name == "p2p" and 2 <= size <= FUSED_RANKS,
+            in_place=gpus == 1 and 2 <= size <= IN_PLACE_RANKS,
+            half=c.cuda_staging_bytes // HALVES,
+        )
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        if len({w["chosen_order"] for w in table}) > 1:
-            chosen, why = "host", "what the probes found differs between the ranks"
-        peers, problem = self._open(_ORDERS[chosen])
-        if peers is None and chosen != "host":
-            chosen, why = "host", f"{chosen} do not work: {problem}"
-            peers, problem = self._open(HostOrder)
+        peers, problem = self._open()
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
-        return Mode(mode.name, f"{mode.reason}; ordered by {chosen}: {why}"), peers
+        if peers.in_place is not None and (problem := peers.in_place.try_it(self.stream, self.settle, self._all)):
+            return Mode(mode.name, f"{mode.reason}; no collective is done in place: {problem}"), peers
+        return mode, peers
 
-    def _open(self, order: type[Order]) -> tuple[Peers | None, str | None]:
+    def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        handles, problem = self._all(lambda: peers.allocate(order))
-        for step in (
-            lambda: peers.open(handles or []),
-            peers.write_own,
-            peers.read_others,
-            peers.read_own,
-            peers.try_order,
-        ):
+        handles, problem = self._all(peers.allocate)
+        for step in (lambda: peers.open(handles or []), peers.write_own, peers.read_others, peers.read_own):
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
             return peers, None
-        peers.let_go(0)
+        peers.let_go()
         _, stuck = self._all(self.settle)
         if stuck:
             raise TransportError(f"set-up of CUDA: {problem}; and then {stuck}")
@@ -209,60 +188,46 @@ class Setup:
         return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
 
     def settle(self) -> None:
-        """Waits for what is on the streams."""
+        """Waits for what is on the stream."""
         until = time.monotonic() + min(_TRIAL, self._left())
-        for stream in (self.stream, self.helper):
-            event = self.driver.create_event()
-            try:
-                self.driver.record(event, stream)
-                if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
-                    raise TransportError("the GPU did not finish the trial in time")
-            finally:
-                self.driver.destroy_event(event)
+        event = self.driver.create_event()
+        try:
+            self.driver.record(event, self.stream)
+            if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
+                raise TransportError("the GPU did not finish the trial in time")
+        finally:
+            self.driver.destroy_event(event)
 
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
-    ``half``: bytes of a half; ``turns``: as the Setup's; ``fused``: in p2p mode, for as many ranks as it takes, a
-    Fused; ``in_place``: where all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports
-    closes before the exporter frees."""
+    ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
+    frees."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup: Any = setup  # until `forget_setup`
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
-        self.half = setup.config.cuda_staging_bytes // 2
-        self.turns = setup.turns
+        self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
-        self.order: Any = None  # an Order, from `allocate` on
-        self.fused: Fused | None = None
-        if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
-            self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
-        self.in_place: InPlace | None = None
-        if setup.in_place and 2 <= self.size <= in_place.MAX_RANKS:
-            self.in_place = InPlace(self.cpu, self.driver)
+        staging_bytes = setup.config.cuda_staging_bytes
+        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes) if self.facts.fused else None
+        self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order: type[Order]) -> list[Any]:
+    def allocate(self) -> list[Any]:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
-        self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank, self.size, self._setup.helper)
-        self.order.prepare()
+        self.staging[self.rank] = self.driver.allocate(HALVES * self.facts.half)
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)
         self._setup.settle()
-        return [
-            self.driver.export_memory(self.staging[self.rank]).hex(),
-            self.order.handles(),
-            self.fused and self.fused.handle(),
-        ]
+        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.fused and self.fused.handle()]
 
     def open(self, table: Sequence[Any]) -> None:
-        for rank, (memory, order, fused) in enumerate(table):
+        for rank, (memory, fused) in enumerate(table):
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
-                self.order.open(rank, order)
                 if self.fused is not None:
                     self.fused.open(rank, fused)
 
@@ -307,23 +272,15 @@ class Peers:
                     f"rank {self.rank} does not find what rank {rank} has written in its GPU memory",
                 )
 
-    def try_order(self) -> None:
-        self.order.trial(self._setup.stream)
-        self._setup.settle()
-
     # --- the end
 
-    def let_go(self, k: int) -> None:
+    def let_go(self) -> None:
         if self.fused is not None:
             self.fused.let_go()
-        if self.order is not None:
-            self.order.let_go(k)
 
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
-        if self.order is not None:
-            self.order.close_imports()
         if self.fused is not None:
             self.fused.close_imports()
         mine = self.staging.pop(self.rank, None)
@@ -335,8 +292,8 @@ class Peers:
             self._pinned = None
 
     def free(self) -> None:
-        if self.order is not None:
-            self.order.free()
+        if self.in_place is not None:
+            self.in_place.free()
         if self.fused is not None:
             self.fused.free()
         for address in self.staging.values():

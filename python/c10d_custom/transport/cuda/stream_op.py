@@ -86,8 +86,6 @@ class StreamOp:
         self.failed: BaseException | None = None
         # Gives such an error, or None, for calls whose kernels can give up; at any time.
         self.verdict: Callable[[], BaseException | None] | None = None
-        # The same for calls that wait for other ranks' streams; once the GPU is done with it.
-        self.proof: Callable[[], BaseException | None] | None = None
         self.beside: list[StreamOp] = []  # of a barrier: those of the group's other devices
         self._over = False  # done, and well
         self._issued_on = driver.current_stream()
@@ -114,9 +112,6 @@ class StreamOp:
             if self.driver.capturing() or not self.driver.done(self.end):
                 return False
         self._check()  # a kernel that gives up ends like any other
-        if self.proof is not None and (error := self.proof()) is not None:
-            self.failed = error
-            self._check()
         self._over = True
         return True
 

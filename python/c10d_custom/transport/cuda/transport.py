@@ -7,7 +7,6 @@ has not done yet when `execute` returns, streams and futures wait for, not the h
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
-from .by_size import CollectivesBySize
+from .algorithm import host_limit
 from .guard import Guard
 from .peers import Mode, Setup
 from .pinned import Pinned
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from ..base import LocalTransport, Ticket, Transport
     from .driver import Driver
     from .fused import Fused
-    from .order import Order
     from .peers import Peers
 
 
@@ -54,7 +52,7 @@ class CudaTransport:
     ) -> None:
         self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
         self.mode: Mode | None = None
-        self._collectives: Any = None  # once set up: StagedCollectives, SharedCollectives, or both
+        self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
@@ -65,13 +63,11 @@ class CudaTransport:
             self._pinned = Pinned(driver)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
-        self._waiting: Order | None = None  # that of the rounds, if it is what does
         self._fused: Fused | None = None
-        self._leaving = False
         self.captured = False  # a graph may replay calls of this group
 
-    def _create_stream(self, urgent: bool = False) -> int:
-        stream = self.driver.create_stream(urgent)
+    def _create_stream(self) -> int:
+        stream = self.driver.create_stream()
         self._used_streams.append(stream)
         return stream
 
@@ -156,23 +152,10 @@ class CudaTransport:
         where = self._where(call)
         if self._fused is not None:
             stream_op.verdict = functools.partial(self._fused.error, where)
-        if self._waiting is not None:
-            stream_op.proof = functools.partial(self._disproof, where, self._waiting.claims())
         stream_op.finish(self.stream)
         if self._guard is not None:
             in_kernels = self._fused is not None and call.op is Op.all_reduce  # which have the time-out
             self._guard.watch(stream_op, math.inf if in_kernels else deadline)
-
-    def _disproof(self, where: str, claims: Callable[[], list[int]] | None) -> CustomBackendError | None:
-        """What speaks against the result of a call that the GPU is done with: a wait may have ended because another
-        process did, or because this one let it go."""
-        void = "Its result is void, and the group of no more use: destroy it."
-        if claims is not None and (short := claims()):
-            ranks = ", ".join(map(str, short))
-            return PeerLostError(f"{where}: the GPU went on without what rank {ranks} had to give. {void}")
-        if not self._leaving and self.cpu.broken():
-            return PeerLostError(f"{where}: a rank was gone, or a call had failed, before the GPU was done. {void}")
-        return None
 
     def come_to(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
@@ -202,24 +185,22 @@ class CudaTransport:
         if self._one_host:
             self.cpu.agree(call, left())
             gpus = self._gpus()[: call.ordinal]
-            helper = self._create_stream(urgent=True)
-            setup = Setup(here, self.driver, self._config, self.stream, helper, call, left, gpus)
+            setup = Setup(here, self.driver, self._config, self.stream, call, left, gpus)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
             self.mode = Mode("staged", "the ranks run on several hosts")
+        staged = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         if peers is None:
-            self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
+            self._collectives = staged
         else:
-            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
-            if setup.host_limit and not peers.order.on_stream:  # there calls need not hold the host
-                staged = StagedCollectives(here, self.driver, self._config, self.stream, self._late)
-                self._collectives = CollectivesBySize(here, staged, self._collectives, setup.host_limit)
-                small = f"; up to {setup.host_limit} bytes through host memory"
+            self._collectives = SharedCollectives(
+                here, self.driver, peers, staged, self._config, self.stream, self._late
+            )
+            if limit := host_limit(peers.facts, self._config):
+                small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
-            if peers.order is not None and peers.order.on_stream:
-                self._waiting = peers.order
-            if self._fused is not None or self._waiting is not None:
+            if self._fused is not None:
                 self._guard = Guard(self)
         log.info(
             "group %s, rank %d: CUDA tensors in %s mode: %s%s",
@@ -251,13 +232,9 @@ class CudaTransport:
             self._guard.release()
 
     def let_go(self) -> None:
-        """After a failure: no stream of this rank may wait for another for ever. One call may not do (order.py)."""
-        with contextlib.suppress(Exception):  # a GPU that has failed fails here, too; the first error counts
-            if self._collectives is not None:
-                self._collectives.let_go()
-            else:
-                for peers in self._opened:
-                    peers.let_go(0)
+        """After a failure: no kernel of this rank may wait for another for ever."""
+        for peers in self._opened:
+            peers.let_go()
 
     # --- messages
 
@@ -275,7 +252,6 @@ class CudaTransport:
 
     def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure."""
-        self._leaving = True
         if self._guard is not None:
             self._guard.close()
 
