@@ -83,9 +83,7 @@ PRESETS = {
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("memory of groups", 30, "2,4", "test_memory.py", "-k", "groups"),
         tests("1 MiB of staging", 55, "4", "test_conformance.py", *NARROW, settings=LITTLE),
-        tests(
-            "in place, where the trial allows", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False
-        ),
+        tests("in place, if it can be", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
         tests("programs", 30, "2", "test_programs.py"),
         tests("agreement with gloo and NCCL", 25, "2,4", "test_agreement.py"),
     ),
