@@ -15,14 +15,13 @@ import torch
 
 from c10d_custom.call import copy_back
 from c10d_custom.native import lib
-from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.transport.cuda.mappings import Mappings
 from fake_kernels import FakeKernels
 from fake_memory import FakeMemory
 from fake_world import BASE, Event, Op, Record, Stream, merge
 
 
-class FakeDriver(FakeMemory, Driver):
+class FakeDriver(FakeMemory):
     """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry.
     ``first``: of a process that has another GPU besides, the FakeDriver of that; then ``rank`` is a number of its
     own."""
@@ -38,6 +37,7 @@ class FakeDriver(FakeMemory, Driver):
         self.opened = {}  # handle of a segment -> [address, how often it is open]
         self.identity, self.mappings = rank + 1, Mappings(self)
         self.fails = {}
+        self.side_by_side = False
         self.dead = False
         self.lost = False  # every call fails from now on
         self.graph = []  # launches that have been captured
@@ -224,6 +224,9 @@ class FakeDriver(FakeMemory, Driver):
                     buffers=[b for b in (there, here) if b],
                 ),
             )
+
+    def copy_in(self, stream, target, source, nbytes):
+        self.copy(stream, target, source, nbytes)
 
     def zero(self, stream, address, nbytes):
         with self.world.lock:

@@ -1,4 +1,4 @@
-"""CudaDriver and the calls of CUDA's driver that it makes, on a libcuda.so made here: of the real cuda.h's signatures,
+"""The Driver and the calls of CUDA's driver that it makes, on a libcuda.so made here: of the real cuda.h's signatures,
 with the host for a GPU."""
 
 import contextlib
@@ -98,7 +98,7 @@ def driver(path, fake, monkeypatch):
         "stream": stream,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    return cuda_driver.CudaDriver(torch.device("cuda", 0))
+    return cuda_driver.Driver(torch.device("cuda", 0))
 
 
 def test_the_types_are_those_of_cuda_h(tmp_path):

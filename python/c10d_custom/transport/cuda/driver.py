@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -29,133 +28,11 @@ if TYPE_CHECKING:
     from .kernels import Job, Kernels
 
 
-class Driver(ABC):
-    """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
-    can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
-    time; ``mappings``: what of other processes is open here; ``side_by_side``: whether it runs kernels of different
-    processes at once. Errors of CUDA are TransportError, or cupy's."""
-
-    device: torch.device
-    uuid: str
-    process: int
-    side_by_side: bool = False
-    identity: int
-    mappings: Mappings
-
-    @abstractmethod
-    def activate(self) -> AbstractContextManager[None]:
-        """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
-
-    # --- memory
-
-    @abstractmethod
-    def allocate(self, nbytes: int) -> int:
-        """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
-
-    @abstractmethod
-    def free(self, address: int, opened: bool = False) -> None:
-        """``opened``: though another process has it open; nobody but a trial does so."""
-
-    @abstractmethod
-    def export_memory(self, address: int) -> bytes:
-        """The bytes by which another process opens what `allocate` gave, or an Allocation's base."""
-
-    @abstractmethod
-    def allocation_of(self, address: int) -> Allocation | None:
-        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
-
-    @abstractmethod
-    def open_memory(self, handle: bytes) -> int:
-        pass
-
-    @abstractmethod
-    def close_memory(self, address: int) -> None:
-        pass
-
-    @abstractmethod
-    def allocate_pinned(self, nbytes: int) -> int:
-        """Address of host memory that copies run at full speed from and to."""
-
-    @abstractmethod
-    def free_pinned(self, address: int) -> None:
-        pass
-
-    # --- streams and events
-
-    @abstractmethod
-    def create_stream(self) -> int:
-        """A stream that nobody else has, of high priority."""
-
-    @abstractmethod
-    def destroy_stream(self, stream: int) -> None:
-        """One of `create_stream`, which is idle."""
-
-    @abstractmethod
-    def current_stream(self) -> int:
-        """The calling thread's, of this device."""
-
-    @abstractmethod
-    def capturing(self) -> bool:
-        """True while the current stream is captured into a graph."""
-
-    @abstractmethod
-    def create_event(self) -> int:
-        pass
-
-    @abstractmethod
-    def destroy_event(self, event: int) -> None:
-        pass
-
-    @abstractmethod
-    def record(self, event: int, stream: int) -> None:
-        pass
-
-    @abstractmethod
-    def wait(self, stream: int, event: int) -> None:
-        """``stream`` waits for what was recorded last, by the time of this call."""
-
-    @abstractmethod
-    def done(self, event: int) -> bool:
-        pass
-
-    # --- work
-
-    @abstractmethod
-    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Between any two memories, pinned host memory too."""
-
-    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
-        self.copy(stream, target, source, nbytes)
-
-    @abstractmethod
-    def zero(self, stream: int, address: int, nbytes: int) -> None:
-        pass
-
-    @abstractmethod
-    def kernels(self) -> Kernels:
-        """The kernels.Kernels of this GPU."""
-
-    @abstractmethod
-    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
-        """See kernels.Kernels.reduce."""
-
-    @abstractmethod
-    def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
-
-    @abstractmethod
-    def future(self, devices: list[torch.device]) -> torch.futures.Future[Any]:
-        """A torch.futures.Future of tensors on these devices."""
-
-    @abstractmethod
-    def after(self, events: Sequence[int]) -> AbstractContextManager[None]:
-        """A context in which the current stream of this device is one that comes after these events, and nothing else;
-        they may be another device's of this process. What a future is given there, its waiters come after."""
-
-
-class CudaDriver(Libcuda, Driver):
-    """By libcuda.py: what is not here is there, by the same name."""
+class Driver(Libcuda):
+    """One GPU, and what libcuda.py does with it. ``uuid``: the same for all processes that see it; ``process``: the PID
+    of this process, in which nothing can be opened that it has exported itself; ``identity``: a number that no other
+    Driver has, of any process at any time; ``mappings``: what of other processes is open here; ``side_by_side``:
+    whether it runs kernels of different processes at once. Errors of CUDA are TransportError, or cupy's."""
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -168,7 +45,7 @@ class CudaDriver(Libcuda, Driver):
         self.process = os.getpid()
         self.identity = int.from_bytes(os.urandom(8), "little")
         self.mappings = Mappings(self)
-        Libcuda.__init__(self)
+        super().__init__()
         self._context = self.primary_context(self.device.index)
         self.side_by_side = self.runs_side_by_side(self.device.index)
         self._kernels: Kernels | None = None
@@ -176,30 +53,36 @@ class CudaDriver(Libcuda, Driver):
         self._lock = threading.RLock()
 
     def activate(self) -> AbstractContextManager[None]:
+        """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
         return self.pushed(self._context)
 
     # --- memory
 
     def allocation_of(self, address: int) -> Allocation | None:
+        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
         number = self.exportable(address)
         return None if number is None else Allocation(*self.range_of(address), number)
 
     # --- streams and events
 
     def create_stream(self) -> int:
+        """A stream that nobody else has, of high priority."""
         # torch's own streams would be handed out again after 32, and to the user, too. The highest priority is left to
         # the user.
         return self.stream_of(min(0, self.highest_priority + 1))
 
     def current_stream(self) -> int:
+        """The calling thread's, of this device."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def capturing(self) -> bool:
+        """True while the current stream is captured into a graph."""
         return self.captured(self.current_stream())
 
     # --- work
 
     def kernels(self) -> Kernels:
+        """The kernels.Kernels of this GPU."""
         if self._kernels is None:
             from .kernels import Kernels
 
@@ -207,6 +90,7 @@ class CudaDriver(Libcuda, Driver):
         return self._kernels
 
     def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+        """See kernels.Kernels.reduce."""
         self.kernels().reduce(stream, dtype, redop, factor, jobs)
 
     def _on(self, stream: int) -> AbstractContextManager[Any]:
@@ -215,14 +99,18 @@ class CudaDriver(Libcuda, Driver):
         return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device))
 
     def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
         with self._on(stream):
             copy_back(pairs)
 
     def future(self, devices: list[torch.device]) -> torch.futures.Future[Any]:
+        """A future of tensors on these devices."""
         return torch.futures.Future(devices=[*devices])
 
     @contextlib.contextmanager
     def after(self, events: Sequence[int]) -> Iterator[None]:
+        """A context in which the current stream of this device is one that comes after these events, and nothing else;
+        they may be another device's of this process. What a future is given there, its waiters come after."""
         with self._lock:
             found = next((s for s in self._after if self.idle(s)), None)
             if found is not None:
@@ -239,6 +127,6 @@ class CudaDriver(Libcuda, Driver):
 
 
 @functools.cache
-def driver_of(device: torch.device) -> CudaDriver:
+def driver_of(device: torch.device) -> Driver:
     """This process's Driver of a torch.device."""
-    return CudaDriver(device)
+    return Driver(device)

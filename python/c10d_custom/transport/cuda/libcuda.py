@@ -157,12 +157,15 @@ class Libcuda:
     # --- memory
 
     def allocate(self, nbytes: int) -> int:
+        """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
         return self._get(c.c_uint64, "cuMemAlloc_v2", nbytes)
 
     def free(self, address: int, opened: bool = False) -> None:
+        """``opened``: though another process has it open; nobody but a trial does so."""
         self._do("cuMemFree_v2", address)
 
     def allocate_pinned(self, nbytes: int) -> int:
+        """Address of host memory that copies run at full speed from and to."""
         return self._get(c.c_void_p, "cuMemHostAlloc", nbytes, _PORTABLE)
 
     def free_pinned(self, address: int) -> None:
@@ -186,6 +189,7 @@ class Libcuda:
         return base.value, nbytes.value
 
     def export_memory(self, address: int) -> bytes:
+        """The bytes by which another process opens an allocation, which begins there."""
         handle = Handle()
         self._do("cuIpcGetMemHandle", c.byref(handle), address)
         return bytes(handle)
@@ -229,6 +233,7 @@ class Libcuda:
         self._do("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
+        """``stream`` waits for what was recorded last, by the time of this call."""
         self._do("cuStreamWaitEvent", stream, event, 0)
 
     def done(self, event: int) -> bool:
@@ -243,10 +248,11 @@ class Libcuda:
     # --- work
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Between any two memories, pinned host memory too."""
         self._do("cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """``source``: pinned host memory, ``target``: this GPU's."""
+        """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
         if nbytes >= _BY_ROWS:
             return self.copy(stream, target, source, nbytes)
         if nbytes < 2:
