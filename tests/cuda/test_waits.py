@@ -26,8 +26,7 @@ STREAMS = {
     ("stream_op.py", "join"),
 }
 HOSTS = {
-    ("guard.py", "_run"),  # a thread of ours, for something to do, until the group is over
-    ("staged_messages.py", "withdraw"),  # the message has a deadline
+    ("staged_messages.py", "withdraw")  # the message has a deadline
 }
 
 

@@ -99,6 +99,11 @@ class Fused:
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
                 f"ranks replay the same CUDA graphs, in the same order? {over}"
             )
+        if failure.kind == p2p.AT_ONCE:
+            return CollectiveMismatchError(
+                f"{where}: two calls of this rank ran on the GPU at once. While a CUDA graph replays, no other call of "
+                f"the group may run: let the stream of each wait for the other's. {over}"
+            )
         if failure.kind == p2p.ABORTED:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+import itertools
 import operator
 import struct
 import zlib
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
-TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
+TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
 RECORD_BYTES = 16
 # Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
@@ -49,15 +50,15 @@ class Arguments(c.Structure):
         ("fingerprint", c.c_uint32),
         ("unit", c.c_uint32),
         ("divisor", c.c_uint32),
-        ("reserved", c.c_uint32),
+        ("token", c.c_uint32),
     ]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something
-    else), ABORTED (by this rank's host) or PEER (``peer`` gave up). ``number``: of the kernel, from 0, in the
-    order in which the device ran them."""
+    """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something else),
+    ABORTED (by this rank's host), PEER (``peer`` gave up) or AT_ONCE (two calls of this rank ran at once). ``number``:
+    of the kernel, from 0, in the order in which the device ran them; not of AT_ONCE."""
 
     kind: int
     peer: int
@@ -76,7 +77,7 @@ class P2p:
 
     all_reduce may be captured in a CUDA graph, with all its arguments: each replay is one more call. Calls,
     replays among them, must be ordered by a stream, in the same order on all ranks, and no host need take part
-    in the agreement: ranks that call different things find out in the kernel.
+    in the agreement: ranks that call different things find out in the kernel, and so does one whose calls run at once.
 
     No call blocks, and nothing waits on the device beyond the time-out. A kernel that gives up ends as usual,
     with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
@@ -103,6 +104,7 @@ class P2p:
         self._half = staging_bytes // 2 & -16
         self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
+        self._tokens = itertools.count()
 
     def all_reduce(
         self, stream: int, dtype: DType, redop: int, factor: Any, source: int, target: int, count: int, timeout_ns: int
@@ -131,6 +133,7 @@ class P2p:
                 output=target + start,
                 bytes=part,
                 slice=share,
+                token=next(self._tokens) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
                 **common,
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -134,28 +133,27 @@ class CudaTransport:
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                self._finish(call, stream_op, deadline)
+                self._finish(call, stream_op)
                 self._failed.pop()
             except CustomBackendError:
-                self._fail()
+                self.let_go()
                 raise
             except Exception as error:
-                self._fail()
+                self.let_go()
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
             except BaseException:  # of a signal handler
-                self._fail()
+                self.let_go()
                 raise
 
-    def _finish(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+    def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
         where = self._where(call)
         if self._fused is not None:
             stream_op.verdict = functools.partial(self._fused.error, where)
         stream_op.finish(self.stream)
-        if self._guard is not None:
-            in_kernels = self._fused is not None and call.op is Op.all_reduce  # which have the time-out
-            self._guard.watch(stream_op, math.inf if in_kernels else deadline)
+        if self._guard is not None and call.op is Op.all_reduce:
+            self._guard.watch(stream_op, call.timeout)
 
     def come_to(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
@@ -224,12 +222,6 @@ class CudaTransport:
             )
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
-
-    def _fail(self) -> None:
-        """Ends what a call that has failed left behind on the GPU."""
-        self.let_go()
-        if self._guard is not None:
-            self._guard.release()
 
     def let_go(self) -> None:
         """After a failure: no kernel of this rank may wait for another for ever."""
