@@ -242,6 +242,8 @@ def test_a_replay_and_an_eager_call_at_once():
                 r.world.step()
             gate.set()
         is_void(r, work, CustomBackendError, "at once|rank 0 has given up|no more use")
+        with r.driver.on(stream):
+            r.synchronize(5.0)
         with r.driver.activate():
             r.driver.destroy_stream(stream)
         return str(transport_of(r).kernels_error())
