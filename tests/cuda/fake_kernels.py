@@ -111,6 +111,8 @@ class _Kernel:
         return False
 
     def _signal(self, rank):
+        if self.world.flags_lost and rank != self.me:
+            return None
         return self.world.signals.get((self.pads[rank], self.number))
 
     def first(self):

@@ -72,6 +72,8 @@ class World:
 
     def __init__(self, seed=0, laziness=None):
         self.mapped = False
+        self.visible = 1  # GPUs that a process sees
+        self.flags_lost = False  # what a kernel writes in another GPU's memory, kernels there do not see
         self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
         self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()

@@ -1,5 +1,6 @@
 """all_reduce by the fused kernels among ranks that are late, die, abort or disagree, and on a GPU that fails."""
 
+import contextlib
 import threading
 import time
 
@@ -235,7 +236,8 @@ def test_a_replay_and_an_eager_call_at_once():
             with r.driver.on(stream):
                 r.driver.replay()
         work = r.pg.allreduce([other], options(True, 20.0))
-        work.wait()
+        with contextlib.suppress(CustomBackendError):  # rank 0's kernels may have met by then
+            work.wait()
         if r.rank == 0:
             until = time.monotonic() + 5
             while transport_of(r).kernels_error() is None and time.monotonic() < until:

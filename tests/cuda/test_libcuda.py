@@ -188,6 +188,18 @@ def test_no_thread_of_ours_spoils_a_capture_and_each_is_left_as_it_was(driver, f
     assert fake.fake_unsafe() == 0 and said == [((0, 0), (0, 0))] * 3
 
 
+def test_out_of_memory_is_tried_again_without_what_torch_keeps(driver, monkeypatch):
+    emptied, real = [], driver._calls["cuMemAlloc_v2"]
+    driver._calls["cuMemAlloc_v2"] = lambda *arguments: real(*arguments) if emptied else 2
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with driver.activate():
+        driver.free(driver.allocate(64))
+        assert emptied == [1]
+        driver._calls["cuMemAlloc_v2"] = lambda *arguments: 2
+        with pytest.raises(TransportError, match="cuMemAlloc"):
+            driver.allocate(64)
+
+
 def test_without_a_context_calls_fail(driver):
     with pytest.raises(TransportError, match="cuMemAlloc"):
         driver.allocate(64)
@@ -279,8 +291,8 @@ def test_copies_back_go_past_autograd(driver):
 def test_an_error_is_named(driver, fake):
     with driver.activate():
         fake.fake_fails(2)
-        with pytest.raises(TransportError, match="cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
-            driver.allocate(64)
+        with pytest.raises(TransportError, match="cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
+            driver.allocate_pinned(64)
         event = driver.create_event()
         fake.fake_busy(1)
         assert not driver.done(event)

@@ -6,13 +6,15 @@ import logging
 import pytest
 
 from c10d_custom.errors import TransportError
+from c10d_custom.transport.cuda import peers
 from c10d_custom.transport.cuda.peers import choose
 from device_tensors import contents, device_tensor, options
+from fake_world import World
 from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "earlier": []}
+    alike = {"mode": mode, "earlier": [], "visible": 1}
     alike |= dict.fromkeys(("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"), 1)
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
@@ -92,3 +94,48 @@ def test_memory_that_only_seems_shared_is_found_out():
 
     modes = run_ranks(2, body, config={"cuda_mode": "shared"})
     assert {m.name for m in modes} == {"staged"} and all("does not read what rank 1" in m.reason for m in modes)
+
+
+def modes_of(size, world, gpus, caplog, **config):
+    """[(a result, the mode)] of ranks, and what was said at WARNING."""
+
+    def body(r):
+        t = device_tensor(r, 5000, 1.0)
+        r.pg.allreduce([t], options(False))
+        return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
+
+    with caplog.at_level(logging.INFO, "c10d_custom"):
+        results = run_ranks(size, body, world=world, gpus=gpus, config=config)
+    assert [value for value, _ in results] == [float(size)] * size and len({mode for _, mode in results}) == 1
+    return results[0][1], [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_flags_that_never_arrive_lead_to_the_next_mode(size, caplog, monkeypatch):
+    """The first all_reduce does not wait for them: the trial has, for a while."""
+    monkeypatch.setattr(peers, "_TRIAL", 0.5)
+    world = World(1)
+    world.flags_lost = True
+    mode, warnings = modes_of(size, world, [f"GPU-{r}" for r in range(size)], caplog)
+    assert mode.name == "shared" and "p2p mode does not work: rank" in mode.reason and "on the GPU" in mode.reason
+    assert len(warnings) == 1 and "in shared mode: p2p mode does not work" in warnings[0]
+
+
+def test_a_slower_mode_is_a_warning_of_one_rank(caplog):
+    world = World(1)
+    world.separate = True
+    mode, warnings = modes_of(2, world, ["GPU-0", "GPU-1"], caplog)
+    assert mode.name == "staged" and len(warnings) == 1 and "in staged mode: shared mode does not work" in warnings[0]
+
+
+@pytest.mark.parametrize("visible, warned", [(1, False), (8, True)])
+def test_ranks_that_share_a_gpu_beside_idle_ones_are_told(visible, warned, caplog):
+    world = World(1)
+    world.visible = visible
+    mode, warnings = modes_of(2, world, None, caplog)
+    assert mode.name == "shared" and bool(warnings) == warned
+    assert not warned or "2 ranks on 1 GPU of 8: call torch.cuda.set_device(local rank)" in warnings[0]
+
+
+def test_a_mode_that_is_wanted_is_no_warning(caplog):
+    assert not modes_of(2, World(1), ["GPU-0", "GPU-1"], caplog, cuda_mode="staged")[1]

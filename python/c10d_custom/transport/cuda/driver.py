@@ -20,7 +20,7 @@ from ...call import copy_back
 from ...errors import UsageError
 from ...extras import how_to_install
 from ...threads import threading
-from .libcuda import Libcuda
+from .libcuda import Libcuda, OutOfMemoryError
 from .mappings import Allocation, Mappings
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ class Driver(Libcuda):
         return self.pushed(self._context)
 
     # --- memory
+
+    def visible(self) -> int:
+        """How many GPUs this process sees."""
+        return torch.cuda.device_count()
+
+    def allocate(self, nbytes: int) -> int:
+        try:
+            return super().allocate(nbytes)
+        except OutOfMemoryError:  # some may lie unused with torch
+            torch.cuda.empty_cache()
+            return super().allocate(nbytes)
 
     def allocation_of(self, address: int) -> Allocation | None:
         """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import TransportError
 
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_OUT_OF_MEMORY, _NOT_READY = 2, 600  # CUDA_ERROR_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _EVENT_DISABLE_TIMING = 2
@@ -28,6 +28,10 @@ HANDLE_BYTES = 64
 # Below so many bytes cuMemcpyAsync writes to the GPU by an engine that takes turns with the kernels of other processes;
 # seen on an H200: at 16 KiB it does, at 32 KiB not. Two rows always go by the copy engine.
 _BY_ROWS = 64 << 10
+
+
+class OutOfMemoryError(TransportError):
+    """There is no more memory on the GPU, or of the host's that can be pinned."""
 
 
 class Handle(c.Structure):
@@ -111,7 +115,8 @@ class Libcuda:
 
     def _do(self, name: str, *arguments: Any) -> None:
         if status := self._calls[name](*arguments):
-            raise TransportError(f"CUDA: {name}: {self.text(status)}")
+            kind = OutOfMemoryError if status == _OUT_OF_MEMORY else TransportError
+            raise kind(f"CUDA: {name}: {self.text(status)}")
 
     def _get(self, kind: Any, name: str, *arguments: Any) -> Any:
         """What a call leaves where its first argument points."""

@@ -107,15 +107,25 @@ class P2p:
         self._tokens = itertools.count()
 
     def all_reduce(
-        self, stream: int, dtype: DType, redop: int, factor: Any, source: int, target: int, count: int, timeout_ns: int
+        self,
+        stream: int,
+        dtype: DType,
+        redop: int,
+        factor: Any,
+        source: int,
+        target: int,
+        count: int,
+        timeout_ns: int,
+        one_shot: bool | None = None,
     ) -> None:
         """Enqueues target[i] = the reduction over all ranks' source[i], in rank order, rounded once. ``source``
         and ``target`` are addresses and may be the same; ``dtype``, ``redop`` as Kernels.reduce has them;
         ``factor``: of AVG what is divided by (None: the number of ranks), of PREMUL_SUM this rank's.
-        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several."""
+        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several; ``one_shot``: which
+        kind they are, None: as it is faster."""
         size = count * dtype.item_bytes
         bits = functools.reduce(operator.or_, (source, target))
-        self.prepare(dtype, redop, count)
+        self.prepare(dtype, redop, count, one_shot)
         common = dict(
             half=self._half,
             record=self._record,
@@ -126,7 +136,7 @@ class P2p:
             factor=float(factor) if redop == PREMUL_SUM else 0.0,
             divisor=divisor_of(redop, factor, self._ranks),
         )
-        for start, part, algorithm in self._parts(size):
+        for start, part, algorithm in self._parts(size, one_shot):
             share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
             arguments = Arguments(
                 input=source + start,
@@ -144,23 +154,24 @@ class P2p:
                 self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads, arguments
             )
 
-    def prepare(self, dtype: DType, redop: int, count: int) -> None:
+    def prepare(self, dtype: DType, redop: int, count: int, one_shot: bool | None = None) -> None:
         """Compiles the kernels of such a call, so that all_reduce only launches."""
-        for algorithm in self._algorithms(dtype, count):
+        for algorithm in self._algorithms(dtype, count, one_shot):
             self._kernels.function(algorithm, dtype, redop)
 
     def prepared(self, dtype: DType, redop: int, count: int) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
         return all(self._kernels.has(algorithm, dtype, redop) for algorithm in self._algorithms(dtype, count))
 
-    def _algorithms(self, dtype: DType, count: int) -> Iterable[str]:
-        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes))
+    def _algorithms(self, dtype: DType, count: int, one_shot: bool | None = None) -> Iterable[str]:
+        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes, one_shot))
 
-    def _parts(self, size: int) -> Iterator[tuple[int, int, str]]:
+    def _parts(self, size: int, one_shot: bool | None = None) -> Iterator[tuple[int, int, str]]:
         """(start, bytes, algorithm) of each kernel."""
         for start in range(0, size, self._half):
             part = min(self._half, size - start)
-            yield start, part, "OneShot" if part <= self._one_shot else "TwoShot"
+            small = part <= self._one_shot if one_shot is None else one_shot
+            yield start, part, "OneShot" if small else "TwoShot"
 
     def failure(self) -> Failure | None:
         """The Failure, or None while the kernels have not given up."""

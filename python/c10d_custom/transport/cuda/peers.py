@@ -12,7 +12,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 8192
-_CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
+_CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL = 5.0
 
 
 @dataclass(frozen=True)
 class Mode:
+    """``slower``: than what was wanted, or than it could be."""
+
     name: str
     reason: str
+    slower: bool = False
 
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
@@ -57,7 +60,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
     if len(set(pids)) < len(pids):
-        return Mode("staged", "several ranks in one process cannot open each other's memory")
+        return Mode("staged", "several ranks in one process cannot open each other's memory", slower=True)
     if len(set(gpus)) == len(gpus) > 1 and not crossing:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
@@ -69,7 +72,15 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         )
     if crossing:
         return Mode("shared", f"{len(gpus)} ranks{crossing}")
-    return Mode("shared", f"{len(gpus)} ranks on {len(set(gpus))} GPU{'s' if len(set(gpus)) > 1 else ''}")
+    used = len(set(gpus))
+    reason = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    if len(gpus) > used < min(w["visible"] for w in table):
+        # Whoever has one for each rank hardly means this.
+        reason += (
+            f" of {min(w['visible'] for w in table)}: call torch.cuda.set_device(local rank) before the first tensor"
+        )
+        return Mode("shared", reason, slower=True)
+    return Mode("shared", reason)
 
 
 def _crossing(table: Sequence[dict[str, Any]]) -> str:
@@ -125,6 +136,7 @@ class Setup:
                 "in_place_bytes": c.cuda_in_place_bytes,
                 "host_bytes": c.cuda_host_bytes,
                 "side_by_side": self.driver.side_by_side,
+                "visible": self.driver.visible(),
             }
         )
         mode = self.mode = choose(table)
@@ -144,17 +156,23 @@ class Setup:
             alone.forget_setup()
             return mode, alone
         peers, problem = self._open()
+        if peers is None and self.facts.fused:
+            mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
+            self.facts.fused = False
+            peers, problem = self._open()
         if peers is None:
-            return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
+            return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
         if peers.in_place is not None and (problem := peers.in_place.try_it(self.stream, self.settle, self._all)):
-            return Mode(mode.name, f"{mode.reason}; no collective is done in place: {problem}"), peers
+            return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
         return mode, peers
 
     def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(peers.allocate)
-        for step in (lambda: peers.open(handles or []), peers.write_own, peers.read_others, peers.read_own):
+        steps = [lambda: peers.open(handles or []), peers.write_own, peers.read_others]
+        steps += [peers.compile_trial, peers.try_fused] if peers.fused is not None else []
+        for step in steps:
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
@@ -187,9 +205,13 @@ class Setup:
         name = f"{self.call.name} (set-up of CUDA)"
         return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
 
-    def settle(self) -> None:
+    def trial_seconds(self) -> float:
+        """That something tried may take."""
+        return min(_TRIAL, self._left())
+
+    def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
-        until = time.monotonic() + min(_TRIAL, self._left())
+        until = time.monotonic() + self.trial_seconds() + more
         event = self.driver.create_event()
         try:
             self.driver.record(event, self.stream)
@@ -217,7 +239,7 @@ class Peers:
 
     def allocate(self) -> list[Any]:
         """What the others open it by."""
-        self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
+        self._pinned = self.driver.allocate_pinned(_CHECKED)
         self.staging[self.rank] = self.driver.allocate(HALVES * self.facts.half)
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)
@@ -234,43 +256,32 @@ class Peers:
     def forget_setup(self) -> None:
         self._setup = None
 
-    # --- the trial: every rank writes to every rank's memory, and reads from it
+    # --- the trial: every rank reads what each has written in its memory, and the fused kernels run
 
-    def _pattern(self, writer: int, owner: int) -> bytes:
-        return bytes((17 * writer + 31 * owner + i) % 251 for i in range(64))
-
-    def _put(self, at: int, data: bytes) -> None:
-        ctypes.memmove(self._pinned, data, len(data))
-        self.driver.copy(self._setup.stream, at, self._pinned, len(data))
-        self._setup.settle()
-
-    def _expect(self, address: int, data: bytes, what: str) -> None:
-        self.driver.copy(self._setup.stream, self._pinned, address, len(data))
-        self._setup.settle()
-        if ctypes.string_at(self._pinned, len(data)) != data:
-            raise TransportError(what)
+    def _pattern(self, rank: int) -> bytes:
+        return bytes((17 * rank + i) % 251 for i in range(64))
 
     def write_own(self) -> None:
-        self._put(self.staging[self.rank], self._pattern(self.rank, self.rank))
+        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
+        self.driver.copy(self._setup.stream, self.staging[self.rank], self._pinned, 64)
+        self._setup.settle()
 
     def read_others(self) -> None:
         for rank in range(self.size):
-            if rank != self.rank:
-                self._expect(
-                    self.staging[rank],
-                    self._pattern(rank, rank),
-                    f"rank {self.rank} does not read what rank {rank} has written in its GPU memory",
-                )
-                self._put(self.staging[rank] + 64 * (1 + self.rank), self._pattern(self.rank, rank))
+            self.driver.copy(self._setup.stream, self._pinned, self.staging[rank], 64)
+            self._setup.settle()
+            if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
+                raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
 
-    def read_own(self) -> None:
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._expect(
-                    self.staging[self.rank] + 64 * (1 + rank),
-                    self._pattern(rank, self.rank),
-                    f"rank {self.rank} does not find what rank {rank} has written in its GPU memory",
-                )
+    def compile_trial(self) -> None:
+        assert self.fused is not None
+        self.fused.compile_trial()
+
+    def try_fused(self) -> None:
+        assert self.fused is not None
+        self.fused.trial(self._setup.stream, self._pinned, self._setup.trial_seconds())
+        self._setup.settle(more=1.0)
+        self.fused.judge_trial(self._pinned)
 
     # --- the end
 

@@ -200,7 +200,9 @@ class CudaTransport:
             self._fused = peers.fused
             if self._fused is not None:
                 self._guard = Guard(self)
-        log.info(
+        # Alike on all ranks: one says it.
+        log.log(
+            logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
             "group %s, rank %d: CUDA tensors in %s mode: %s%s",
             self.cpu.name or "(unnamed)",
             self.cpu.rank,
