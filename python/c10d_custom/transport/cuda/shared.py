@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...call import ANY_COUNT, REDUCING, Op
+from ...call import AT_ROOT, REDUCING, SHAPES, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
 from . import algorithm
@@ -28,7 +28,7 @@ from .kernels import Job
 from .stream_op import poll
 
 if TYPE_CHECKING:
-    from ...call import Buffer, Call
+    from ...call import Call
     from ...config import Config
     from ...errors import CustomBackendError
     from ..base import LocalTransport
@@ -105,15 +105,7 @@ class _Run:
         if way in (Way.ONE_SHOT, Way.TWO_SHOT):
             self._all_reduce(self._one_shot if way is Way.ONE_SHOT else self._two_shot)
         else:
-            {
-                Op.reduce: self._reduce,
-                Op.broadcast: self._broadcast,
-                Op.all_gather: self._all_gather,
-                Op.reduce_scatter: self._reduce_scatter,
-                Op.all_to_all: self._all_to_all,
-                Op.gather: self._gather,
-                Op.scatter: self._scatter,
-            }[self.call.op]()
+            self._move()
         if self.agreed is None:  # nothing to move
             self._meet()
         return None
@@ -233,137 +225,50 @@ class _Run:
             if r != self.me:
                 self._copy(target + at, results[r] + at, length)
 
-    def _reduce(self) -> None:
-        call, root = self.call, self.call.root
-        source, total = call.inputs[0].data_ptr(), call.inputs[0].nbytes
-        for at in range(0, total, self.half):
-            nbytes = min(self.half, total - at)
+    # --- all others
 
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(base, source + at, nbytes)
+    def _move(self) -> None:
+        """A rank puts its input whole, or the parts of it that are for each rank, every one into a slot; and takes what
+        is for it: to copy each, or to reduce all. A part is as long as it is on every rank, or the ranks know the
+        longest when they have met."""
+        call, shape, me = self.call, SHAPES[self.call.op], self.me
+        slot = self.half // self.n // _ALIGN * _ALIGN if shape.from_each else 0  # bytes that a half has for each rank
+        step = slot or self.half
+        givers = [call.root] if shape.reads == AT_ROOT else range(self.n)
+        puts = bool(call.inputs) and not (shape.writes == AT_ROOT and me == call.root)  # who alone takes reads its own
+        known = call.op is not Op.all_to_all
+        longest = max((t.nbytes for t in [*call.inputs, *call.outputs]), default=0)
+        own = call.inputs[me if shape.from_each else 0] if call.inputs else None
+        if own is not None and call.outputs and not shape.reduces:
+            self._copy(call.outputs[me if shape.to_each else 0].data_ptr(), own.data_ptr(), own.nbytes)
+        at = 0
 
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                if self.me == root:
-                    self._combine([call.outputs[0].data_ptr() + at], self._with_own(bases, source + at), nbytes)
+        def put(base: int) -> None:
+            for r, part in enumerate(call.inputs if puts else ()):
+                if r != me or not slot:
+                    self._copy(base + r * slot, part.data_ptr() + at, min(step, part.nbytes - at))
 
-            self._round(put, take)
-
-    def _reduce_scatter(self) -> None:
-        call, slot = self.call, self._slot()
-        own, output = call.inputs[self.me].data_ptr(), call.outputs[0]
-        longest = max(t.nbytes for t in call.inputs)
-        for at in range(0, longest, slot):
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                sources = [b + self.me * slot for b in bases]
-                self._combine(
-                    [output.data_ptr() + at], self._with_own(sources, own + at), min(slot, output.nbytes - at)
-                )
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
-
-    # --- what only moves
-
-    def _broadcast(self) -> None:
-        call, root = self.call, self.call.root
-        region = (call.inputs or call.outputs)[0]
-        for at in range(0, region.nbytes, self.half):
-            nbytes = min(self.half, region.nbytes - at)
-
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me == root:
-                    self._copy(base, region.data_ptr() + at, nbytes)
-
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(region.data_ptr() + at, bases[root], nbytes)
-
-            self._round(put, take)
-
-    def _all_gather(self) -> None:
-        call = self.call
-        mine, outputs = call.inputs[0], call.outputs
-        longest = max(t.nbytes for t in outputs)
-        self._copy_own(outputs[self.me], mine)
-        for at in range(0, longest, self.half):
-
-            def put(base: int, at: int = at) -> None:
-                self._copy(base, mine.data_ptr() + at, min(self.half, mine.nbytes - at))
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                for r, output in enumerate(outputs):
-                    if r != self.me:
-                        self._copy(output.data_ptr() + at, bases[r], min(self.half, output.nbytes - at))
-
-            self._round(put, take)
-
-    def _all_to_all(self) -> None:
-        """Ranks know the sizes of their own parts only, until they meet."""
-        call, slot, at = self.call, self._slot(), 0
-        self._copy_own(call.outputs[self.me], call.inputs[self.me])
-        while True:
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                for r, output in enumerate(call.outputs):
-                    if r != self.me:
-                        self._copy(output.data_ptr() + at, bases[r] + self.me * slot, min(slot, output.nbytes - at))
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
-            at += slot
-            if at >= self._longest():
+        def take(bases: Sequence[int]) -> None:
+            if not call.outputs:
                 return
+            sources, output = [b + me * slot for b in bases], call.outputs[0]
+            if shape.reduces:
+                sources[me] = own.data_ptr() + at if own is not None else 0
+                self._combine([output.data_ptr() + at], sources, min(step, output.nbytes - at))
+                return
+            for r in givers:
+                if r != me:
+                    output = call.outputs[r if shape.to_each else 0]
+                    self._copy(output.data_ptr() + at, sources[r], min(step, output.nbytes - at))
 
-    def _gather(self) -> None:
-        call, root = self.call, self.call.root
-        mine = call.inputs[0]
-        if self.me == root:
-            self._copy_own(call.outputs[root], mine)
-        for at in range(0, mine.nbytes, self.half):
-            nbytes = min(self.half, mine.nbytes - at)
-
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(base, mine.data_ptr() + at, nbytes)
-
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                for r, output in enumerate(call.outputs):
-                    if r != root:
-                        self._copy(output.data_ptr() + at, bases[r], nbytes)
-
+        while at < longest or not known:
             self._round(put, take)
+            if not known:
+                known, longest = True, self._longest_sent()
+            at += step
 
-    def _scatter(self) -> None:
-        call, root, slot = self.call, self.call.root, self._slot()
-        output = call.outputs[0]
-        if self.me == root:
-            self._copy_own(output, call.inputs[root])
-        for at in range(0, output.nbytes, slot):
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                if self.me != root:
-                    self._copy(output.data_ptr() + at, bases[root] + self.me * slot, min(slot, output.nbytes - at))
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
-
-    # --- parts
-
-    def _slot(self) -> int:
-        """Bytes that a half has for each rank."""
-        return self.half // self.n // _ALIGN * _ALIGN
-
-    def _put_parts(self, base: int, slot: int, at: int) -> None:
-        for r, part in enumerate(self.call.inputs):
-            if r != self.me:
-                self._copy(base + r * slot, part.data_ptr() + at, min(slot, part.nbytes - at))
-
-    def _copy_own(self, output: Buffer, mine: Buffer) -> None:
-        self._copy(output.data_ptr(), mine.data_ptr(), mine.nbytes)
-
-    def _longest(self) -> int:
+    def _longest_sent(self) -> int:
         """Bytes of the longest part that any rank sends another."""
-        if self.call.count != ANY_COUNT:
-            return max(t.nbytes for t in self.call.inputs)
         return max(
             (size for r, (sends, _) in enumerate(self.agreed.sizes) for to, size in enumerate(sends) if to != r),
             default=0,
