@@ -63,6 +63,16 @@ C10D_DEVICE u32 add_acquire_release(u32* p, u32 value) {
   return before;
 }
 
+// Puts `value` there if 0 is. What was there.
+C10D_DEVICE u32 exchange_if_zero(u32* p, u32 value) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.cas.b32 %0, [%1], 0, %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+  return before;
+}
+C10D_DEVICE void store_release(u32* p, u32 value) {
+  asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
 // Waits for all threads of the block, and orders their accesses to memory.
 C10D_DEVICE void sync_block() { __syncthreads(); }
 // The same; true on every thread if `mine` is on one.

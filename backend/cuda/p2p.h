@@ -10,7 +10,9 @@
 // a call. All of them must be able to run at once.
 //
 // All that changes from call to call is counted in the pad, by the kernels themselves: launching the same
-// kernel with the same arguments again (a CUDA graph) is the next call.
+// kernel with the same arguments again (a CUDA graph) is the next call. Two kernels of a rank that run at once, as a
+// graph's replay and another call may where no stream orders them, would take one number: each puts its token into the
+// pad before it takes any, and gives up if another's is there.
 //
 // When a half may be written: a block that has passed a barrier of call k knows that every rank has begun
 // call k, hence ended call k - 1 and its reading of that call's half, which is that of call k + 1.
@@ -34,6 +36,7 @@ enum Kind : u32 {
   kMismatch,  // peer's call with this number is another one
   kAborted,   // the host asked for it
   kPeer,      // peer gave up
+  kAtOnce,    // two calls of this rank run at once
 };
 
 // What block b of rank r says to block b of another rank.
@@ -48,7 +51,9 @@ struct Pad {
   u32 reported;  // a block has told the host and the ranks of a failure
   // Not 0: give up. Kind of the failure << 32 | the rank that reported it. Written by any rank.
   u64 failed;
-  u64 reserved[13];
+  u32 owner;  // the token of the call under way, 0: none is
+  u32 unused;
+  u64 reserved[12];
   // Written by rank r: signal[s][b][r]. Barriers use the sets s in turn: a rank can be one barrier ahead of
   // another, not two, and so does not overwrite what has not been seen.
   Signal signal[2][kMaxBlocks][kMaxRanks];
@@ -75,17 +80,28 @@ struct Arguments {
   u32 fingerprint;  // of what must be the same on all ranks
   u32 unit;         // what input and output are aligned to: 1, 2, 4, 8 or 16
   u32 divisor;      // AVG
-  u32 reserved;
+  u32 token;        // not 0, and no other launch of this rank that may run at the same time has it
 };
 
 // One thread's part in one call.
 class Call {
  public:
   __device__ explicit Call(const Arguments& a)
-      : a_(a), own_(*a.pad[a.rank]), number_(own_.calls), barriers_(own_.barriers), begun_(0) {}
+      : a_(a), own_(*a.pad[a.rank]), number_(0), barriers_(0), owns_(false), begun_(0) {}
 
   // Whether the group is whole. To be asked first, by all threads of the block.
   C10D_COLD bool begin() {
+    bool other = false;
+    if (threadIdx.x == 0) {
+      const u32 owner = exchange_if_zero(&own_.owner, a_.token);
+      other = owner != 0 && owner != a_.token;
+    }
+    owns_ = !sync_block_or(other);
+    if (!owns_) {
+      if (threadIdx.x == 0) give_up(kAtOnce, a_.rank);
+      return false;
+    }
+    number_ = own_.calls, barriers_ = own_.barriers;
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
     return !sync_block_or(!whole);
@@ -113,11 +129,12 @@ class Call {
 
   // To be called last.
   __device__ void end() {
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0 || !owns_) return;
     if (add_acquire_release(&own_.through, 1) != gridDim.x - 1) return;
     own_.through = 0;
     own_.calls = number_ + 1;
     own_.barriers = barriers_;
+    store_release(&own_.owner, 0);
   }
 
  private:
@@ -162,8 +179,9 @@ class Call {
 
   const Arguments& a_;
   Pad& own_;
-  const u32 number_;
+  u32 number_;
   u32 barriers_;
+  bool owns_;  // the pad
   u64 begun_;  // waiting, by the clock; 0: not yet
   Signal* signal_;
 };

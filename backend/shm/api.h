@@ -42,11 +42,12 @@ enum Op : uint32_t {
   kOps,
 };
 
-// Whose bytes the spans of a call are. The ranks must agree on host or not.
+// Whose bytes the spans of a call are. The ranks must agree on host or not, and on which of a rank's devices.
 enum Memory : uint32_t {
   kHost = 0,
   kStaged,  // a device's, copied into host memory: moved as kHost
   kDevice,  // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
+  kMemories,
 };
 
 struct PipelinedReduce;
@@ -65,7 +66,7 @@ struct CallArgs {
   int32_t root;
   uint64_t count;  // goes into the fingerprint; kNever where parts may differ
   uint32_t item_bytes;
-  uint32_t device;     // Memory
+  uint32_t device;     // Memory + kMemories * the ordinal of the device among the rank's own in this group
   double factor;       // PREMUL_SUM: this rank's; AVG: what to divide by, 0: the number of ranks
   uint64_t number;     // what failures call this collective by; 0: its sequence number
   uint64_t outer;      // compared between the ranks, and nothing else
@@ -76,6 +77,8 @@ struct CallArgs {
   PipelinedReduce* pipelined;  // not null: the reduction goes on to other hosts (pipelined_reduce.h); a reduce has
                                // out[1] at the root, if it is on this host
 };
+
+inline Memory memory_of(const CallArgs& args) { return Memory(args.device % kMemories); }
 
 struct MessageArgs {
   uint32_t is_recv, dtype;

@@ -124,7 +124,7 @@ void Collective::announce() {
   f.dtype = args.dtype;
   f.root = args.root;
   f.count = args.count;
-  f.device = args.device != kHost;
+  f.device = memory_of(args) == kHost ? 0 : 1 + args.device / kMemories;
   f.factor = args.factor;
   f.outer = args.outer;
   f.place = place_;
@@ -216,7 +216,7 @@ bool Collective::agree() {
 
 bool Collective::memory_ok() const {
   auto there = [](const Span& s) { return s.data || !s.bytes; };
-  return args.device == kDevice ||
+  return memory_of(args) == kDevice ||
          (std::all_of(args.in, args.in + args.nin, there) && std::all_of(args.out, args.out + args.nout, there));
 }
 
@@ -293,7 +293,7 @@ Status Collective::run() {
   }
   if (!shape_ok()) return refuse();
   if (!g.has_slots() && needs_slots() && !has_memory(&Group::reserve_slots)) return status_;
-  if (args.device == kDevice) {
+  if (memory_of(args) == kDevice) {
     announce();  // alone, too: the sizes and factors are read back from what was announced
     return agree() ? kOk : status_;
   }

@@ -100,7 +100,7 @@ class Collective {
   // Whether this rank may write to its table or its small slots.
   bool needs_slots() {
     return uses_table() ||
-           (args.device != kDevice && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
+           (memory_of(args) != kDevice && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
   }
   bool differs(uint32_t peer);
   // Whether two ranks give each other what they expect, as their tables say.

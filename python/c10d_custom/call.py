@@ -123,8 +123,8 @@ if TYPE_CHECKING:
         def joined_at_home(self) -> bool:
             """Whether the calling thread's current stream is that of the issue."""
 
-        def future(self) -> torch.futures.Future[Any]:
-            """A new future of tensors on the device."""
+        def future(self, stream_ops: Sequence[Any]) -> torch.futures.Future[Any]:
+            """A new future of tensors on the devices of all of ``stream_ops``."""
 
         def resolve(self, future: torch.futures.Future[Any], value: object, stream_ops: Sequence[Any]) -> None:
             """Gives the future its value, for streams that come after all of ``stream_ops``."""
@@ -163,7 +163,8 @@ class Call:
     one of each, or one for each rank of the group (see api.h, CallArgs). ``timeout``: seconds; ``count``: elements of
     one part; ``root``: a group rank, -1 where there is none; ``redop``: a code of dtypes.REDUCE_OPS; ``factor``: this
     rank's, of PREMUL_SUM. ``copy_back`` holds (destination, source) pairs to be copied when the call is done.
-    ``device``: the torch.device of the tensors, None for the CPU; ``stream_op``: what a transport knows of a call on a
+    ``device``: the torch.device of the tensors, None for the CPU; ``ordinal``: which of this rank's devices that is, in
+    the order in which the group's collectives came to them; ``stream_op``: what a transport knows of a call on a
     device."""
 
     __slots__ = (
@@ -178,6 +179,7 @@ class Call:
         "redop",
         "factor",
         "device",
+        "ordinal",
         "memory",
         "stream_op",
         "copy_back",
@@ -202,7 +204,7 @@ class Call:
         self.inputs: Sequence[Buffer] = [] if inputs is None else inputs
         self.outputs: Sequence[Buffer] = [] if outputs is None else outputs
         self.root, self.count, self.redop, self.factor = root, count, redop, factor
-        self.device, self.memory = device, memory
+        self.device, self.ordinal, self.memory = device, 0, memory
         self.stream_op: StreamOp | None = None
         self.copy_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 REPLACEABLE = ("gloo",)  # backends whose name this one can answer to (c10d/replacing.py)
@@ -124,14 +123,6 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
         "share GPUs), `staged` (through host memory), or `auto`: the first that works",
     )
-    cuda_order: str = _choice(
-        "C10D_CUSTOM_CUDA_ORDER",
-        "auto",
-        ("auto", "host", "values", "events"),
-        "what orders the ranks' GPU work: each rank's `host` waits for its own stream, or streams wait for each "
-        "other by stream memory operations (`values`; where the ranks' trial shows that they work) or interprocess "
-        "`events` (where probes have found them safe); `auto`: `host`, or what probes have found safe and faster",
-    )
     cuda_staging_bytes: int = _number(
         "C10D_CUSTOM_CUDA_STAGING_BYTES",
         64 << 20,
@@ -146,7 +137,7 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         1 << 34,
         "largest all_reduce of CUDA tensors in which every rank reads every rank's "
-        "whole input; above, each rank reduces its part. Of ranks that take turns on a GPU: 16 times that",
+        "whole input; above, each rank reduces its part. Ranks that all share one GPU: of any size",
     )
     cuda_in_place_bytes: int = _number(
         "C10D_CUSTOM_CUDA_IN_PLACE_BYTES",
@@ -154,7 +145,7 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         1 << 34,
         "above, collectives of ranks that all share a GPU are one kernel, which reads and writes the tensors where "
-        "they lie (all_reduce, broadcast, all_gather and reduce_scatter, where probes have found that it can be)",
+        "they lie (all_reduce, broadcast, all_gather and reduce_scatter, where the ranks' trial of it went well)",
     )
     cuda_host_bytes: int = _number(
         "C10D_CUSTOM_CUDA_HOST_BYTES",
@@ -252,13 +243,6 @@ def flight_recorder_on_failure() -> bool:
 def traced(config: Config) -> bool:
     """Whether anything asks for a file of what ranks remember of their calls, or for the stacks in it."""
     return bool(config.trace_dir or config.trace_signal or config.trace_frames or flight_recorder_file())
-
-
-def cache_folder() -> Path | None:
-    """Where what is worth keeping lies, of this user alone: XDG_CACHE_HOME's, or ~/.cache's; None without a home."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "c10d_custom")
-    return folder if folder.is_absolute() else None
 
 
 def launcher_wanted() -> bool:

@@ -74,6 +74,12 @@ static inline u64 load_relaxed_system(const u64* p) { return __atomic_load_n(p, 
 static inline void store_release_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 static inline void store_relaxed_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 static inline u32 add_acquire_release(u32* p, u32 value) { return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL); }
+static inline u32 exchange_if_zero(u32* p, u32 value) {
+  u32 before = 0;
+  __atomic_compare_exchange_n(p, &before, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return before;
+}
+static inline void store_release(u32* p, u32 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
 // The threads of a block.
 class Block {

@@ -3,8 +3,8 @@
 Rules of the real driver that are held here: an address is good only in the process that has it mapped; what a
 process exports it cannot open itself; memory and events that others have opened are not freed; a wait for an
 event takes the record that was last at the time, and passes if there was none (a violation: nobody means that);
-calls are made with the device active; nothing is used after it is freed. And of our own: a stream waits for another
-process only in ways that end, whatever becomes of that process.
+calls are made with the device active; nothing is used after it is freed. And of our own: no stream waits for another
+process, but in kernels that end.
 """
 
 import contextlib
@@ -15,29 +15,29 @@ import torch
 
 from c10d_custom.call import copy_back
 from c10d_custom.native import lib
-from c10d_custom.transport.cuda.decisions import TABLE
-from c10d_custom.transport.cuda.driver import Driver
 from c10d_custom.transport.cuda.mappings import Mappings
 from fake_kernels import FakeKernels
 from fake_memory import FakeMemory
 from fake_world import BASE, Event, Op, Record, Stream, merge
 
-# What probes must have found for tensors to be mapped.
-MAPPED = {key: answer for row in TABLE if row.choice == "mapped" for key, _, answer in row.needs}
 
+class FakeDriver(FakeMemory):
+    """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry.
+    ``first``: of a process that has another GPU besides, the FakeDriver of that; then ``rank`` is a number of its
+    own."""
 
-class FakeDriver(FakeMemory, Driver):
-    """``gpu``: ranks that say the same share one. ``fails``: {method: exception} to be raised, once per entry."""
-
-    def __init__(self, world, rank, gpu="GPU-0", process=None):
+    def __init__(self, world, rank, gpu="GPU-0", process=None, first=None):
         self.world, self.rank = world, rank
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", 0 if first is None else first.device.index + 1)
         self.uuid, self.process = gpu, rank if process is None else process
+        self.host = rank if first is None else first.host
+        if first is not None:
+            self.process = first.process
         self.maps = {}  # address -> (Buffer, own)
         self.opened = {}  # handle of a segment -> [address, how often it is open]
         self.identity, self.mappings = rank + 1, Mappings(self)
-        self.opened_events = {}
         self.fails = {}
+        self.side_by_side = False
         self.dead = False
         self.lost = False  # every call fails from now on
         self.graph = []  # launches that have been captured
@@ -57,24 +57,6 @@ class FakeDriver(FakeMemory, Driver):
             yield
         finally:
             self._here.depth = depth
-
-    @property
-    def round(self):
-        """What the calling thread's records and waits are expected to carry: set by tests of the order."""
-        return getattr(self._here, "round", None)
-
-    @round.setter
-    def round(self, value):
-        self._here.round = value
-
-    @property
-    def probed(self):
-        """As the probes would find this world."""
-        if self.world.probed is not None:
-            return self.world.probed
-        dead = self.world.dead_events_pass
-        yes = dict.fromkeys(("events_order", "events_recorded_again", "death_spares_context"), True)
-        return {**yes, "death_ends_event_wait": dead, **(MAPPED if self.world.mapped else {})}
 
     @property
     def is_capturing(self):
@@ -118,7 +100,7 @@ class FakeDriver(FakeMemory, Driver):
         with self.world.lock:
             if op.kernel is not None:
                 op.kernel.stream = stream
-            op.host = dict(self.world.hosts.setdefault(self.rank, {}))
+            op.host = dict(self.world.hosts.setdefault(self.host, {}))
             self._stream(stream).ops.append(op)
         self.world.pace()
 
@@ -130,6 +112,9 @@ class FakeDriver(FakeMemory, Driver):
             self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
         return stream
 
+    def visible(self):
+        return self.world.visible
+
     # --- streams and events
 
     def _new_stream(self):
@@ -138,11 +123,11 @@ class FakeDriver(FakeMemory, Driver):
             self.world.streams.append(stream)
             return stream.number
 
-    def create_stream(self, urgent):
+    def create_stream(self):
         self._called("create_stream")
         number = self._new_stream()
         stream = self.world.streams[number - 1]
-        stream.created, stream.urgent = True, urgent
+        stream.created = True
         return number
 
     def destroy_stream(self, stream):
@@ -169,49 +154,25 @@ class FakeDriver(FakeMemory, Driver):
     def capturing(self):
         return self.is_capturing
 
-    def create_event(self, shared=False):
+    def create_event(self):
         with self.world.lock:
             self._called("create_event")
             number = next(self.world.numbers)
-            self.world.events[number] = event = Event(self.rank)
-            event.shared = shared
+            self.world.events[number] = Event(self.rank)
             return number
 
     def destroy_event(self, event):
         with self.world.lock:
             self._called("destroy_event")
-            if event in self.opened_events:
-                self.opened_events.pop(event).importers -= 1
-                return
             found = self.world.events[event]
-            if found.importers:
-                self.world.wrong(f"rank {self.rank} destroys an event that others have open")
             if found.destroyed or found.owner != self.rank:
                 self.world.wrong(f"rank {self.rank} destroys an event twice, or another's")
             found.destroyed = True
 
-    def export_event(self, event):
-        with self.world.lock:
-            self._called("export_event")
-            if not self.world.events[event].shared:
-                self.world.wrong(f"rank {self.rank} exports an event that is not interprocess")
-            return f"event {event}".ljust(64).encode()
-
-    def open_event(self, handle):
-        with self.world.lock:
-            self._called("open_event")
-            event = self.world.events[int(handle.decode().split()[1])]
-            if self.world.drivers[event.owner].process == self.process:
-                self.world.wrong(f"rank {self.rank} opens an event of its own process")
-            event.importers += 1
-            number = next(self.world.numbers)
-            self.opened_events[number] = event
-            return number
-
     def _event(self, event, what):
-        found = self.opened_events.get(event) or self.world.events[event]
-        if found.owner != self.rank and event not in self.opened_events:
-            self.world.wrong(f"rank {self.rank} uses an event of rank {found.owner} that it has not opened")
+        found = self.world.events[event]
+        if self.world.drivers[found.owner].process != self.process:  # events serve all GPUs of a process
+            self.world.wrong(f"rank {self.rank} uses an event of rank {found.owner}")
         if found.destroyed:
             self.world.wrong(f"{what} of rank {self.rank} uses an event that is destroyed")
         return found
@@ -220,8 +181,7 @@ class FakeDriver(FakeMemory, Driver):
         with self.world.lock:
             self._called("record")
             found = self._event(event, "record")
-            found.pending = [r for r in (*found.pending, found.latest) if r is not None and not r.done]
-            record = found.latest = Record(self.round)
+            record = found.latest = Record()
 
             def run(clock):
                 record.done, record.clock = True, dict(clock)
@@ -235,10 +195,6 @@ class FakeDriver(FakeMemory, Driver):
             if record is None:
                 self.world.wrong(f"rank {self.rank} waits for an event that was never recorded")
                 return
-            if event in self.opened_events and not self.world.dead_events_pass:
-                self.world.wrong(f"rank {self.rank} waits for another process, and nothing would end it")
-            if self.round is not None and record.tag is not None and record.tag != self.round:
-                self.world.wrong(f"rank {self.rank} waits for {self.round} of an event that stands at {record.tag}")
             self._enqueue(stream, Op("wait", ready=lambda: record.done, waits=lambda: record.clock))
 
     def done(self, event):
@@ -251,33 +207,8 @@ class FakeDriver(FakeMemory, Driver):
                 if record.done or not self.world.step():
                     break
             if record.done:
-                merge(self.world.hosts.setdefault(self.rank, {}), record.clock)
+                merge(self.world.hosts.setdefault(self.host, {}), record.clock)
             return record.done
-
-    def write_value(self, stream, address, value):
-        with self.world.lock:
-            self._called("write_value")
-            real, buffer = self._span(address, 4, "write_value")
-
-            def run(clock):
-                ctypes.c_uint32.from_address(real).value = value
-                merge(self.world.values.setdefault(real, {}), clock)
-
-            self._enqueue(stream, Op("write_value", run=run, buffers=[buffer]))
-
-    def wait_value(self, stream, address, value):
-        with self.world.lock:
-            self._called("wait_value")
-            real, buffer = self._span(address, 4, "wait_value")
-            if buffer.owner != self.rank:
-                self.world.wrong(f"rank {self.rank} waits for a word that another process may take with it")
-
-            def ready():
-                return ctypes.c_int32((ctypes.c_uint32.from_address(real).value - value) & 0xFFFFFFFF).value >= 0
-
-            self._enqueue(
-                stream, Op("wait_value", ready=ready, buffers=[buffer], waits=lambda: self.world.values.get(real, {}))
-            )
 
     # --- work
 
@@ -297,6 +228,9 @@ class FakeDriver(FakeMemory, Driver):
                 ),
             )
 
+    def copy_in(self, stream, target, source, nbytes):
+        self.copy(stream, target, source, nbytes)
+
     def zero(self, stream, address, nbytes):
         with self.world.lock:
             self._called("zero")
@@ -305,16 +239,6 @@ class FakeDriver(FakeMemory, Driver):
                 stream,
                 Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
             )
-
-    def fill(self, stream, address, value):
-        with self.world.lock:
-            self._called("fill")
-            at, buffer = self._span(address, 4, "fill")
-
-            def run(clock):
-                ctypes.c_uint32.from_address(at).value = value
-
-            self._enqueue(stream, Op("fill", run=run, writes=[(at, 4)], buffers=[buffer]))
 
     def kernels(self):
         return self.fused
@@ -361,14 +285,16 @@ class FakeDriver(FakeMemory, Driver):
         for pair in pairs:
             self.user(stream, lambda pair=pair: copy_back([pair]), reads=[pair[1]], writes=[pair[0]])
 
-    def future(self):
+    def future(self, devices):
+        assert self.device in devices
         return torch.futures.Future()
 
-    def resolve(self, future, value, events):
-        self._called("resolve")
+    @contextlib.contextmanager
+    def after(self, events):
+        self._called("after")
         for event in events:
-            self._event(event, "resolve")
-        future.set_result(value)
+            self._event(event, "after")
+        yield
 
     # --- for tests
 

@@ -16,7 +16,7 @@ from c10d_custom.transport.cuda import p2p
 
 PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
 _WORDS = 64  # bytes of a pad that this model uses
-_CALLS, _REPORTED, _FAILED = 0, 12, 16
+_CALLS, _REPORTED, _FAILED, _OWNER = 0, 12, 16, 24
 
 
 def _u32(address):
@@ -84,6 +84,9 @@ class _Kernel:
         if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
             self.world.wrong("arguments of a fused kernel that do not fit")
         self.outcome = False  # until it has begun
+        self.owns = False  # its rank's pad
+        if not a.token:
+            self.world.wrong(f"rank {self.me} launches a kernel without a token")
 
     # --- the protocol, in the words of p2p.h
 
@@ -108,11 +111,18 @@ class _Kernel:
         return False
 
     def _signal(self, rank):
+        if self.world.flags_lost and rank != self.me:
+            return None
         return self.world.signals.get((self.pads[rank], self.number))
 
     def first(self):
         def run(clock):
             self.number = _u32(self.pads[self.me] + _CALLS).value
+            owner = _u32(self.pads[self.me] + _OWNER)
+            if owner.value not in (0, self.a.token):
+                self._give_up(p2p.AT_ONCE, self.me)
+                return
+            self.owns, owner.value = True, self.a.token
             self.half = self.driver.fused.half_of(self.number, self.a.half)
             _u32(self.pads[self.me] + _CALLS).value = self.number + 1
             self.began = time.monotonic()
@@ -176,6 +186,8 @@ class _Kernel:
             return clock
 
         def run(clock):
+            if self.owns:
+                _u32(self.pads[self.me] + _OWNER).value = 0
             if not self.outcome:
                 ctypes.memset(self.output, 0xD5, self.a.bytes)  # garbage
                 return

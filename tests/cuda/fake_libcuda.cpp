@@ -152,13 +152,6 @@ CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* st) {
   return *st = busy ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE, called();
 }
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : called(); }
-CUresult cuStreamWriteValue32(CUstream, CUdeviceptr p, cuuint32_t value, unsigned) {
-  return *reinterpret_cast<cuuint32_t*>(p) = value, called();
-}
-CUresult cuStreamWaitValue32(CUstream, CUdeviceptr p, cuuint32_t value, unsigned flags) {
-  const bool there = int32_t(*reinterpret_cast<cuuint32_t*>(p) - value) >= 0;
-  return there && flags == CU_STREAM_WAIT_VALUE_GEQ ? called() : CUDA_ERROR_INVALID_VALUE;
-}
 
 CUresult cuEventCreate(CUevent* e, unsigned flags) {
   if (!(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
@@ -178,15 +171,6 @@ CUresult cuEventQuery(CUevent) {
   if (CUresult st = called()) return st;
   return busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
-CUresult cuIpcGetEventHandle(CUipcEventHandle* h, CUevent e) {
-  std::memset(h, 0, sizeof *h);
-  std::memcpy(h->reserved + 56, &e, sizeof e);
-  return called();
-}
-CUresult cuIpcOpenEventHandle(CUevent* e, CUipcEventHandle h) {
-  std::memcpy(e, h.reserved + 56, sizeof *e);
-  return called();
-}
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream) {
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), n);
@@ -205,9 +189,5 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* what, CUstream) {
 }
 CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char value, size_t n, CUstream) {
   return std::memset(reinterpret_cast<void*>(p), value, n), called();
-}
-CUresult cuMemsetD32Async(CUdeviceptr p, unsigned value, size_t n, CUstream) {
-  for (size_t i = 0; i < n; ++i) reinterpret_cast<unsigned*>(p)[i] = value;
-  return called();
 }
 }

@@ -57,6 +57,9 @@ class FakeMemory:
             for segment in self.world.segments.values():
                 if segment.owner == self.rank and segment.base <= address < segment.base + segment.nbytes:
                     return Allocation(segment.base, segment.nbytes, segment.number) if segment.exportable else None
+            for base, (buffer, own) in self.maps.items() if self.world.mapped else ():
+                if own and base <= address < base + buffer.nbytes:
+                    return Allocation(base, buffer.nbytes, buffer.number)
             return None
 
     def _open_segment(self, handle):
@@ -76,21 +79,21 @@ class FakeMemory:
     def allocate(self, nbytes):
         with self.world.lock:
             self._called("allocate")
-            buffer = Buffer(self.rank, nbytes)
+            buffer = Buffer(self.rank, nbytes, next(self.world.numbers))
             address = next(self.world.addresses)
             for _ in range(nbytes // GAP):
                 next(self.world.addresses)
             self.maps[address] = (buffer, True)
-            self.world.buffers[f"memory {next(self.world.numbers)}".ljust(64)] = buffer
+            self.world.buffers[f"memory {buffer.number}".ljust(64)] = buffer
             return address
 
-    def free(self, address):
+    def free(self, address, opened=False):
         with self.world.lock:
             self._called("free")
             buffer, own = self.maps.pop(address, (None, False))
             if buffer is None or not own:
                 return self.world.wrong(f"rank {self.rank} frees what it has not allocated")
-            if buffer.importers:
+            if buffer.importers and not opened:
                 self.world.wrong(f"rank {self.rank} frees memory that ranks {sorted(buffer.importers)} have open")
             self._unused(buffer, "frees")
             buffer.freed = True

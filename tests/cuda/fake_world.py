@@ -1,9 +1,9 @@
 """GPUs and processes without a GPU: streams are queues that a seeded scheduler empties as late and in as odd an order
-as streams, events and values permit. What a process asks of them goes through fake_driver.py.
+as streams and events permit. What a process asks of them goes through fake_driver.py.
 
 Every piece of work says what memory it reads and writes. Vector clocks (Mattern 1989; one component per stream
 and one per rank's host) tell what must have happened before it: by the order of its stream, by events, by
-values, by what the host had seen finished when it enqueued it, and by the collectives in which the hosts met.
+what the host had seen finished when it enqueued it, and by the collectives in which the hosts met.
 Two accesses to one byte, one of them a write, that are not so ordered are a race, whether or not this run shows
 it. Races and broken rules go into `World.violations`; tests assert that there are none.
 """
@@ -20,8 +20,8 @@ PAGE = 14  # bits of an address within one, of those that accesses are kept by
 
 
 class Buffer:
-    def __init__(self, owner, nbytes):
-        self.owner, self.nbytes = owner, nbytes
+    def __init__(self, owner, nbytes, number=0):
+        self.owner, self.nbytes, self.number = owner, nbytes, number
         self.bytes = ctypes.create_string_buffer(b"\xee" * nbytes, nbytes)
         self.real = ctypes.addressof(self.bytes)
         self.freed = False
@@ -39,15 +39,13 @@ class Segment:
 
 
 class Record:
-    def __init__(self, tag):
-        self.done, self.clock, self.tag = False, {}, tag
+    def __init__(self):
+        self.done, self.clock = False, {}
 
 
 class Event:
     def __init__(self, owner):
         self.owner, self.latest, self.destroyed = owner, None, False
-        self.pending = []  # records that were under way when it was recorded again
-        self.importers = 0
 
 
 class Op:
@@ -65,18 +63,17 @@ class Stream:
         self.number, self.rank, self.weight = number, rank, weight
         self.ops = deque()
         self.clock = {}
-        self.created = self.urgent = False  # by `create_stream`, and not yet destroyed
+        self.created = False  # by `create_stream`, and not yet destroyed
 
 
 class World:
-    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``dead_events_pass``:
-    what becomes of events that a process had recorded when it is gone: they count as past, or never will."""
+    """All GPUs and processes. ``laziness``: how likely a call of the driver lets nothing run; ``mapped``: whether CUDA
+    numbers allocations, so that memory can be mapped again."""
 
-    DEAD_EVENTS_PASS = True  # where nothing else is said
-
-    def __init__(self, seed=0, laziness=None, dead_events_pass=None):
-        self.dead_events_pass = self.DEAD_EVENTS_PASS if dead_events_pass is None else dead_events_pass
-        self.probed, self.mapped = None, False
+    def __init__(self, seed=0, laziness=None):
+        self.mapped = False
+        self.visible = 1  # GPUs that a process sees
+        self.flags_lost = False  # what a kernel writes in another GPU's memory, kernels there do not see
         self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
         self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()
@@ -92,7 +89,6 @@ class World:
         self.events = {}  # number -> Event, as opened anywhere
         self.pinned = {}  # address -> (rank, buffer)
         self.accesses = {}  # number of a page -> [(start, end, write, component, tick, label)], all within it
-        self.values = {}  # real address -> the clock of its writes
         self.hosts = {}  # rank -> clock
         self.meetings = {}
         self.signals = {}  # of fused kernels: (real address of a pad, number of the call) -> what its rank said
@@ -215,23 +211,15 @@ class World:
     def kill(self, rank):
         """The process of a rank is gone, and what it had queued never runs: neither data nor values are there."""
         with self.lock:
-            past = {}
             for stream in self.streams:
                 if stream.rank == rank:
                     stream.ops.clear()
-                    merge(past, stream.clock)
-            for event in self.events.values() if self.dead_events_pass else ():
-                for record in [*event.pending, event.latest] if event.owner == rank and event.latest else ():
-                    record.done = True
-                    merge(record.clock, past)  # who sees the event also sees what ran before the end
             for buffer in self.buffers.values():
                 buffer.importers.discard(rank)
             for segment in self.segments.values():
                 segment.importers.discard(rank)
                 if segment.owner == rank:  # what others still see of it nobody says
                     ctypes.memset(segment.real, 0xDD, segment.nbytes)
-            for event in self.drivers[rank].opened_events.values():
-                event.importers -= 1
             self.drivers[rank].dead = True
             for driver in self.drivers if self.shares_context else ():
                 if driver.uuid == self.drivers[rank].uuid and driver.rank != rank:
@@ -252,9 +240,9 @@ class World:
             left += [f"rank {s.rank}: a stream" for s in self.streams if s.created and s.rank not in but]
             left += [f"rank {rank}: pinned memory" for rank, _ in self.pinned.values() if rank not in but]
             left += [
-                f"rank {d.rank}: an opened address or event"
+                f"rank {d.rank}: an opened address"
                 for d in self.drivers
-                if d.rank not in but and (d.opened_events or any(not own for _, own in d.maps.values()))
+                if d.rank not in but and any(not own for _, own in d.maps.values())
             ]
             return left
 

@@ -172,7 +172,7 @@ def exported_once(seed):
         with mock.patch.multiple(r.driver, **counted):
             all_reduce(r, t)
         assert not any(m.called for m in counted.values())
-        assert not group_of(r)._collectives.peers.in_place._off, "given up"
+        assert group_of(r)._collectives.peers.facts.in_place, "given up"
         assert contents(r, t)[0] == 4.0
 
     run(2, body, seed, seconds=8.0)
@@ -237,9 +237,9 @@ def cannot_be_opened(seed):
     run(3, body, seed, seconds=8.0)
 
 
-def gone(seed, who, dead_events_pass, size=3):
+def gone(seed, who, size=3):
     """A rank dies once it has told where its tensors lie. The others fail, soon, and nothing is left."""
-    world = World(seed, dead_events_pass=dead_events_pass)
+    world = World(seed)
     drivers = [FakeDriver(world, r) for r in range(size)]
 
     def body(r):

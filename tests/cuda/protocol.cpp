@@ -77,6 +77,7 @@ int main(int, char** argv) {
       a.rank = r, a.ranks = ranks;
       a.fingerprint = 77 + (u32)(&plan - plans);
       a.unit = 16 >> (&plan - plans) % 3;
+      a.token = 1 + (u32)(&plan - plans);
       arguments[r].push_back(a);
     }
   }

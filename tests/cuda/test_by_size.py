@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions, ReduceScatterOptions
 
 from c10d_custom.errors import CollectiveMismatchError
-from c10d_custom.transport.cuda import transport as cuda_transport
+from c10d_custom.transport.cuda import in_place, shared, staged
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World
@@ -40,15 +40,15 @@ class Ways:
     def __enter__(self):
         self.noted = noted = []
 
-        def noting(kind):
-            def run(self, call, left):
-                noted.append(kind.__name__.removesuffix("Collectives"))
-                return kind.run(self, call, left)
+        def noting(kind, way):
+            def run(self, *arguments, real=kind.run):
+                noted.append(way)
+                return real(self, *arguments)
 
-            return type(kind.__name__, (kind,), {"run": run})
+            return mock.patch.object(kind, "run", run)
 
-        kinds = cuda_transport.StagedCollectives, cuda_transport.SharedCollectives
-        self._patches = [mock.patch.object(cuda_transport, kind.__name__, noting(kind)) for kind in kinds]
+        self._patches = [noting(staged.StagedCollectives, "Staged"), noting(shared._Run, "Shared")]
+        self._patches.append(noting(in_place.InPlace, "Shared"))
         for patch in self._patches:
             patch.start()
         return self
@@ -139,9 +139,8 @@ def test_what_goes_in_place_does_not_go_through_host_memory():
     assert way_of(all_reduce(1004), config=config) == "Staged"
 
 
-@pytest.mark.parametrize("config", [{"cuda_order": "values"}, {"cuda_order": "events"}, {"cuda_host_bytes": 0}])
-def test_where_streams_wait_for_each_other_nothing_goes_through_host_memory(config):
-    assert way_of(all_reduce(4), config={**BY_SIZE, **config}) == "Shared"
+def test_with_no_bytes_allowed_nothing_goes_through_host_memory():
+    assert way_of(all_reduce(4), config={**BY_SIZE, "cuda_host_bytes": 0}) == "Shared"
 
 
 @pytest.mark.parametrize("gpus, way", [("ABB", "Staged"), ("ABC", "Shared")])
@@ -149,24 +148,20 @@ def test_ranks_that_share_no_gpu_need_no_host_memory(gpus, way):
     assert way_of(all_reduce(4), gpus=gpus) == way
 
 
-@pytest.mark.parametrize("gpus, side_by_side, most", [("AAA", False, 4096), ("AAA", True, 256), ("ABC", False, 256)])
-def test_where_ranks_take_turns_every_rank_reads_all_of_more(gpus, side_by_side, most):
+@pytest.mark.parametrize("gpus, more", [("AAA", 1), ("ABB", 2), ("ABC", 2)])
+def test_two_shot_is_for_several_gpus(gpus, more):
     """One-shot has one round, two-shot two."""
 
     def body(r):
         warm(r)
         shared, rounds = next(iter(r.pg._transport._cuda.values()))._collectives, []
-        for nbytes in (most, most + 4):
+        for nbytes in (256, 256 + 4):
             before = shared.k
             r.pg.allreduce([device_tensor(r, nbytes // 4, 1.0)], options(False))
             rounds.append(shared.k - before)
         return rounds
 
-    world = World(1)
-    drivers = [FakeDriver(world, r, gpus[r]) for r in range(3)]
-    for driver in drivers:
-        driver.side_by_side = side_by_side
-    assert run_ranks(3, body, config=SHARED, world=world, drivers=drivers) == [[1, 2]] * 3
+    assert run_ranks(3, body, config=SHARED, gpus=gpus) == [[1, more]] * 3
 
 
 def test_one_rank_alone_needs_no_host_memory():

@@ -16,9 +16,7 @@ from device_tensors import contents, device_tensor, options, warm
 from thread_ranks import cpu_tensors, run_ranks
 
 MODES = {
-    "host": {"cuda_mode": "shared"},
-    "events": {"cuda_mode": "shared", "cuda_order": "events"},
-    "values": {"cuda_mode": "shared", "cuda_order": "values"},
+    "shared": {"cuda_mode": "shared"},
     "staged": {"cuda_mode": "staged"},
     "by size": {"cuda_mode": "shared", "cuda_host_bytes": 512},
 }
@@ -276,7 +274,7 @@ def test_what_another_stream_waits_for_is_kept_for_the_one_of_the_issue(mode):
     def body(r):
         warm(r)
         with r.driver.activate():
-            other = r.driver.create_stream(False)
+            other = r.driver.create_stream()
         t, gate = torch.ones(100), threading.Event()
         gone = weakref.ref(t)
         with r.driver.activate():

@@ -20,10 +20,9 @@ HALF = 65536 // 2
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("config", [{}, {"cuda_order": "values"}], ids=["events", "values"])
-def test_every_collective_among_fused_ones(size, config, full):
+def test_every_collective_among_fused_ones(size, full):
     for seed in range((150 if size < 5 else 50) if full else (2 if size < 5 else 1)):
-        program(5000 * size + seed, size, 10, {**P2P, **config}, gpus=gpus(size))
+        program(5000 * size + seed, size, 10, P2P, gpus=gpus(size))
 
 
 @pytest.mark.parametrize("op", ["SUM", "AVG", "MAX", "PREMUL_SUM"])
@@ -34,6 +33,8 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
 
     def body(r):
         algorithms = set()
+        warm(r)
+        r.driver.fused.launched.clear()
         for step, count in enumerate(counts):
             inputs = [values(torch.bfloat16, q, step, count) for q in range(3)]
             t = torch.empty(count, dtype=torch.bfloat16)
@@ -46,7 +47,7 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
             r.pg.allreduce([t], o).wait()
             want = reduce_in_order(inputs, op, [0.5, 1.5, 2.5])
             assert same_bytes(raw(contents(r, t)), raw(want)), count
-            assert r.cpu.calls == agreed + 1 or step == 0
+            assert r.cpu.calls == agreed + 1
             assert len(r.driver.fused.launched) - before == max(1, -(-count * 2 // HALF))
             algorithms |= {key[0] for key in r.driver.fused.launched}
         assert algorithms == {"OneShot", "TwoShot"}
@@ -79,7 +80,9 @@ def test_ranks_that_the_kernels_do_not_take_go_as_before(size, mode):
         assert contents(r, t)[0] == float(size)
         return transport_of(r).mode.name, len(r.driver.fused.launched)
 
-    assert set(run(size, body, config={"cuda_mode": "auto"})) == {(mode, 1 if 2 <= size <= 16 else 0)}
+    assert set(run(size, body, config={"cuda_mode": "auto"})) == {
+        (mode, 3 if 2 <= size <= 16 else 0)
+    }  # two in the trial
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,5 +1,6 @@
 """all_reduce by the fused kernels among ranks that are late, die, abort or disagree, and on a GPU that fails."""
 
+import contextlib
 import threading
 import time
 
@@ -172,3 +173,82 @@ def test_a_gpu_that_fails_at_the_launch():
         r.synchronize(10.0)
 
     run(3, body, clean=False)
+
+
+def test_a_driver_call_that_blocks_while_a_rank_dies(monkeypatch):
+    """Whatever thread calls the driver: the kernels are let go all the same."""
+    monkeypatch.setattr(cuda_transport, "_DRAIN", 1.0)
+    world, gate, agreed = World(5), threading.Event(), threading.Barrier(2)
+
+    class Blocked(FakeDriver):
+        blocks = False
+
+        def _called(self, name):
+            if self.blocks:
+                gate.wait(30)
+            super()._called(name)
+
+    def body(r):
+        warm(r)
+        t = device_tensor(r, 10, 1.0)
+        if r.rank == 1:
+            with r.driver.activate():
+                r.driver.user(r.driver.current_stream(), lambda: None, ready=lambda: False)  # it does not come
+        r.pg.allreduce([t], options(True, 60.0)).wait()
+        r.driver.blocks = r.rank == 0
+        agreed.wait(20)
+        if r.rank == 1:
+            time.sleep(0.2)
+            world.kill(1)
+            r.cpu.cpu.abort()  # what the others see, once the process is gone
+            r.cpu.cpu.set_mark(1)
+            r.pg._closed = True
+            return
+        until = time.monotonic() + 5
+        mine = [s for s in world.streams if s.rank == 0]
+        while any(s.ops for s in mine) and time.monotonic() < until:
+            world.step()
+            time.sleep(1e-3)
+        held = [s.ops[0].label for s in mine if s.ops]
+        gate.set()
+        assert not held, held
+
+    drivers = [Blocked(world, r, f"GPU-{r}") for r in range(2)]
+    run_ranks(2, body, config=P2P, world=world, drivers=drivers, clean=False)
+
+
+def test_a_replay_and_an_eager_call_at_once():
+    """The replay waits for rank 1's; meanwhile rank 0 calls eagerly, which no stream orders."""
+    gate = threading.Event()
+
+    def body(r):
+        warm(r)
+        t, other = torch.ones(10), device_tensor(r, 10, 1.0)
+        r.keep.append(t)
+        r.driver.is_capturing = True
+        r.pg.allreduce([t], options(False, 30.0))
+        r.driver.is_capturing = False
+        with r.driver.activate():
+            stream = r.driver.create_stream()
+            if r.rank == 1:
+                r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        if r.rank == 0:
+            with r.driver.on(stream):
+                r.driver.replay()
+        work = r.pg.allreduce([other], options(True, 20.0))
+        with contextlib.suppress(CustomBackendError):  # rank 0's kernels may have met by then
+            work.wait()
+        if r.rank == 0:
+            until = time.monotonic() + 5
+            while transport_of(r).kernels_error() is None and time.monotonic() < until:
+                r.world.step()
+            gate.set()
+        is_void(r, work, CustomBackendError, "at once|rank 0 has given up|no more use")
+        with r.driver.on(stream):
+            r.synchronize(5.0)
+        with r.driver.activate():
+            r.driver.destroy_stream(stream)
+        return str(transport_of(r).kernels_error())
+
+    said = run(2, body, clean=False)
+    assert "two calls of this rank ran on the GPU at once" in said[0] and "rank 0 has given up" in said[1], said

@@ -40,7 +40,7 @@ IN_PLACE = {
         "return False",
         [ranks.cannot_be_opened],
     ),
-    "tried again": ("self._off = True", "pass", [ranks.cannot_be_opened]),
+    "tried again": ("self._facts.in_place = False", "pass", [ranks.cannot_be_opened]),
     "nothing said of what failed": ("if said[LEADER] != bytes([True])", "if False", [ranks.cannot_be_opened]),
     "another's word for the leader's": ("said[LEADER]", "said[-1]", [ranks.cannot_be_opened]),
     "not closed with the group": ("self._driver.mappings.release(self)", "pass", [ranks.closed_with_the_group]),

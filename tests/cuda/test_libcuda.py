@@ -1,4 +1,4 @@
-"""CudaDriver and the calls of CUDA's driver that it makes, on a libcuda.so made here: of the real cuda.h's signatures,
+"""The Driver and the calls of CUDA's driver that it makes, on a libcuda.so made here: of the real cuda.h's signatures,
 with the host for a GPU."""
 
 import contextlib
@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import types
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def fake(path):
 @pytest.fixture
 def driver(path, fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    monkeypatch.setattr(cuda_driver, "Libcuda", partial(Libcuda, str(path)))
+    monkeypatch.setattr(Libcuda.__init__, "__defaults__", (str(path),))
     current = [0]
 
     @contextlib.contextmanager
@@ -99,7 +98,7 @@ def driver(path, fake, monkeypatch):
         "stream": stream,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    return cuda_driver.CudaDriver(torch.device("cuda", 0))
+    return cuda_driver.Driver(torch.device("cuda", 0))
 
 
 def test_the_types_are_those_of_cuda_h(tmp_path):
@@ -117,28 +116,25 @@ def test_the_types_are_those_of_cuda_h(tmp_path):
 
 def one_of_each(d):
     """Every call, in an order that makes sense."""
-    memory, pinned, event, shared = d.allocate(64), d.allocate_pinned(64), d.create_event(), d.create_event(shared=True)
-    stream, urgent = d.create_stream(urgent=False), d.create_stream(urgent=True)
-    opened, other = d.open_memory(d.export_memory(memory)), d.open_event(d.export_event(shared))
-    assert (opened, other) == (memory, shared)  # as this fake has it
+    memory, pinned, event, other = d.allocate(64), d.allocate_pinned(64), d.create_event(), d.create_event()
+    stream, second = d.create_stream(), d.create_stream()
+    opened = d.open_memory(d.export_memory(memory))
+    assert opened == memory  # as this fake has it
     d.zero(stream, memory, 64)
-    d.fill(stream, memory + 4, 7)
-    d.write_value(stream, memory + 8, -1)
-    d.wait_value(stream, memory + 8, 0xFFFFFFFF)
     d.copy(stream, pinned, memory, 12)
-    assert ctypes.string_at(pinned, 12) == bytes(4) + b"\x07\0\0\0" + b"\xff" * 4
+    assert ctypes.string_at(pinned, 12) == bytes(12)
     ctypes.memmove(pinned, b"0123456789ab", 12)
     d.copy_in(stream, memory, pinned, 11)
-    assert ctypes.string_at(memory, 12) == b"0123456789" + b"a\xff"
+    assert ctypes.string_at(memory, 12) == b"0123456789a\0"
     d.record(event, stream)
-    d.wait(urgent, event)
+    d.wait(second, event)
     assert d.done(event) and not d.capturing()
     d.close_memory(opened)
     d.free(memory)
     d.free_pinned(pinned)
-    for e in (event, shared):
+    for e in (event, other):
         d.destroy_event(e)
-    for s in (stream, urgent):
+    for s in (stream, second):
         d.destroy_stream(s)
 
 
@@ -155,7 +151,7 @@ def test_small_copies_to_the_gpu_go_by_rows_which_are_all_of_it(driver, fake, nb
     addresses = ctypes.addressof(target) + 4, ctypes.addressof(source) + 4
     fake.fake_by_rows()
     with driver.activate():
-        driver.copy_in(driver.create_stream(urgent=False), *addresses, nbytes)
+        driver.copy_in(driver.create_stream(), *addresses, nbytes)
     assert target.raw == bytes(4) + source.raw[4 : 4 + nbytes] + bytes(4)
     assert (fake.fake_by_rows() > 0) == (0 < nbytes < _BY_ROWS)
 
@@ -192,6 +188,18 @@ def test_no_thread_of_ours_spoils_a_capture_and_each_is_left_as_it_was(driver, f
     assert fake.fake_unsafe() == 0 and said == [((0, 0), (0, 0))] * 3
 
 
+def test_out_of_memory_is_tried_again_without_what_torch_keeps(driver, monkeypatch):
+    emptied, real = [], driver._calls["cuMemAlloc_v2"]
+    driver._calls["cuMemAlloc_v2"] = lambda *arguments: real(*arguments) if emptied else 2
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with driver.activate():
+        driver.free(driver.allocate(64))
+        assert emptied == [1]
+        driver._calls["cuMemAlloc_v2"] = lambda *arguments: 2
+        with pytest.raises(TransportError, match="cuMemAlloc"):
+            driver.allocate(64)
+
+
 def test_without_a_context_calls_fail(driver):
     with pytest.raises(TransportError, match="cuMemAlloc"):
         driver.allocate(64)
@@ -204,7 +212,6 @@ BLOCKING = {
     "close_memory": lambda d, m, e, s: d.close_memory(m),
     "done": lambda d, m, e, s: d.done(e),
     "record": lambda d, m, e, s: d.record(e, s),
-    "wait_value": lambda d, m, e, s: d.wait_value(s, m, 0),
     "destroy_stream": lambda d, m, e, s: d.destroy_stream(s),
 }
 
@@ -213,7 +220,7 @@ BLOCKING = {
 def test_a_call_that_blocks_holds_up_its_own_thread_alone(name, driver, fake):
     """Without the GIL, that is."""
     with driver.activate():
-        at = driver.allocate(8), driver.create_event(), driver.create_stream(urgent=False)
+        at = driver.allocate(8), driver.create_event(), driver.create_stream()
         driver.zero(at[2], at[0], 8)
     began = threading.Event()
     over = []
@@ -239,14 +246,12 @@ def test_a_call_that_blocks_holds_up_its_own_thread_alone(name, driver, fake):
     assert ran_meanwhile and over
 
 
-def test_streams_are_our_own_and_the_urgent_ones_come_first(driver, fake):
+def test_streams_are_our_own_and_come_before_ordinary_ones(driver, fake):
     with driver.activate():
-        streams = [driver.create_stream(urgent=False) for _ in range(100)]
-        urgent = driver.create_stream(urgent=True)
-        assert len({*streams, urgent}) == 101  # torch's pool has 32
+        streams = [driver.create_stream() for _ in range(100)]
+        assert len(set(streams)) == 100  # torch's pool has 32
         assert {fake.fake_priority(ctypes.c_void_p(s)) for s in streams} == {-4}
-        assert fake.fake_priority(ctypes.c_void_p(urgent)) == -5
-        for s in (*streams, urgent):
+        for s in streams:
             driver.destroy_stream(s)
 
 
@@ -255,18 +260,22 @@ def test_a_future_comes_after_its_own_events_alone(driver, fake, monkeypatch):
     waits, created = [], []
     monkeypatch.setattr(driver, "wait", lambda stream, event: waits.append((stream, event)))
     real = driver.create_stream
-    monkeypatch.setattr(driver, "create_stream", lambda urgent: created.append(real(urgent)) or created[-1])
+    monkeypatch.setattr(driver, "create_stream", lambda: created.append(real()) or created[-1])
     seen = []
 
     class Future:
         def set_result(self, value):
             seen.append((value, driver.current_stream()))
 
+    def resolve(value, events):
+        with driver.after(events):
+            Future().set_result(value)
+
     with driver.activate():
-        driver.resolve(Future(), "a", [1, 2])
-        driver.resolve(Future(), "b", [3])  # the first one's stream is idle
+        resolve("a", [1, 2])
+        resolve("b", [3])  # the first one's stream is idle
         fake.fake_busy(1)
-        driver.resolve(Future(), "c", [4])
+        resolve("c", [4])
     assert len(created) == 2
     assert seen == [("a", created[0]), ("b", created[0]), ("c", created[1])]
     assert waits == [(created[0], 1), (created[0], 2), (created[0], 3), (created[1], 4)]
@@ -275,15 +284,15 @@ def test_a_future_comes_after_its_own_events_alone(driver, fake, monkeypatch):
 def test_copies_back_go_past_autograd(driver):
     leaf = torch.nn.Parameter(torch.zeros(6, 4).t())
     with driver.activate():
-        driver.copy_tensors(driver.create_stream(urgent=False), [(leaf, torch.ones(4, 6))])
+        driver.copy_tensors(driver.create_stream(), [(leaf, torch.ones(4, 6))])
     assert leaf.eq(1).all() and leaf.requires_grad and leaf.is_leaf
 
 
 def test_an_error_is_named(driver, fake):
     with driver.activate():
         fake.fake_fails(2)
-        with pytest.raises(TransportError, match="cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
-            driver.allocate(64)
+        with pytest.raises(TransportError, match="cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
+            driver.allocate_pinned(64)
         event = driver.create_event()
         fake.fake_busy(1)
         assert not driver.done(event)

@@ -6,16 +6,15 @@ import logging
 import pytest
 
 from c10d_custom.errors import TransportError
+from c10d_custom.transport.cuda import peers
 from c10d_custom.transport.cuda.peers import choose
 from device_tensors import contents, device_tensor, options
-from fake_driver import FakeDriver
 from fake_world import World
-from test_answers import GOOD
 from thread_ranks import run_ranks
 
 
 def words(gpus, mode="auto", pids=None, **other):
-    alike = {"mode": mode, "found_mode": "trial", "order": "auto"}
+    alike = {"mode": mode, "earlier": [], "visible": 1}
     alike |= dict.fromkeys(("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"), 1)
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
@@ -31,8 +30,6 @@ def words(gpus, mode="auto", pids=None, **other):
         (words("ab", "staged"), "staged"),
         (words("aa", pids=[7, 7]), "staged"),
         (words("ab", "p2p"), "p2p"),
-        (words("ab", found_mode="staged"), "staged"),
-        (words("ab", "shared", found_mode="staged"), "shared"),
     ],
 )
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
@@ -44,7 +41,7 @@ def test_modes_that_cannot_be_are_refused():
         choose(words("aa", "p2p"))
 
 
-@pytest.mark.parametrize("what", ["mode", "staging_bytes", "order", "one_shot_bytes", "in_place_bytes", "host_bytes"])
+@pytest.mark.parametrize("what", ["mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"])
 def test_variables_that_differ_are_refused(what):
     mixed = words("aa")
     mixed[1][what] = "other"
@@ -59,16 +56,7 @@ def first_all_reduce(step, config):
     def body(r):
         t = device_tensor(r, 5000, 1.0)
         if r.rank == 1:
-            real = r.driver.create_event
-
-            def create_event(shared=False):
-                if shared and step == "create_event":
-                    raise RuntimeError("out of luck")
-                return real(shared)
-
-            r.driver.create_event = create_event
-            if step != "create_event":
-                r.driver.fails[step] = RuntimeError("out of luck")
+            r.driver.fails[step] = RuntimeError("out of luck")
         r.pg.allreduce([t], options(False))
         return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
 
@@ -83,13 +71,6 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step, caplog):
     assert {m.name for _, m in results} == {"staged"}
     assert all("rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
     assert sum("in staged mode" in line for line in caplog.messages) == 3  # once for each rank
-
-
-@pytest.mark.parametrize("step", ["create_event", "export_event", "open_event"])
-def test_events_that_one_rank_cannot_share_give_way_to_the_host(step):
-    for value, mode in first_all_reduce(step, {"cuda_order": "events"}):
-        assert value == 3.0 and mode.name == "shared"
-        assert all(text in mode.reason for text in ("ordered by host", "events do not work", "rank 1", "out of luck"))
 
 
 def test_memory_that_only_seems_shared_is_found_out():
@@ -115,57 +96,46 @@ def test_memory_that_only_seems_shared_is_found_out():
     assert {m.name for m in modes} == {"staged"} and all("does not read what rank 1" in m.reason for m in modes)
 
 
-def test_values_that_do_not_work_give_way_to_the_host():
-    def body(r):
-        if r.rank == 0:
-            r.driver.wait_value = lambda stream, address, value: (_ for _ in ()).throw(
-                RuntimeError("no such operation")
-            )
-        t = device_tensor(r, 5000, 1.0)
-        r.pg.allreduce([t], options(False))
-        return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode.reason
-
-    for value, reason in run_ranks(2, body, config={"cuda_mode": "shared", "cuda_order": "values"}):
-        assert value == 2.0 and "ordered by host" in reason and "no such operation" in reason
-
-
-def test_what_the_probes_found_for_one_rank_counts_for_all(monkeypatch):
-    def probed(driver):
-        return {"memory_shared": False} if driver.rank else None
-
-    monkeypatch.setattr(FakeDriver, "probed", property(probed))
+def modes_of(size, world, gpus, caplog, **config):
+    """[(a result, the mode)] of ranks, and what was said at WARNING."""
 
     def body(r):
         t = device_tensor(r, 5000, 1.0)
         r.pg.allreduce([t], options(False))
         return contents(r, t)[0].item(), next(iter(r.pg._transport._cuda.values())).mode
 
-    for value, mode in run_ranks(2, body):
-        assert value == 2.0 and mode.name == "staged" and "the probes found" in mode.reason
+    with caplog.at_level(logging.INFO, "c10d_custom"):
+        results = run_ranks(size, body, world=world, gpus=gpus, config=config)
+    assert [value for value, _ in results] == [float(size)] * size and len({mode for _, mode in results}) == 1
+    return results[0][1], [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def order_of(config, world):
-    def body(r):
-        t = device_tensor(r, 5000, 1.0)
-        r.pg.allreduce([t], options(False))
-        cuda = next(iter(r.pg._transport._cuda.values()))
-        return contents(r, t)[0].item(), cuda._collectives.peers.order.name, cuda.mode.reason
-
-    results = run_ranks(2, body, config={"cuda_mode": "shared", **config}, world=world)
-    assert [value for value, _, _ in results] == [2.0, 2.0] and len({order for _, order, _ in results}) == 1
-    return results[0][1:]
-
-
-def test_a_group_takes_the_order_that_the_probes_allow():
+@pytest.mark.parametrize("size", [2, 3])
+def test_flags_that_never_arrive_lead_to_the_next_mode(size, caplog, monkeypatch):
+    """The first all_reduce does not wait for them: the trial has, for a while."""
+    monkeypatch.setattr(peers, "_TRIAL", 0.5)
     world = World(1)
-    world.probed = GOOD
-    assert order_of({}, world)[0] == "values"
-    assert order_of({"cuda_order": "events"}, World(1, dead_events_pass=True))[0] == "events"
-    order, reason = order_of({"cuda_order": "events"}, World(1, dead_events_pass=False))
-    assert order == "host" and "death_ends_event_wait" in reason
+    world.flags_lost = True
+    mode, warnings = modes_of(size, world, [f"GPU-{r}" for r in range(size)], caplog)
+    assert mode.name == "shared" and "p2p mode does not work: rank" in mode.reason and "on the GPU" in mode.reason
+    assert len(warnings) == 1 and "in shared mode: p2p mode does not work" in warnings[0]
 
 
-def test_ranks_that_have_found_different_things_wait_on_the_host(monkeypatch):
-    monkeypatch.setattr(FakeDriver, "probed", property(lambda self: GOOD if self.rank else None))
-    order, reason = order_of({}, World(1))
-    assert order == "host" and "differs between the ranks" in reason
+def test_a_slower_mode_is_a_warning_of_one_rank(caplog):
+    world = World(1)
+    world.separate = True
+    mode, warnings = modes_of(2, world, ["GPU-0", "GPU-1"], caplog)
+    assert mode.name == "staged" and len(warnings) == 1 and "in staged mode: shared mode does not work" in warnings[0]
+
+
+@pytest.mark.parametrize("visible, warned", [(1, False), (8, True)])
+def test_ranks_that_share_a_gpu_beside_idle_ones_are_told(visible, warned, caplog):
+    world = World(1)
+    world.visible = visible
+    mode, warnings = modes_of(2, world, None, caplog)
+    assert mode.name == "shared" and bool(warnings) == warned
+    assert not warned or "2 ranks on 1 GPU of 8: call torch.cuda.set_device(local rank)" in warnings[0]
+
+
+def test_a_mode_that_is_wanted_is_no_warning(caplog):
+    assert not modes_of(2, World(1), ["GPU-0", "GPU-1"], caplog, cuda_mode="staged")[1]

@@ -6,9 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import event_order, fused, p2p, peers, shared, staged, staged_messages, transport
-from c10d_custom.transport.cuda.event_order import EventOrder
-from c10d_custom.transport.cuda.order import HostOrder, ValueOrder
+from c10d_custom.transport.cuda import fused, p2p, peers, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -18,12 +16,7 @@ from test_shared import program
 from thread_ranks import run_ranks
 
 P2P = {"cuda_mode": "p2p"}
-HOST, EVENTS, VALUES, STAGED = (
-    {"cuda_mode": "shared"},
-    {"cuda_mode": "shared", "cuda_order": "events"},
-    {"cuda_mode": "shared", "cuda_order": "values"},
-    {"cuda_mode": "staged"},
-)
+SHARED, STAGED = {"cuda_mode": "shared"}, {"cuda_mode": "staged"}
 
 
 def nothing(*_, **__):
@@ -34,18 +27,13 @@ def off(target, name, new=nothing, *more):
     return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
 
 
-_PUT, _TAKE = shared._Run._put, shared._Run._take
+_PUT = shared._Run._put
 
 
-def published_before_it_is_put(self, put, readers=None):
-    k = _PUT(self, nothing, readers)
-    put(self._bases(k)[self.me])
-    return k
-
-
-def released_before_it_is_taken(self, k, take, *who):
-    _TAKE(self, k, nothing, *who)
-    take(self._bases(k))
+def awaited_before_it_is_put(self, put):
+    bases = _PUT(self, nothing)
+    put(bases[self.me])
+    return bases
 
 
 def one_half(self, k):
@@ -136,70 +124,47 @@ _OPEN = peers.Peers.open
 
 
 def on_a_stream_of_its_own(self, stream, call, seconds):
-    _ALL_REDUCE(self, self._driver.create_stream(False), call, seconds)
+    _ALL_REDUCE(self, self._driver.create_stream(), call, seconds)
 
 
 _ALL_REDUCE, _P2P = fused.Fused.all_reduce, p2p.P2p.all_reduce
 
 MUTATIONS = {
-    "no wait for what was published": (EVENTS, lambda: off(EventOrder, "arrive")),
-    "no wait for the readers": (EVENTS, lambda: off(EventOrder, "reuse")),
-    "nothing is recorded when published": (EVENTS, lambda: off(EventOrder, "publish")),
-    "nothing is recorded when released": (EVENTS, lambda: off(EventOrder, "release")),
-    "published before it is put": (EVENTS, lambda: off(shared._Run, "_put", published_before_it_is_put)),
-    "released before it is taken": (EVENTS, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
-    "no meeting but the first": (EVENTS, lambda: off(EventOrder, "meets", False)),
-    "one half for all rounds": (EVENTS, lambda: off(shared._Run, "_bases", one_half)),
-    "one event for all rounds": (EVENTS, lambda: off(event_order, "HALVES", 1)),
-    "only the first source is waited for": (
-        EVENTS,
-        lambda: off(
-            EventOrder,
-            "arrive",
-            lambda self, stream, k, sources, real=EventOrder.arrive: real(self, stream, k, list(sources)[:1]),
-        ),
-    ),
-    "only the first reader is waited for": (
-        EVENTS,
-        lambda: off(
-            EventOrder,
-            "reuse",
-            lambda self, stream, k, readers, real=EventOrder.reuse: real(self, stream, k, list(readers)[:1]),
-        ),
-    ),
-    "the sources backwards": (EVENTS, lambda: off(FakeDriver, "reduce", backwards)),
-    "the caller's stream is not waited for": (EVENTS, lambda: off(StreamOp, "begin")),
-    "the caller's stream does not wait": (EVENTS, lambda: off(StreamOp, "join")),
+    "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
+    "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
+    "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
+    "one half for all rounds": (SHARED, lambda: off(shared._Run, "_bases", one_half)),
+    "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
+    "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
+    "the caller's stream does not wait": (SHARED, lambda: off(StreamOp, "join")),
     "the end is recorded at the beginning": (
-        EVENTS,
+        SHARED,
         lambda: off(StreamOp, "begin", finished_at_once, "finish", not_finished_again),
     ),
     "freed without waiting for those who have it open": (
-        EVENTS,
+        SHARED,
         lambda: off(ShmTransport, "unmarked", lambda self, mark: []),
     ),
     "closed while the stream is at work": (
-        EVENTS,
+        SHARED,
         lambda: off(transport.CudaTransport, "idle", lambda self, seconds: True),
         hasty,
     ),
-    "host: no wait for what was published": (HOST, lambda: off(HostOrder, "reached", lambda self: True)),
-    "host: published before it is put": (HOST, lambda: off(shared._Run, "_put", published_before_it_is_put)),
-    "host: no meeting but the first": (HOST, lambda: off(HostOrder, "meets", False)),
-    "host: one half for all rounds": (HOST, lambda: off(shared._Run, "_bases", one_half)),
-    "host: the caller's stream is not waited for": (HOST, lambda: off(StreamOp, "begin")),
-    "host: the caller's stream does not wait": (HOST, lambda: off(StreamOp, "join")),
-    "values: no wait for what was published": (VALUES, lambda: off(ValueOrder, "arrive")),
-    "values: no wait for the readers": (VALUES, lambda: off(ValueOrder, "reuse")),
-    "values: published before it is put": (VALUES, lambda: off(shared._Run, "_put", published_before_it_is_put)),
-    "values: released before it is taken": (VALUES, lambda: off(shared._Run, "_take", released_before_it_is_taken)),
-    "values: a wait for one round too few": (
-        VALUES,
-        lambda: off(
-            ValueOrder,
-            "arrive",
-            lambda self, stream, k, sources, real=ValueOrder.arrive: real(self, stream, k - 1, sources),
-        ),
+    "several GPUs: no wait for what was put": (
+        SHARED,
+        lambda: off(shared, "poll", lambda *_: True),
+        on_gpus_of_their_own,
+    ),
+    "several GPUs: awaited before it is put": (
+        SHARED,
+        lambda: off(shared._Run, "_put", awaited_before_it_is_put),
+        on_gpus_of_their_own,
+    ),
+    "several GPUs: no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet"), on_gpus_of_their_own),
+    "several GPUs: one half for all rounds": (
+        SHARED,
+        lambda: off(shared._Run, "_bases", one_half),
+        on_gpus_of_their_own,
     ),
     "fused: memory that is not zeroed": (P2P, lambda: off(FakeDriver, "zero"), on_gpus_of_their_own),
     "fused: staging of the rounds": (
@@ -263,8 +228,9 @@ MUTATIONS = {
 
 def test_what_is_left_as_it_is_passes():
     for seed in range(6):
-        program(seed, 3, 12, EVENTS)
-        hasty(seed, 3, 1, EVENTS, 10.0)
+        program(seed, 3, 12, SHARED)
+        hasty(seed, 3, 1, SHARED, 10.0)
+        on_gpus_of_their_own(seed, 3, 12, SHARED, 10.0)
         on_gpus_of_their_own(seed, 3, 12, P2P, 10.0)
         hasty_on_gpus_of_their_own(seed, 3, 1, P2P, 10.0)
 

@@ -1,6 +1,7 @@
 """CUDA tensors in staged mode, end to end: real processes, init_process_group("custom"), real shared memory. Only
 the GPU is simulated, one in each process."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,7 @@ from thread_ranks import cpu_tensors
 SECONDS = 60
 
 
-def _rank(rank, size, port, scenario, answers):
+def _rank(rank, size, port, scenario, gpus, answers):
     from c10d_custom import config
     from c10d_custom.c10d import meeting as creation
     from fake_driver import FakeDriver
@@ -29,13 +30,14 @@ def _rank(rank, size, port, scenario, answers):
     from thread_ranks import standing_in
 
     world = World(seed=rank, laziness=0.9)
-    driver = FakeDriver(world, 0, gpu=f"GPU-{rank}", process=os.getpid())
+    drivers = [FakeDriver(world, 0, gpu=f"GPU-{rank}", process=os.getpid())]
+    drivers += [FakeDriver(world, k, gpu=f"GPU-{rank}-{k}", first=drivers[0]) for k in range(1, gpus)]
     creation.configuration.cache_clear()
     try:
         os.environ["C10D_CUSTOM_CUDA_MODE"] = "staged"
         os.environ["C10D_CUSTOM_CUDA_STAGING_BYTES"] = str(1 << 18)
         assert config.Config.from_env().cuda_mode == "staged"
-        with standing_in(lambda device: driver):
+        with standing_in(lambda device: drivers[device.index], gpus == 2):
             dist.init_process_group(
                 "custom",
                 init_method=f"tcp://127.0.0.1:{port}",
@@ -43,7 +45,7 @@ def _rank(rank, size, port, scenario, answers):
                 world_size=size,
                 timeout=timedelta(seconds=SECONDS),
             )
-            answer = scenario(Place(rank, size, driver, world))
+            answer = scenario(Place(rank, size, drivers, world))
             dist.destroy_process_group()
         world.settle()
         answers.put((rank, answer, world.violations, world.leaks() if scenario in CLEAN else []))
@@ -52,8 +54,9 @@ def _rank(rank, size, port, scenario, answers):
 
 
 class Place:
-    def __init__(self, rank, size, driver, world):
-        self.rank, self.size, self.driver, self.world = rank, size, driver, world
+    def __init__(self, rank, size, drivers, world):
+        self.rank, self.size, self.drivers, self.world = rank, size, drivers, world
+        self.driver = drivers[0]
 
     def fill(self, tensor, values):
         self.world.keep += [tensor, values]
@@ -77,11 +80,11 @@ def _port():
         return s.getsockname()[1]
 
 
-def run(size, scenario, missing=()):
+def run(size, scenario, missing=(), gpus=1):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed"])
     answers, port = context.Queue(), _port()
-    ranks = [context.Process(target=_rank, args=(r, size, port, scenario, answers)) for r in range(size)]
+    ranks = [context.Process(target=_rank, args=(r, size, port, scenario, gpus, answers)) for r in range(size)]
     for p in ranks:
         p.start()
     try:
@@ -154,19 +157,27 @@ def large_messages_both_ways(p):
     return "right"
 
 
-def ddp(p):
+def torch_waits(p):
+    """Every stream is done before torch goes on."""
     # Its kernels are torch's on the CPU, which do not wait for a simulated stream: the stream must be done first.
-    join, resolve = StreamOp.join, p.driver.resolve
+    join = StreamOp.join
 
     def joined(stream_op):
         join(stream_op)
         p.world.settle()
 
-    def resolved(future, value, events):
+    @contextlib.contextmanager
+    def after(events):
         p.world.settle()
-        resolve(future, value, events)
+        yield
 
-    StreamOp.join, p.driver.resolve = joined, resolved
+    StreamOp.join = joined
+    for driver in p.drivers:
+        driver.after = after
+
+
+def ddp(p):
+    torch_waits(p)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
     parallel = torch.nn.parallel.DistributedDataParallel(model)
@@ -223,10 +234,10 @@ def handler_amid_the_first_call(p):
     """It calls the group, whose part for this device is only being made: an error, and the first call goes on."""
     create, refused = p.driver.create_stream, []
 
-    def interrupted(urgent):
+    def interrupted():
         p.driver.create_stream = create
         signal.raise_signal(signal.SIGALRM)
-        return create(urgent)
+        return create()
 
     def handler(*_):
         try:

@@ -19,7 +19,6 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.event_order import EventOrder
 from c10d_custom.transport.cuda.stream_op import poll
 from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
@@ -32,7 +31,13 @@ SMALL = {
     "cuda_in_place_bytes": 4096,
     "cuda_host_bytes": 0,
 }
-_here = threading.local()
+
+
+class _Here(threading.local):
+    two = False  # of all threads: whether a rank has two GPUs
+
+
+_here = _Here()
 
 
 @contextlib.contextmanager
@@ -47,12 +52,18 @@ def cpu_tensors():
 
 
 def _device_of(tensor):
-    return None if getattr(_here, "cpu", False) or hasattr(tensor, "on_cpu") else torch.device("cuda", 0)
+    """Of a rank that has two GPUs, tensors are where their attribute ``gpu`` says, else those of doubles on the second:
+    so DDP's buckets, which are of one dtype, are of one GPU each, too."""
+    if getattr(_here, "cpu", False) or hasattr(tensor, "on_cpu"):
+        return None
+    return torch.device("cuda", getattr(tensor, "gpu", int(tensor.dtype == torch.float64 and _here.two)))
 
 
 @contextlib.contextmanager
-def standing_in(driver_of):
-    """Tensors count as those of cuda:0, with the driver that ``driver_of(device)`` gives."""
+def standing_in(driver_of, two=False):
+    """Tensors count as those of cuda:0, or of cuda:1 where there are ``two``, with the driver that
+    ``driver_of(device)`` gives."""
+    _Here.two = two
     may_be_fast = CustomProcessGroup._may_be_fast
 
     def _may_be_fast(self, *asynchronous):
@@ -62,9 +73,10 @@ def standing_in(driver_of):
         # The stand-ins' memory is not freed in the order of a stream, as that of CUDA tensors is.
         def wrapped(*arguments):
             t = function(*arguments)
-            if t is not arguments[0] and hasattr(_here, "driver"):
-                _here.driver.world.keep.append(t)
-                _here.driver.adopt(t)
+            if t is not arguments[0] and hasattr(_here, "drivers"):
+                driver = _here.drivers[_device_of(t).index]
+                driver.world.keep.append(t)
+                driver.adopt(t)
             return t
 
         return wrapped
@@ -76,33 +88,6 @@ def standing_in(driver_of):
         mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast),
         mock.patch.object(cuda_driver, "driver_of", driver_of),
     ):
-        yield
-
-
-def _told(step, kind, back):
-    """A step of EventOrder that tells the driver which round's record it makes or means."""
-
-    def told(self, stream, k, *ranks):
-        self._driver.round = kind, k - back
-        try:
-            step(self, stream, k, *ranks)
-        finally:
-            self._driver.round = None
-
-    return told
-
-
-@contextlib.contextmanager
-def rounds_told():
-    """A wait that takes another round's record than it means is a violation: recorded again too early, or not yet."""
-    with contextlib.ExitStack() as stack:
-        for name, kind, back in (
-            ("publish", "published", 0),
-            ("arrive", "published", 0),
-            ("release", "released", 0),
-            ("reuse", "released", 2),
-        ):
-            stack.enter_context(mock.patch.object(EventOrder, name, _told(getattr(EventOrder, name), kind, back)))
         yield
 
 
@@ -160,37 +145,42 @@ class Met:
 
 
 class Rank:
-    """What a test's body gets: ``pg``, ``driver``, ``rank``, ``size``."""
+    """What a test's body gets: ``pg``, ``driver`` (that of its first GPU), ``rank``, ``size``."""
 
-    def __init__(self, pg, driver, cpu, rank, size, world):
-        self.pg, self.driver, self.cpu, self.rank, self.size, self.world = pg, driver, cpu, rank, size, world
-        self.keep = world.keep
+    def __init__(self, pg, drivers, cpu, rank, size, world):
+        self.pg, self.drivers, self.cpu, self.rank, self.size, self.world = pg, drivers, cpu, rank, size, world
+        self.driver, self.keep = drivers[0], world.keep
+
+    def _driver_of(self, tensor):
+        return self.drivers[_device_of(tensor).index]
 
     def fill(self, tensor, values, stream=None):
         """Queues a kernel that writes ``values`` into ``tensor``."""
         self.keep += [tensor, values]
-        self.driver.adopt(tensor)
-        with self.driver.activate():
-            self.driver.user(
-                self.driver.current_stream() if stream is None else stream,
-                lambda: tensor.copy_(values),
-                writes=[tensor],
+        driver = self._driver_of(tensor)
+        driver.adopt(tensor)
+        with driver.activate():
+            driver.user(
+                driver.current_stream() if stream is None else stream, lambda: tensor.copy_(values), writes=[tensor]
             )
 
     def synchronize(self, seconds=120.0):
-        """torch.cuda.current_stream().synchronize()"""
-        with self.driver.activate():
-            event = self.driver.create_event()
-            self.driver.record(event, self.driver.current_stream())
-            assert poll(lambda: self.driver.done(event), time.monotonic() + seconds, lambda: False), "the GPU hangs"
-            self.driver.destroy_event(event)
+        """torch.cuda.current_stream().synchronize(), on all of its GPUs"""
+        for driver in self.drivers:
+            with driver.activate():
+                event = driver.create_event()
+                driver.record(event, driver.current_stream())
+                until = time.monotonic() + seconds
+                assert poll(lambda d=driver, e=event: d.done(e), until, lambda: False), "the GPU hangs"
+                driver.destroy_event(event)
 
     def read(self, tensor, into, stream=None):
         """Queues a kernel that keeps what ``tensor`` then is in the list ``into``."""
         self.keep.append(tensor)
-        with self.driver.activate():
-            self.driver.user(
-                self.driver.current_stream() if stream is None else stream,
+        driver = self._driver_of(tensor)
+        with driver.activate():
+            driver.user(
+                driver.current_stream() if stream is None else stream,
                 lambda: into.append(tensor.clone()),
                 reads=[tensor],
             )
@@ -209,20 +199,22 @@ def run_ranks(
     clean=True,
     may_race=False,
     in_place=False,
+    second_gpus=None,
 ):
     """``body(Rank)`` on every rank. Its results in rank order, or its first error; and then that no rule was
-    broken and, if ``clean``, nothing is left. ``may_race``: of results that are known to be void; ``in_place``: the
-    probes have found that memory of torch's allocator can be mapped."""
+    broken and, if ``clean``, nothing is left. ``second_gpus``: of each rank, its second GPU; ``may_race``: of
+    results that are known to be void; ``in_place``: memory of torch's allocator can be mapped."""
     world = world or World(seed, laziness)
     world.mapped = in_place
     drivers = drivers or [FakeDriver(world, r, gpus[r] if gpus else "GPU-0") for r in range(size)]
+    more = [FakeDriver(world, size + r, g, first=drivers[r]) for r, g in enumerate(second_gpus or ())]
     store, results, errors = HashStore(), [None] * size, [None] * size
     made = []
     options = Config(**{**SMALL, **(config or {})})
 
     def one(rank):
         try:
-            _here.driver = drivers[rank]
+            _here.drivers = [drivers[rank], *more[rank : rank + 1]]
             cpu = Met(
                 ShmTransport(Exchange(PrefixStore("x", store), rank, size, 30.0), options, "test", list(range(size))),
                 world,
@@ -231,12 +223,12 @@ def run_ranks(
             transport = ByDevice(cpu, options, one_host=True)
             pg = CustomProcessGroup(transport, store, rank, size, timedelta(seconds=seconds), "test")
             made.append(pg)
-            results[rank] = body(Rank(pg, drivers[rank], cpu, rank, size, world))
+            results[rank] = body(Rank(pg, _here.drivers, cpu, rank, size, world))
             pg.shutdown()
         except BaseException as error:  # the main thread raises it
             errors[rank] = error
 
-    with standing_in(lambda device: _here.driver), rounds_told():
+    with standing_in(lambda device: _here.drivers[device.index], bool(more)):
         threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(size)]
         for t in threads:
             t.start()

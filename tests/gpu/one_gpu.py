@@ -87,6 +87,13 @@ class Gpu:
     def launch(self, rank, work):
         work(self._streams[rank].ptr)
 
+    def launch_beside(self, rank, work):
+        """On another stream of the rank's."""
+        from cupy.cuda import Stream
+
+        self._streams.append(Stream(non_blocking=True))
+        work(self._streams[-1].ptr)
+
     def settled(self, seconds):
         """Whether all that was launched ends in that time. Waits without a call of CUDA's that has no deadline."""
         until = time.monotonic() + seconds
@@ -133,6 +140,10 @@ class Host:
                 self._threads[rank] = threading.Thread(target=self._run, args=(rank,), daemon=True)
                 self._threads[rank].start()
 
+    def launch_beside(self, rank, work):
+        self._threads.append(thread := threading.Thread(target=work, args=(0,), daemon=True))
+        thread.start()
+
     def _run(self, rank):
         while True:
             with self._lock:
@@ -144,7 +155,7 @@ class Host:
 
     def settled(self, seconds):
         until = time.monotonic() + seconds
-        while any(self._threads):
+        while any(thread is not None and thread.is_alive() for thread in self._threads):
             if time.monotonic() > until:
                 return False
             time.sleep(1e-3)
@@ -330,7 +341,27 @@ def abort(ranks, few):
     return 1
 
 
-PARTS = {part.__name__: part for part in (bits, burst, missing, mismatch, abort)}
+def at_once(ranks, few):
+    """Two calls of one rank that no stream orders: the second finds the first, and all end."""
+    if ranks.size == 1:
+        return 0
+    rng = random.Random(1)
+    for count in (7, ranks.device.half // 4 + 1):
+        fresh = Ranks(ranks.device, ranks.size)
+        first, second = Call(fresh, FLOAT, SUM, count, rng), Call(fresh, FLOAT, SUM, count, rng)
+        fresh.launch(first, range(1), seconds=3600.0)
+        time.sleep(0.2)
+        enqueue = functools.partial(second.enqueue, fresh.end[0], 0, 3600 * SECOND)
+        fresh.device.launch_beside(0, enqueue)
+        fresh.settle()
+        assert fresh.failures()[0] == p2p.Failure(p2p.AT_ONCE, 0, 0), fresh.failures()
+        fresh.launch(first, range(1, ranks.size), seconds=3600.0)  # who comes later learns of it
+        fresh.settle()
+        assert all(f == p2p.Failure(p2p.PEER, 0, 0) for f in fresh.failures()[1:]), fresh.failures()
+    return 2
+
+
+PARTS = {part.__name__: part for part in (bits, burst, missing, mismatch, abort, at_once)}
 
 
 def main():

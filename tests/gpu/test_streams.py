@@ -18,9 +18,7 @@ BUSY = 0.6  # seconds that a stream is kept busy
 PROMPT = 0.3  # within which the host must be through with calls that only enqueue
 
 streams_wait = pytest.mark.skipif(
-    os.environ.get("C10D_CUSTOM_CUDA_MODE") == "staged"
-    or os.environ.get("C10D_CUSTOM_CUDA_ORDER") not in ("values", "events"),
-    reason="the host waits for the GPU, unless C10D_CUSTOM_CUDA_ORDER says otherwise, and where it moves the data",
+    os.environ.get("C10D_CUSTOM_CUDA_MODE") != "p2p", reason="the host waits for the GPU, but in p2p mode"
 )
 
 

@@ -105,7 +105,7 @@ class DoneWork(_TorchWork):
     def get_future(self) -> Future[Any]:
         future: Future[Any]
         if self._stream_op is not None:
-            future = self._stream_op.future()
+            future = self._stream_op.future([self._stream_op])
             self._stream_op.resolve(future, self._tensors, [self._stream_op])
             return future
         future = torch.futures.Future()
@@ -383,7 +383,7 @@ class DeviceWork(Work):
             super()._let_go()
 
     def _new_future(self) -> Future[Any]:
-        return self._stream_ops[0].future()
+        return self._stream_ops[0].future(self._stream_ops)
 
     def _resolve(self, future: Future[Any]) -> None:
         if self._error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import gpus, memory, mpi, probing, processor, report, self_test, settings, software, visibility
+from . import gpus, memory, mpi, processor, report, self_test, settings, software, visibility
 from .finding import Finding, State, worst
 
 CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
@@ -18,7 +18,6 @@ CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("limits", memory.limits),
     ("MPI", mpi.mpi),
     ("GPUs", gpus.gpus),
-    ("probes", probing.probes),
     ("settings", settings.settings),
     ("replaces", settings.replaces),
 )
@@ -35,21 +34,10 @@ def add_to(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="prints the same as JSON")
     doctor.add_argument("--no-self-test", action="store_true", help="makes no group")
-    doctor.add_argument(
-        "--probe",
-        action="store_true",
-        help="asks the first GPU what no document says of it, in some two minutes, and keeps the answers: by them "
-        "groups choose how ranks wait for each other. The GPU should be idle",
-    )
-    doctor.add_argument("--decisions", action="store_true", help="prints what such answers decide, here and in general")
     doctor.set_defaults(run=_run)
 
 
 def _run(args: Any) -> int:
-    if args.probe:
-        return probing.probe(args.json)
-    if args.decisions:
-        return probing.print_decisions()
     return main(args.json, not args.no_self_test)
 
 

@@ -2,17 +2,19 @@
 
 Until the first CUDA tensor comes, everything goes straight to the CPU transport. From then on a queue holds
 the collectives of all devices, for a collective of CUDA tensors takes several steps of the CPU transport.
+
+A rank may use several GPUs, each by a transport of its own. Those of the ranks belong together by the order in which
+collectives came to them first: a GPU's number in it, its ordinal, is part of what ranks compare of a call.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
-from ..threads import threading
+from ..threads import threading, time
 from .base import Transport
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from .cuda.transport import CudaTransport
     from .tickets import Queue
     from .trace_file import Peer, Record
-
-
-log = logging.getLogger("c10d_custom")
 
 
 class ByDevice(Transport):
@@ -49,8 +48,8 @@ class ByDevice(Transport):
         self._changed = threading.Condition()
         self._opening: int | None = None  # the thread that makes a CudaTransport
         self._cuda: dict[torch.device, CudaTransport] = {}
-        # The device of the first collective: the one that the ranks' modes are for.
-        self._first: torch.device | None = None
+        self._ordinals: dict[torch.device, int] = {}  # of those that collectives have come to
+        self._close_all: Any = None  # of cuda.transport, once that is wanted
         self._queue: Queue | None = None
         self._here = threading.local()
         self.fast_collective, self.fast_submit, self.fast_message = (
@@ -78,15 +77,20 @@ class ByDevice(Transport):
                 f"{', '.join(self.device_types)} only"
             )
         cuda = self._cuda.get(device) or self._open(device)
-        if isinstance(call, Call) and call.op is not Op.barrier:
-            if self._first is None:
-                self._first = device
-            elif self._first != device:
-                raise UsageError(
-                    f"{call.name}: tensors on {device}, but this group's collectives began with tensors "
-                    f"on {self._first}; a rank uses one GPU in one group"
-                )
+        if not isinstance(call, Call):
+            return cuda.issue(call)
+        if call.op is not Op.barrier:
+            with self._changed:
+                call.ordinal = self._ordinals.setdefault(device, len(self._ordinals))
+            return cuda.issue(call)
+        beside: list[Any] = []
+        for other in self._cuda.values():
+            if other is not cuda:
+                other.issue(call)
+                beside.append(call.stream_op)
         cuda.issue(call)
+        cast("Any", call.stream_op).beside = beside
+        return None
 
     def _open(self, device: torch.device) -> CudaTransport:
         """Its CudaTransport. Made without the lock: it takes its time, and may be interrupted by a handler that calls
@@ -105,19 +109,24 @@ class ByDevice(Transport):
             self._opening = threading.get_ident()
         try:
             from .cuda import driver as cuda_driver  # not before: most groups have no tensors there
-            from .cuda.transport import CudaTransport
+            from .cuda.transport import CudaTransport, close_all
             from .tickets import Queue
 
-            cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host)
+            cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host, self._gpus)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
                 self.fast_collective = self.fast_submit = None
+            self._close_all = close_all
             self._cuda[device] = cuda
             return cuda
         finally:
             with self._changed:
                 self._opening = None
                 self._changed.notify_all()
+
+    def _gpus(self) -> list[str]:
+        """The GPUs that this rank's collectives have come to, by their ordinals."""
+        return [self._cuda[device].driver.uuid for device in list(self._ordinals)]
 
     def devices(self) -> list[torch.device]:
         """Those of which this rank has used tensors."""
@@ -128,6 +137,8 @@ class ByDevice(Transport):
         try:
             if call.device is None:
                 self.cpu.run(call)
+            elif call.op is Op.barrier:
+                self._barrier(call)
             else:
                 self._cuda[call.device].execute(call)
             return None
@@ -142,6 +153,15 @@ class ByDevice(Transport):
             raise
         finally:
             self._here.depth -= 1
+
+    def _barrier(self, call: Call) -> None:
+        """What the ranks had queued before it, on any of their GPUs, they have done."""
+        last: Any = call.stream_op
+        deadline = time.monotonic() + call.timeout
+        by_driver = {cuda.driver: cuda for cuda in list(self._cuda.values())}
+        for stream_op in (*last.beside, last):
+            by_driver[stream_op.driver].come_to(call, stream_op, deadline)
+        self.cpu.run(call)
 
     # --- the Transport's face
 
@@ -236,16 +256,6 @@ class ByDevice(Transport):
             cuda.leave()
 
     def close(self) -> None:
-        for device, cuda in self._cuda.items():
-            try:
-                cuda.close()
-            except Exception as error:
-                # CUDA fails for good once a kernel has: the process's end frees what this did not.
-                log.warning(
-                    "group %s, rank %d: %s could not be left in good order: %s",
-                    self.cpu.name,
-                    self.cpu.rank,
-                    device,
-                    error,
-                )
+        if self._close_all is not None:
+            self._close_all(self.cpu, list(self._cuda.values()))
         self.cpu.close()

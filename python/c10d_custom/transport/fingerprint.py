@@ -24,7 +24,7 @@ class Fingerprint:
     dtype: int
     root: int
     count: int
-    device: int
+    device: int  # 0: the CPU; else 1 + the ordinal of the rank's device in the group
 
     def __str__(self) -> str:
         op = Op(self.op) if self.op in Op.__members__.values() else None
@@ -40,7 +40,7 @@ class Fingerprint:
         if self.root >= 0:
             text.append(f"root {self.root}")
         if self.device:
-            text.append("on CUDA")
+            text.append("on CUDA" if self.device == 1 else f"on CUDA (its GPU {self.device - 1} in this group)")
         return " ".join(text)
 
     def differing_fields(self, other: Fingerprint) -> list[str]:
@@ -68,6 +68,11 @@ def mismatch_table(
         fields = [name for name in fields if name != "count"]  # every other rank's is that of its own part
         parts |= {r: ([f.count] * len(members),) * 2 for r, f in known.items() if f.count != ANY_COUNT}
     head = f"they differ in {', '.join(fields) or 'the sizes of their parts'}"
+    if fields == ["device"] and all(f.device for f in known.values()):
+        head += (
+            " (GPU 0 in a group is the one that a rank's collectives came to first, GPU 1 the next: all ranks must "
+            "take theirs in the same order)"
+        )
     if first is not None and not fields and (pairs := unfit(first.op, first.root, parts)):
         head += f" ({named(pairs)})"
     return f"{head}:\n" + "\n".join(lines)

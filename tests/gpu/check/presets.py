@@ -36,13 +36,12 @@ def bench(name, limit):
     return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *more)
 
 
-MODE, ORDER = "C10D_CUSTOM_CUDA_MODE", "C10D_CUSTOM_CUDA_ORDER"
+MODE = "C10D_CUSTOM_CUDA_MODE"
 # Small calls, too:
 BY_GPU_MEMORY = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0", "C10D_CUSTOM_CUDA_IN_PLACE_BYTES": str(1 << 34)}
-IN_PLACE = {"C10D_CUSTOM_CUDA_IN_PLACE_BYTES": "0", "GPU_CHECK_NEEDS": "mapped"}  # GPU_CHECK_NEEDS: for conftest.py
+IN_PLACE = {"C10D_CUSTOM_CUDA_IN_PLACE_BYTES": "0"}
 NARROW = ("-k", "not large and (all_reduce or reduce_scatter or all_gather or all_to_all_single or send_recv)")
 LITTLE = {**BY_GPU_MEMORY, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
-BY_VALUES = {**BY_GPU_MEMORY, ORDER: "values"}
 CASES = ("test_conformance.py", "-k", "not large")
 
 BEGIN = (
@@ -55,7 +54,6 @@ PRESETS = {
     "probe": (
         *BEGIN,
         COMPILE,
-        program("probes", 140, "check.probes", "{device}", "{limit}", "{data}/probes.json"),
         program("MPS", 40, "probes.mps", cpu=False),
         tests("fused kernels, ranks of one process", 170, "2", "test_one_gpu.py", cpu=False),
     ),
@@ -68,14 +66,12 @@ PRESETS = {
         tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
         tests("by GPU memory", 50, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
         tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
-        tests("by stream memory operations", 50, "2", "test_conformance.py", *NARROW, settings=BY_VALUES),
     ),
     "faults": (
         *BEGIN,
         COMPILE,
         tests("faults", 100, "2,4", "test_faults.py"),
         tests("faults, by GPU memory", 75, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
-        tests("faults, by stream memory operations", 75, "2,4", "test_faults.py", settings=BY_VALUES),
         tests("memory of processes that end", 40, "2", "test_memory.py", "-k", "ended"),
         tests("p2p", 40, "2,4", "test_p2p.py", settings={MODE: "p2p"}, cpu=False),
     ),
@@ -87,7 +83,7 @@ PRESETS = {
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("memory of groups", 30, "2,4", "test_memory.py", "-k", "groups"),
         tests("1 MiB of staging", 55, "4", "test_conformance.py", *NARROW, settings=LITTLE),
-        tests("in place, where probes allow", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
+        tests("in place, if it can be", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
         tests("programs", 30, "2", "test_programs.py"),
         tests("agreement with gloo and NCCL", 25, "2,4", "test_agreement.py"),
     ),

@@ -7,12 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
-from c10d_custom.doctor.probes.gpu import Gpu
-from c10d_custom.doctor.probes.run import Probe, ask
-
+CLOCKS = 50_000_000
 BUSY = 0.5
 NOT_RUN = 3
 
@@ -44,22 +43,48 @@ def daemon():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def spinner(p):
-    """Both processes begin at the same time; how long half a second of one thread's work takes beside the other's."""
-    stream = p.gpu.stream()
-    p.say()
-    p.hear()
+def spinner():
+    """In a process of its own: how long work of one thread takes that alone takes BUSY, once told to begin."""
+    import torch
+
+    torch.cuda.synchronize()
+    for _ in range(2):  # the first also loads
+        began = time.monotonic()
+        torch.cuda._sleep(CLOCKS)
+        torch.cuda.synchronize()
+    rate = CLOCKS / (time.monotonic() - began)
+    print("ready", flush=True)
+    sys.stdin.readline()
     began = time.monotonic()
-    p.gpu.spin(stream, BUSY)
-    p.gpu.settle(stream)
-    p.tell("together", time.monotonic() - began)
+    torch.cuda._sleep(int(BUSY * rate))
+    torch.cuda.synchronize()
+    print(time.monotonic() - began, flush=True)
 
 
 def together(environment=None):
-    found = ask(Probe("MPS", (spinner, spinner), ("together",), environment=environment or {}), Gpu, 12)
-    if "together" not in found.answers:
-        raise OSError(found.remarks["together"])
-    return found.answers["together"]
+    """How long it takes in two processes at once."""
+    command, pipe = [sys.executable, __file__, "spinner"], subprocess.PIPE
+    both = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **(environment or {})})
+        for _ in range(2)
+    ]
+    guard = threading.Timer(12, lambda: [p.kill() for p in both])
+    guard.start()
+    try:
+        if any(p.stdout.readline() != "ready\n" for p in both):
+            raise OSError("a process ended before it began")
+        for p in both:
+            p.stdin.write("\n")
+            p.stdin.flush()
+        said = [p.stdout.readline() for p in both]
+        if not all(said):
+            raise OSError("no answer within 12 s")
+        return max(map(float, said))
+    finally:
+        guard.cancel()
+        for p in both:
+            p.kill()
+            p.wait()
 
 
 def main():
@@ -75,4 +100,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(spinner() if sys.argv[1:] else main())

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,7 @@ from ...call import copy_back
 from ...errors import UsageError
 from ...extras import how_to_install
 from ...threads import threading
-from .answers import answers_of
-from .libcuda import Libcuda
+from .libcuda import Libcuda, OutOfMemoryError
 from .mappings import Allocation, Mappings
 
 if TYPE_CHECKING:
@@ -30,154 +28,12 @@ if TYPE_CHECKING:
     from .kernels import Job, Kernels
 
 
-class Driver(ABC):
-    """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
-    can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
-    time; ``mappings``: what of other processes is open here; ``probed``: what the probes have found of it, as
-    decisions.py has it; ``side_by_side``: whether it runs kernels of different processes at once. Errors of CUDA are
-    TransportError, or cupy's."""
+class Driver(Libcuda):
+    """One GPU, and what libcuda.py does with it. ``uuid``: the same for all processes that see it; ``process``: the PID
+    of this process, in which nothing can be opened that it has exported itself; ``identity``: a number that no other
+    Driver has, of any process at any time; ``mappings``: what of other processes is open here; ``side_by_side``:
+    whether it runs kernels of different processes at once. Errors of CUDA are TransportError, or cupy's."""
 
-    device: torch.device
-    uuid: str
-    process: int
-    probed: Mapping[str, bool | float] | None = None
-    side_by_side: bool = False
-    identity: int
-    mappings: Mappings
-
-    @abstractmethod
-    def activate(self) -> AbstractContextManager[None]:
-        """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
-
-    # --- memory
-
-    @abstractmethod
-    def allocate(self, nbytes: int) -> int:
-        """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
-
-    @abstractmethod
-    def free(self, address: int) -> None:
-        pass
-
-    @abstractmethod
-    def export_memory(self, address: int) -> bytes:
-        """The bytes by which another process opens what `allocate` gave, or an Allocation's base."""
-
-    @abstractmethod
-    def allocation_of(self, address: int) -> Allocation | None:
-        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
-
-    @abstractmethod
-    def open_memory(self, handle: bytes) -> int:
-        pass
-
-    @abstractmethod
-    def close_memory(self, address: int) -> None:
-        pass
-
-    @abstractmethod
-    def allocate_pinned(self, nbytes: int) -> int:
-        """Address of host memory that copies run at full speed from and to."""
-
-    @abstractmethod
-    def free_pinned(self, address: int) -> None:
-        pass
-
-    # --- streams and events
-
-    @abstractmethod
-    def create_stream(self, urgent: bool) -> int:
-        """A stream that nobody else has, of high priority; ``urgent``: of the highest there is, and above all others
-        that this makes."""
-
-    @abstractmethod
-    def destroy_stream(self, stream: int) -> None:
-        """One of `create_stream`, which is idle."""
-
-    @abstractmethod
-    def current_stream(self) -> int:
-        """The calling thread's, of this device."""
-
-    @abstractmethod
-    def capturing(self) -> bool:
-        """True while the current stream is captured into a graph."""
-
-    @abstractmethod
-    def create_event(self, shared: bool = False) -> int:
-        """``shared``: can be exported."""
-
-    @abstractmethod
-    def destroy_event(self, event: int) -> None:
-        """Also of one that `open_event` gave."""
-
-    @abstractmethod
-    def export_event(self, event: int) -> bytes:
-        pass
-
-    @abstractmethod
-    def open_event(self, handle: bytes) -> int:
-        pass
-
-    @abstractmethod
-    def record(self, event: int, stream: int) -> None:
-        pass
-
-    @abstractmethod
-    def wait(self, stream: int, event: int) -> None:
-        """``stream`` waits for what was recorded last, by the time of this call."""
-
-    @abstractmethod
-    def done(self, event: int) -> bool:
-        pass
-
-    @abstractmethod
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        """A stream memory operation: writes 32 bits."""
-
-    @abstractmethod
-    def wait_value(self, stream: int, address: int, value: int) -> None:
-        """``stream`` waits until the 32 bits at ``address`` are ``value`` or beyond (cyclically)."""
-
-    # --- work
-
-    @abstractmethod
-    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Between any two memories, pinned host memory too."""
-
-    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
-        self.copy(stream, target, source, nbytes)
-
-    @abstractmethod
-    def zero(self, stream: int, address: int, nbytes: int) -> None:
-        pass
-
-    @abstractmethod
-    def fill(self, stream: int, address: int, value: int) -> None:
-        """Writes 32 bits, as a copy would: no stream memory operation."""
-
-    @abstractmethod
-    def kernels(self) -> Kernels:
-        """The kernels.Kernels of this GPU."""
-
-    @abstractmethod
-    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
-        """See kernels.Kernels.reduce."""
-
-    @abstractmethod
-    def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
-
-    @abstractmethod
-    def future(self) -> torch.futures.Future[Any]:
-        """A torch.futures.Future of tensors on this device."""
-
-    @abstractmethod
-    def resolve(self, future: torch.futures.Future[Any], value: Any, events: Sequence[int]) -> None:
-        """``value``, for streams that come after ``events``."""
-
-
-class CudaDriver(Driver):
     def __init__(self, device: torch.device) -> None:
         try:
             import cupy  # noqa: F401 - for kernels.py
@@ -187,104 +43,57 @@ class CudaDriver(Driver):
         self.device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
         self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self.process = os.getpid()
-        self.probed = answers_of(self.uuid)
         self.identity = int.from_bytes(os.urandom(8), "little")
         self.mappings = Mappings(self)
-        self._cuda = Libcuda()
-        self._context = self._cuda.primary_context(self.device.index)
-        self.side_by_side = self._cuda.side_by_side(self.device.index)
+        super().__init__()
+        self._context = self.primary_context(self.device.index)
+        self.side_by_side = self.runs_side_by_side(self.device.index)
         self._kernels: Kernels | None = None
-        self._after: list[int] = []  # streams of which `resolve` takes one that is idle
+        self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
     def activate(self) -> AbstractContextManager[None]:
-        return self._cuda.pushed(self._context)
+        """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
+        return self.pushed(self._context)
 
     # --- memory
 
+    def visible(self) -> int:
+        """How many GPUs this process sees."""
+        return torch.cuda.device_count()
+
     def allocate(self, nbytes: int) -> int:
-        return self._cuda.allocate(nbytes)
-
-    def free(self, address: int) -> None:
-        self._cuda.free(address)
-
-    def export_memory(self, address: int) -> bytes:
-        return self._cuda.export_memory(address)
+        try:
+            return super().allocate(nbytes)
+        except OutOfMemoryError:  # some may lie unused with torch
+            torch.cuda.empty_cache()
+            return super().allocate(nbytes)
 
     def allocation_of(self, address: int) -> Allocation | None:
-        number = self._cuda.exportable(address)
-        return None if number is None else Allocation(*self._cuda.range_of(address), number)
-
-    def open_memory(self, handle: bytes) -> int:
-        return self._cuda.open_memory(handle)
-
-    def close_memory(self, address: int) -> None:
-        self._cuda.close_memory(address)
-
-    def allocate_pinned(self, nbytes: int) -> int:
-        return self._cuda.allocate_pinned(nbytes)
-
-    def free_pinned(self, address: int) -> None:
-        self._cuda.free_pinned(address)
+        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
+        number = self.exportable(address)
+        return None if number is None else Allocation(*self.range_of(address), number)
 
     # --- streams and events
 
-    def create_stream(self, urgent: bool) -> int:
-        # torch's own streams would be handed out again after 32, and to the user, too.
-        highest = self._cuda.highest_priority
-        return self._cuda.create_stream(highest if urgent else min(0, highest + 1))
-
-    def destroy_stream(self, stream: int) -> None:
-        self._cuda.destroy_stream(stream)
+    def create_stream(self) -> int:
+        """A stream that nobody else has, of high priority."""
+        # torch's own streams would be handed out again after 32, and to the user, too. The highest priority is left to
+        # the user.
+        return self.stream_of(min(0, self.highest_priority + 1))
 
     def current_stream(self) -> int:
+        """The calling thread's, of this device."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def capturing(self) -> bool:
-        return self._cuda.capturing(self.current_stream())
-
-    def create_event(self, shared: bool = False) -> int:
-        return self._cuda.create_event(shared)
-
-    def destroy_event(self, event: int) -> None:
-        self._cuda.destroy_event(event)
-
-    def export_event(self, event: int) -> bytes:
-        return self._cuda.export_event(event)
-
-    def open_event(self, handle: bytes) -> int:
-        return self._cuda.open_event(handle)
-
-    def record(self, event: int, stream: int) -> None:
-        self._cuda.record(event, stream)
-
-    def wait(self, stream: int, event: int) -> None:
-        self._cuda.wait(stream, event)
-
-    def done(self, event: int) -> bool:
-        return self._cuda.done(event)
-
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        self._cuda.write_value(stream, address, value)
-
-    def wait_value(self, stream: int, address: int, value: int) -> None:
-        self._cuda.wait_value(stream, address, value)
+        """True while the current stream is captured into a graph."""
+        return self.captured(self.current_stream())
 
     # --- work
 
-    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self._cuda.copy(stream, target, source, nbytes)
-
-    def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        self._cuda.copy_in(stream, target, source, nbytes)
-
-    def zero(self, stream: int, address: int, nbytes: int) -> None:
-        self._cuda.zero(stream, address, nbytes)
-
-    def fill(self, stream: int, address: int, value: int) -> None:
-        self._cuda.fill(stream, address, value)
-
     def kernels(self) -> Kernels:
+        """The kernels.Kernels of this GPU."""
         if self._kernels is None:
             from .kernels import Kernels
 
@@ -292,6 +101,7 @@ class CudaDriver(Driver):
         return self._kernels
 
     def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+        """See kernels.Kernels.reduce."""
         self.kernels().reduce(stream, dtype, redop, factor, jobs)
 
     def _on(self, stream: int) -> AbstractContextManager[Any]:
@@ -300,35 +110,34 @@ class CudaDriver(Driver):
         return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device))
 
     def copy_tensors(self, stream: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """[(destination, plain source)], on a stream of `create_stream` or the current one, as call.copy_back."""
         with self._on(stream):
             copy_back(pairs)
 
-    def future(self) -> torch.futures.Future[Any]:
-        return torch.futures.Future(devices=[self.device])
-
-    def resolve(self, future: torch.futures.Future[Any], value: Any, events: Sequence[int]) -> None:
-        # What set_result finds current is what the future's waiters and callbacks come after: these events alone.
-        with self._idle_stream() as after:
-            for event in events:
-                self.wait(after, event)
-            with self._on(after):
-                future.set_result(value)
+    def future(self, devices: list[torch.device]) -> torch.futures.Future[Any]:
+        """A future of tensors on these devices."""
+        return torch.futures.Future(devices=[*devices])
 
     @contextlib.contextmanager
-    def _idle_stream(self) -> Iterator[int]:
+    def after(self, events: Sequence[int]) -> Iterator[None]:
+        """A context in which the current stream of this device is one that comes after these events, and nothing else;
+        they may be another device's of this process. What a future is given there, its waiters come after."""
         with self._lock:
-            found = next((s for s in self._after if self._cuda.idle(s)), None)
+            found = next((s for s in self._after if self.idle(s)), None)
             if found is not None:
                 self._after.remove(found)
-        stream = self.create_stream(urgent=False) if found is None else found
+        stream = self.create_stream() if found is None else found
         try:
-            yield stream
+            for event in events:
+                self.wait(stream, event)
+            with self._on(stream):
+                yield
         finally:
             with self._lock:
                 self._after.append(stream)
 
 
 @functools.cache
-def driver_of(device: torch.device) -> CudaDriver:
+def driver_of(device: torch.device) -> Driver:
     """This process's Driver of a torch.device."""
-    return CudaDriver(device)
+    return Driver(device)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+import torch
+
+from ... import dtypes
+from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
 
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
+_INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
 _ALIGN = 256
 _PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
 _MOST = 16 << 20  # bytes of staging: longer calls take several kernels
+_TRIED = 4096  # bytes that the trial adds up
 
 
 class Fused:
@@ -42,8 +47,8 @@ class Fused:
     def allocate(self, stream: int) -> None:
         self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
-        self._memory[self._rank] = self._driver.allocate(_PAD + self._staging)
-        self._driver.zero(stream, self._memory[self._rank], _PAD + self._staging)
+        self._memory[self._rank] = self._driver.allocate(_PAD + self._staging + _TRIED)
+        self._driver.zero(stream, self._memory[self._rank], _PAD + self._staging + _TRIED)
 
     def handle(self) -> str:
         return self._driver.export_memory(self._memory[self._rank]).hex()
@@ -55,6 +60,30 @@ class Fused:
             self._p2p = p2p.P2p(
                 self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging, self._record
             )
+
+    # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
+
+    def compile_trial(self) -> None:
+        for one_shot in (True, False):
+            self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
+
+    def trial(self, stream: int, pinned: int, seconds: float) -> None:
+        """Enqueues both kernels, which give up after so long, and then copies of their sum to ``pinned``. Each rank
+        gives its number plus 1 in every place, then the sum of that."""
+        address = self._memory[self._rank] + _PAD + self._staging
+        ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
+        self._driver.copy(stream, address, pinned, _TRIED)
+        for one_shot in (True, False):
+            self._p2p.all_reduce(stream, _INTS, _SUM, None, address, address, _TRIED // 4, int(seconds * 1e9), one_shot)
+        self._driver.copy(stream, pinned, address, _TRIED)
+
+    def judge_trial(self, pinned: int) -> None:
+        """Once the stream has come there."""
+        if (error := self.error("trial of the kernels of p2p mode")) is not None:
+            raise error
+        want = self._size * self._size * (self._size + 1) // 2
+        if any(value != want for value in (ctypes.c_int32 * (_TRIED // 4)).from_address(pinned)):
+            raise TransportError("the kernels of p2p mode do not add up what the ranks gave")
 
     # --- calls
 
@@ -98,6 +127,11 @@ class Fused:
             return CollectiveMismatchError(
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
                 f"ranks replay the same CUDA graphs, in the same order? {over}"
+            )
+        if failure.kind == p2p.AT_ONCE:
+            return CollectiveMismatchError(
+                f"{where}: two calls of this rank ran on the GPU at once. While a CUDA graph replays, no other call of "
+                f"the group may run: let the stream of each wait for the other's. {over}"
             )
         if failure.kind == p2p.ABORTED:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")

@@ -6,12 +6,15 @@ ranks and writes those of all ranks, where they lie, in one kernel.
     the leader   maps what it does not have mapped yet, runs the kernel, and its host waits until that is done
     every rank   tells that it is through, the leader how it went: nobody goes on before
 
+Before the first such call the ranks try whether memory can be mapped, freed and mapped again (`Trial`): no document of
+CUDA's says what becomes of memory that its owner frees while another process has it open.
+
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
 others have told, lets all ranks take the staging memory instead: all are told the same.
 
 Hosts wait, and no stream for another process's: nobody returns from a call while the kernel may run, except with an
 error. Then tensors are kept, for the kernel may still write them, until the leader has closed what it has mapped
-(`close`, before the mark of peers.close_all), or is gone.
+(`close`, before the mark of transport.close_all), or is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import Op
 from ...dtypes import RedOp
+from ...errors import TransportError
+from .algorithm import IN_PLACE_RANKS
 from .host_exchange import BYTES, tell
 from .kernels import Job
 from .mappings import Allocation
@@ -34,14 +39,16 @@ if TYPE_CHECKING:
     from ...call import Buffer, Call
     from ...errors import CustomBackendError
     from ..base import LocalTransport
+    from .algorithm import Facts
     from .driver import Driver
+
+    Together = Callable[[Callable[[], Any]], tuple[list[Any] | None, str | None]]
 
 
 log = logging.getLogger("c10d_custom")
 
-MAX_RANKS = 16
 LEADER = 0
-_OPS = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
+TRIALS = 3
 _COPY = int(RedOp.BOR)  # of a single source: its bits
 _HANDLE = 64
 _FREED = 8
@@ -69,23 +76,34 @@ class TensorAddresses(c.Structure):
         ("owner", c.c_uint64),
         ("can", c.c_uint64),
         ("freed", c.c_uint64 * _FREED),
-        ("place", TensorAddress * (MAX_RANKS + 1)),
+        ("place", TensorAddress * (IN_PLACE_RANKS + 1)),
     ]
 
 
 class InPlace:
     """``late(call, what)``: the error of a call for which the GPU took too long. One collective at a time."""
 
-    def __init__(self, cpu: LocalTransport, driver: Driver) -> None:
-        self._cpu, self._driver = cpu, driver
+    def __init__(self, cpu: LocalTransport, driver: Driver, facts: Facts) -> None:
+        self._cpu, self._driver, self._facts = cpu, driver, facts
         self._n, self._me = cpu.size, cpu.rank
+        self._trial: Trial | None = None  # while it is made
         self._told: dict[int, tuple[Allocation, bytes]] = {}  # number -> it and its handle, told longest ago first
-        self._off = False
 
-    def takes(self, call: Call, least: int) -> bool:
-        """Whether it is for such a call: alike on all ranks that call alike. ``least``: bytes from which on it pays."""
-        nbytes = max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs))
-        return not self._off and call.op in _OPS and nbytes > least
+    def try_it(self, stream: int, settle: Callable[[], None], together: Together) -> str | None:
+        """What keeps the leader from mapping memory that others free and allocate anew, or None. ``settle``: waits for
+        what is on the stream; ``together``: all ranks take a step (Setup._all)."""
+        trial = self._trial = Trial(self._driver, self._me, stream, settle)
+        problem: str | None = None
+        for _ in range(TRIALS):
+            shown, problem = together(trial.show)
+            if problem is None:
+                _, problem = together(functools.partial(trial.look, shown or []))
+            if problem is not None:
+                break
+        together(trial.close_imports)
+        self._facts.in_place = problem is None
+        self.free()
+        return problem
 
     def run(
         self,
@@ -115,7 +133,7 @@ class InPlace:
             done = self._lead(call, stream, table, factor, functools.partial(self._await, stream, call, left, late))
         said = tell(self._cpu, f"{call.name} (its end)", left(), bytes([done]))
         if said[LEADER] != bytes([True]):
-            self._off = True
+            self._facts.in_place = False
             log.info("group %s, rank %d: collectives take the staging memory", self._cpu.name, self._me)
             return False
         return True
@@ -123,6 +141,14 @@ class InPlace:
     def close(self) -> None:
         """The stream is idle."""
         self._driver.mappings.release(self)
+        if self._trial is not None:
+            self._trial.close_imports()
+
+    def free(self) -> None:
+        """All ranks have closed."""
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.free()
 
     def _await(
         self,
@@ -221,6 +247,70 @@ class InPlace:
     def _leave(self, entered: Sequence[tuple[int, int]]) -> None:
         for owner, number in entered:
             self._driver.mappings.leave(self, owner, number)
+
+
+class Trial:
+    """Every rank but the leader allocates as torch does, shows it, and frees it while the leader has it open, several
+    times: each must have a number that none had before, and hold what its owner wrote once the leader, who has closed
+    the one before, opens it."""
+
+    _NBYTES = 2 << 20  # torch's least segment: CUDA cuts smaller ones from a block that lives on
+
+    def __init__(self, driver: Driver, me: int, stream: int, settle: Callable[[], None]) -> None:
+        self._driver, self._me, self._stream, self._settle = driver, me, stream, settle
+        self._numbers: set[int] = set()
+        self._own = self._pinned = 0  # addresses
+        self._open: dict[int, int] = {}  # rank -> address
+
+    def _value(self, rank: int) -> int:
+        return rank << 8 | self._steps
+
+    _steps = 0
+
+    def show(self) -> tuple[str, int] | None:
+        self._steps += 1
+        if self._me == LEADER:
+            return None
+        if not self._pinned:
+            self._pinned = self._driver.allocate_pinned(4)
+        self._free_own()
+        self._own = self._driver.allocate(self._NBYTES)
+        number = getattr(self._driver.allocation_of(self._own), "number", None)
+        if number is None or number in self._numbers:
+            raise TransportError(f"CUDA numbers a new allocation {number}")
+        self._numbers.add(number)
+        c.c_uint32.from_address(self._pinned).value = self._value(self._me)
+        self._driver.copy(self._stream, self._own, self._pinned, 4)
+        self._settle()
+        return self._driver.export_memory(self._own).hex(), number
+
+    def look(self, shown: Sequence[Any]) -> None:
+        if self._me != LEADER:
+            return
+        if not self._pinned:
+            self._pinned = self._driver.allocate_pinned(4)
+        self.close_imports()
+        for rank, (handle, _) in enumerate(shown[1:], 1):
+            self._open[rank] = self._driver.open_memory(bytes.fromhex(handle))
+            self._driver.copy(self._stream, self._pinned, self._open[rank], 4)
+            self._settle()
+            if c.c_uint32.from_address(self._pinned).value != self._value(rank):
+                raise TransportError(f"memory of rank {rank} that was freed is still there in place of what is new")
+
+    def close_imports(self) -> None:
+        while self._open:
+            self._driver.close_memory(self._open.popitem()[1])
+
+    def _free_own(self) -> None:
+        own, self._own = self._own, 0
+        if own:
+            self._driver.free(own, opened=True)
+
+    def free(self) -> None:
+        self._free_own()
+        pinned, self._pinned = self._pinned, 0
+        if pinned:
+            self._driver.free_pinned(pinned)
 
 
 def jobs_of(call: Call, at: Sequence[Sequence[int]]) -> list[Job]:

@@ -15,24 +15,27 @@ from typing import Any
 
 from ...errors import TransportError
 
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_OUT_OF_MEMORY, _NOT_READY = 2, 600  # CUDA_ERROR_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_EVENT_DISABLE_TIMING, _EVENT_INTERPROCESS = 2, 4
+_EVENT_DISABLE_TIMING = 2
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _BUFFER_ID, _IPC_CAPABLE = 7, 10  # CU_POINTER_ATTRIBUTE_..., that of cuIpcGetMemHandle
 _HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_...
 _MPS = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
-_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 HANDLE_BYTES = 64
 # Below so many bytes cuMemcpyAsync writes to the GPU by an engine that takes turns with the kernels of other processes;
 # seen on an H200: at 16 KiB it does, at 32 KiB not. Two rows always go by the copy engine.
 _BY_ROWS = 64 << 10
 
 
+class OutOfMemoryError(TransportError):
+    """There is no more memory on the GPU, or of the host's that can be pinned."""
+
+
 class Handle(c.Structure):
-    """CUipcMemHandle and CUipcEventHandle, which calls take by value."""
+    """CUipcMemHandle, which calls take by value."""
 
     _fields_ = [("reserved", c.c_char * HANDLE_BYTES)]
 
@@ -76,15 +79,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "cuIpcGetMemHandle": (_POINTER, _ADDRESS),
     "cuIpcOpenMemHandle_v2": (_POINTER, Handle, _UINT),
     "cuIpcCloseMemHandle": (_ADDRESS,),
-    "cuIpcGetEventHandle": (_POINTER, _POINTER),
-    "cuIpcOpenEventHandle": (_POINTER, Handle),
     "cuStreamCreateWithPriority": (_POINTER, _UINT, _INT),
     "cuStreamDestroy_v2": (_POINTER,),
     "cuStreamQuery": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _UINT),
-    "cuStreamWriteValue32_v2": (_POINTER, _ADDRESS, c.c_uint32, _UINT),
-    "cuStreamWaitValue32_v2": (_POINTER, _ADDRESS, c.c_uint32, _UINT),
     "cuEventCreate": (_POINTER, _UINT),
     "cuEventDestroy_v2": (_POINTER,),
     "cuEventRecord": (_POINTER, _POINTER),
@@ -92,7 +91,6 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
     "cuMemcpy2DAsync_v2": (_POINTER, _POINTER),
     "cuMemsetD8Async": (_ADDRESS, c.c_ubyte, _SIZE, _POINTER),
-    "cuMemsetD32Async": (_ADDRESS, _UINT, _SIZE, _POINTER),
     "cuGetErrorName": (_INT, _POINTER),
     "cuGetErrorString": (_INT, _POINTER),
 }
@@ -117,7 +115,8 @@ class Libcuda:
 
     def _do(self, name: str, *arguments: Any) -> None:
         if status := self._calls[name](*arguments):
-            raise TransportError(f"CUDA: {name}: {self.text(status)}")
+            kind = OutOfMemoryError if status == _OUT_OF_MEMORY else TransportError
+            raise kind(f"CUDA: {name}: {self.text(status)}")
 
     def _get(self, kind: Any, name: str, *arguments: Any) -> Any:
         """What a call leaves where its first argument points."""
@@ -140,7 +139,7 @@ class Libcuda:
         device = self._get(c.c_int, "cuDeviceGet", index)
         return self._get(c.c_void_p, "cuDevicePrimaryCtxRetain", device)
 
-    def side_by_side(self, index: int) -> bool:
+    def runs_side_by_side(self, index: int) -> bool:
         """Whether kernels of different processes run at once there, by MPS. A driver that cannot tell: False."""
         out, device = c.c_int(), self._get(c.c_int, "cuDeviceGet", index)
         return self._calls["cuDeviceGetAttribute"](c.byref(out), _MPS, device) == 0 and out.value != 0
@@ -163,12 +162,15 @@ class Libcuda:
     # --- memory
 
     def allocate(self, nbytes: int) -> int:
+        """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
         return self._get(c.c_uint64, "cuMemAlloc_v2", nbytes)
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, opened: bool = False) -> None:
+        """``opened``: though another process has it open; nobody but a trial does so."""
         self._do("cuMemFree_v2", address)
 
     def allocate_pinned(self, nbytes: int) -> int:
+        """Address of host memory that copies run at full speed from and to."""
         return self._get(c.c_void_p, "cuMemHostAlloc", nbytes, _PORTABLE)
 
     def free_pinned(self, address: int) -> None:
@@ -192,18 +194,16 @@ class Libcuda:
         return base.value, nbytes.value
 
     def export_memory(self, address: int) -> bytes:
-        return self._exported("cuIpcGetMemHandle", address)
+        """The bytes by which another process opens an allocation, which begins there."""
+        handle = Handle()
+        self._do("cuIpcGetMemHandle", c.byref(handle), address)
+        return bytes(handle)
 
     def open_memory(self, handle: bytes) -> int:
         return self._get(c.c_uint64, "cuIpcOpenMemHandle_v2", Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
 
     def close_memory(self, address: int) -> None:
         self._do("cuIpcCloseMemHandle", address)
-
-    def _exported(self, name: str, what: int) -> bytes:
-        handle = Handle()
-        self._do(name, c.byref(handle), what)
-        return bytes(handle)
 
     # --- streams and events
 
@@ -214,7 +214,7 @@ class Libcuda:
         self._do("cuCtxGetStreamPriorityRange", c.byref(least), c.byref(greatest))
         return greatest.value
 
-    def create_stream(self, priority: int) -> int:
+    def stream_of(self, priority: int) -> int:
         return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, priority)
 
     def destroy_stream(self, stream: int) -> None:
@@ -223,28 +223,22 @@ class Libcuda:
     def idle(self, stream: int) -> bool:
         return self._past("cuStreamQuery", stream)
 
-    def capturing(self, stream: int) -> bool:
+    def captured(self, stream: int) -> bool:
         out = c.c_int()
         self._do("cuStreamIsCapturing", stream, c.byref(out))
         return out.value != 0
 
-    def create_event(self, shared: bool) -> int:
-        flags = _EVENT_DISABLE_TIMING | (_EVENT_INTERPROCESS if shared else 0)
-        return self._get(c.c_void_p, "cuEventCreate", flags)
+    def create_event(self) -> int:
+        return self._get(c.c_void_p, "cuEventCreate", _EVENT_DISABLE_TIMING)
 
     def destroy_event(self, event: int) -> None:
         self._do("cuEventDestroy_v2", event)
-
-    def export_event(self, event: int) -> bytes:
-        return self._exported("cuIpcGetEventHandle", event)
-
-    def open_event(self, handle: bytes) -> int:
-        return self._get(c.c_void_p, "cuIpcOpenEventHandle", Handle.from_buffer_copy(handle))
 
     def record(self, event: int, stream: int) -> None:
         self._do("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
+        """``stream`` waits for what was recorded last, by the time of this call."""
         self._do("cuStreamWaitEvent", stream, event, 0)
 
     def done(self, event: int) -> bool:
@@ -256,19 +250,14 @@ class Libcuda:
             raise TransportError(f"CUDA: {self.text(status)}, in work queued on this device before")
         return status == 0
 
-    def write_value(self, stream: int, address: int, value: int) -> None:
-        self._do("cuStreamWriteValue32_v2", stream, address, value & 0xFFFFFFFF, 0)
-
-    def wait_value(self, stream: int, address: int, value: int) -> None:
-        self._do("cuStreamWaitValue32_v2", stream, address, value & 0xFFFFFFFF, _GEQ)
-
     # --- work
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Between any two memories, pinned host memory too."""
         self._do("cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """``source``: pinned host memory, ``target``: this GPU's."""
+        """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
         if nbytes >= _BY_ROWS:
             return self.copy(stream, target, source, nbytes)
         if nbytes < 2:
@@ -285,6 +274,3 @@ class Libcuda:
 
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         self._do("cuMemsetD8Async", address, 0, nbytes, stream)
-
-    def fill(self, stream: int, address: int, value: int) -> None:
-        self._do("cuMemsetD32Async", address, value & 0xFFFFFFFF, 1, stream)

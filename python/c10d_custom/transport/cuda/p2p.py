@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+import itertools
 import operator
 import struct
 import zlib
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from .algorithm import FUSED_RANKS
 from .kernels import PREMUL_SUM, divisor_of
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from .kernels import Kernels
 
 
-MAX_RANKS, MAX_BLOCKS = 16, 64
-TIMEOUT, MISMATCH, ABORTED, PEER = range(1, 5)  # Kind
+MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
+TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
 RECORD_BYTES = 16
 # Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
@@ -48,15 +50,15 @@ class Arguments(c.Structure):
         ("fingerprint", c.c_uint32),
         ("unit", c.c_uint32),
         ("divisor", c.c_uint32),
-        ("reserved", c.c_uint32),
+        ("token", c.c_uint32),
     ]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something
-    else), ABORTED (by this rank's host) or PEER (``peer`` gave up). ``number``: of the kernel, from 0, in the
-    order in which the device ran them."""
+    """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something else),
+    ABORTED (by this rank's host), PEER (``peer`` gave up) or AT_ONCE (two calls of this rank ran at once). ``number``:
+    of the kernel, from 0, in the order in which the device ran them; not of AT_ONCE."""
 
     kind: int
     peer: int
@@ -75,7 +77,7 @@ class P2p:
 
     all_reduce may be captured in a CUDA graph, with all its arguments: each replay is one more call. Calls,
     replays among them, must be ordered by a stream, in the same order on all ranks, and no host need take part
-    in the agreement: ranks that call different things find out in the kernel.
+    in the agreement: ranks that call different things find out in the kernel, and so does one whose calls run at once.
 
     No call blocks, and nothing waits on the device beyond the time-out. A kernel that gives up ends as usual,
     with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
@@ -102,17 +104,28 @@ class P2p:
         self._half = staging_bytes // 2 & -16
         self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
+        self._tokens = itertools.count()
 
     def all_reduce(
-        self, stream: int, dtype: DType, redop: int, factor: Any, source: int, target: int, count: int, timeout_ns: int
+        self,
+        stream: int,
+        dtype: DType,
+        redop: int,
+        factor: Any,
+        source: int,
+        target: int,
+        count: int,
+        timeout_ns: int,
+        one_shot: bool | None = None,
     ) -> None:
         """Enqueues target[i] = the reduction over all ranks' source[i], in rank order, rounded once. ``source``
         and ``target`` are addresses and may be the same; ``dtype``, ``redop`` as Kernels.reduce has them;
         ``factor``: of AVG what is divided by (None: the number of ranks), of PREMUL_SUM this rank's.
-        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several."""
+        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several; ``one_shot``: which
+        kind they are, None: as it is faster."""
         size = count * dtype.item_bytes
         bits = functools.reduce(operator.or_, (source, target))
-        self.prepare(dtype, redop, count)
+        self.prepare(dtype, redop, count, one_shot)
         common = dict(
             half=self._half,
             record=self._record,
@@ -123,13 +136,14 @@ class P2p:
             factor=float(factor) if redop == PREMUL_SUM else 0.0,
             divisor=divisor_of(redop, factor, self._ranks),
         )
-        for start, part, algorithm in self._parts(size):
+        for start, part, algorithm in self._parts(size, one_shot):
             share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
             arguments = Arguments(
                 input=source + start,
                 output=target + start,
                 bytes=part,
                 slice=share,
+                token=next(self._tokens) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
                 **common,
             )
@@ -140,23 +154,24 @@ class P2p:
                 self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads, arguments
             )
 
-    def prepare(self, dtype: DType, redop: int, count: int) -> None:
+    def prepare(self, dtype: DType, redop: int, count: int, one_shot: bool | None = None) -> None:
         """Compiles the kernels of such a call, so that all_reduce only launches."""
-        for algorithm in self._algorithms(dtype, count):
+        for algorithm in self._algorithms(dtype, count, one_shot):
             self._kernels.function(algorithm, dtype, redop)
 
     def prepared(self, dtype: DType, redop: int, count: int) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
         return all(self._kernels.has(algorithm, dtype, redop) for algorithm in self._algorithms(dtype, count))
 
-    def _algorithms(self, dtype: DType, count: int) -> Iterable[str]:
-        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes))
+    def _algorithms(self, dtype: DType, count: int, one_shot: bool | None = None) -> Iterable[str]:
+        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes, one_shot))
 
-    def _parts(self, size: int) -> Iterator[tuple[int, int, str]]:
+    def _parts(self, size: int, one_shot: bool | None = None) -> Iterator[tuple[int, int, str]]:
         """(start, bytes, algorithm) of each kernel."""
         for start in range(0, size, self._half):
             part = min(self._half, size - start)
-            yield start, part, "OneShot" if part <= self._one_shot else "TwoShot"
+            small = part <= self._one_shot if one_shot is None else one_shot
+            yield start, part, "OneShot" if small else "TwoShot"
 
     def failure(self) -> Failure | None:
         """The Failure, or None while the kernels have not given up."""

@@ -12,17 +12,14 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
-from . import in_place, p2p
-from .decisions import choose_order, decide
-from .event_order import EventOrder
+from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
-from .order import HostOrder, Order, ValueOrder
 from .stream_op import poll
 
 if TYPE_CHECKING:
@@ -33,17 +30,17 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 8192
-_CHECKED = 4096  # bytes at the start of the staging memory that the trial reads
+_CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL = 5.0
-_SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
-_MARK = 1  # in the segment: this rank holds no memory of another any more
-_ORDERS: dict[str, type[Order]] = {o.name: o for o in (HostOrder, ValueOrder, EventOrder)}
 
 
 @dataclass(frozen=True)
 class Mode:
+    """``slower``: than what was wanted, or than it could be."""
+
     name: str
     reason: str
+    slower: bool = False
 
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
@@ -52,34 +49,54 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if len(forced) > 1:
         said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
         raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "order", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
     wanted = forced.pop()
+    crossing = _crossing(table)
     pids = [w["pid"] for w in table]
     gpus = [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
-    if wanted == "auto" and any(w["found_mode"] == "staged" for w in table):
-        return Mode("staged", "the probes found that processes here share no GPU memory")
     if len(set(pids)) < len(pids):
-        return Mode("staged", "several ranks in one process cannot open each other's memory")
-    if len(set(gpus)) == len(gpus) > 1:
+        return Mode("staged", "several ranks in one process cannot open each other's memory", slower=True)
+    if len(set(gpus)) == len(gpus) > 1 and not crossing:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
     if wanted == "p2p" and len(gpus) > 1:
         raise TransportError(
             f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
+            f"{crossing}"
         )
-    return Mode("shared", f"{len(gpus)} ranks on {len(set(gpus))} GPU{'s' if len(set(gpus)) > 1 else ''}")
+    if crossing:
+        return Mode("shared", f"{len(gpus)} ranks{crossing}")
+    used = len(set(gpus))
+    reason = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    if len(gpus) > used < min(w["visible"] for w in table):
+        # Whoever has one for each rank hardly means this.
+        reason += (
+            f" of {min(w['visible'] for w in table)}: call torch.cuda.set_device(local rank) before the first tensor"
+        )
+        return Mode("shared", reason, slower=True)
+    return Mode("shared", reason)
+
+
+def _crossing(table: Sequence[dict[str, Any]]) -> str:
+    """Whether a rank's GPU is one that another has used before in this group: kernels that wait there could wait in a
+    circle. "" if not."""
+    for rank, said in enumerate(table):
+        for other, earlier in enumerate(table):
+            if other != rank and said["gpu"] in earlier["earlier"]:
+                return f", and the one that rank {rank} uses now was used by rank {other} before"
+    return ""
 
 
 class Setup:
-    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives;
-    ``helper``: one for what must not wait behind them. ``opened``: every Peers there has been, for
-    the transport to close."""
+    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives; ``earlier``:
+    the GPUs that this rank has used before in the group. ``opened``: every Peers there has been, for the transport to
+    close."""
 
     def __init__(
         self,
@@ -87,16 +104,15 @@ class Setup:
         driver: Driver,
         config: Config,
         stream: int,
-        helper: int,
         call: Call,
         left: Callable[[], float],
+        earlier: Sequence[str] = (),
     ) -> None:
+        self._earlier = list(earlier)
         self.cpu, self.driver, self.config = cpu, driver, config
-        self.in_place = False  # whether all ranks share a GPU, and map each other's tensors
-        self.stream, self.helper, self.call, self._left = stream, helper, call, left
+        self.stream, self.call, self._left = stream, call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
-        self.turns = False  # whether kernels of ranks that share a GPU run one after the other
-        self.host_limit = 0  # up to so many bytes a collective goes through host memory (by_size.py)
+        self.facts: Any = None  # Facts, likewise
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
@@ -109,62 +125,59 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
-        chosen, why = choose_order(c.cuda_order, self.driver.probed)
-        found = decide(self.driver.probed)
         table = self.tell(
             {
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
+                "earlier": self._earlier,
                 "mode": c.cuda_mode,
-                "found_mode": found["mode"].choice,
                 "staging_bytes": c.cuda_staging_bytes,
-                "order": c.cuda_order,
-                "chosen_order": chosen,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
                 "in_place_bytes": c.cuda_in_place_bytes,
                 "host_bytes": c.cuda_host_bytes,
                 "side_by_side": self.driver.side_by_side,
-                "memory": found["memory"].choice,
+                "visible": self.driver.visible(),
             }
         )
         mode = self.mode = choose(table)
-        gpus = {w["gpu"] for w in table}
-        self.in_place = all(w["memory"] == "mapped" for w in table) and len(gpus) == 1
-        if len(gpus) < self.cpu.size:
-            self.turns = not all(w["side_by_side"] for w in table)
-            self.host_limit = c.cuda_host_bytes // (1 if self.turns else _SIDE_BY_SIDE)
+        size, gpus = self.cpu.size, len({w["gpu"] for w in table})
+        self.facts = Facts(
+            size,
+            gpus,
+            side_by_side=all(w["side_by_side"] for w in table),
+            fused=mode.name == "p2p" and 2 <= size <= FUSED_RANKS,
+            in_place=gpus == 1 and 2 <= size <= IN_PLACE_RANKS,
+            half=c.cuda_staging_bytes // HALVES,
+        )
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
             alone = Peers(self)  # which holds nothing
             alone.forget_setup()
             return mode, alone
-        if len({w["chosen_order"] for w in table}) > 1:
-            chosen, why = "host", "what the probes found differs between the ranks"
-        peers, problem = self._open(_ORDERS[chosen])
-        if peers is None and chosen != "host":
-            chosen, why = "host", f"{chosen} do not work: {problem}"
-            peers, problem = self._open(HostOrder)
+        peers, problem = self._open()
+        if peers is None and self.facts.fused:
+            mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
+            self.facts.fused = False
+            peers, problem = self._open()
         if peers is None:
-            return Mode("staged", f"{mode.name} mode does not work: {problem}"), None
-        return Mode(mode.name, f"{mode.reason}; ordered by {chosen}: {why}"), peers
+            return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
+        if peers.in_place is not None and (problem := peers.in_place.try_it(self.stream, self.settle, self._all)):
+            return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
+        return mode, peers
 
-    def _open(self, order: type[Order]) -> tuple[Peers | None, str | None]:
+    def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        handles, problem = self._all(lambda: peers.allocate(order))
-        for step in (
-            lambda: peers.open(handles or []),
-            peers.write_own,
-            peers.read_others,
-            peers.read_own,
-            peers.try_order,
-        ):
+        handles, problem = self._all(peers.allocate)
+        steps = [lambda: peers.open(handles or []), peers.write_own, peers.read_others]
+        steps += [peers.compile_trial, peers.try_fused] if peers.fused is not None else []
+        for step in steps:
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
             return peers, None
-        peers.let_go(0)
+        peers.let_go()
         _, stuck = self._all(self.settle)
         if stuck:
             raise TransportError(f"set-up of CUDA: {problem}; and then {stuck}")
@@ -192,122 +205,93 @@ class Setup:
         name = f"{self.call.name} (set-up of CUDA)"
         return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
 
-    def settle(self) -> None:
-        """Waits for what is on the streams."""
-        until = time.monotonic() + min(_TRIAL, self._left())
-        for stream in (self.stream, self.helper):
-            event = self.driver.create_event()
-            try:
-                self.driver.record(event, stream)
-                if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
-                    raise TransportError("the GPU did not finish the trial in time")
-            finally:
-                self.driver.destroy_event(event)
+    def trial_seconds(self) -> float:
+        """That something tried may take."""
+        return min(_TRIAL, self._left())
+
+    def settle(self, more: float = 0.0) -> None:
+        """Waits for what is on the stream."""
+        until = time.monotonic() + self.trial_seconds() + more
+        event = self.driver.create_event()
+        try:
+            self.driver.record(event, self.stream)
+            if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
+                raise TransportError("the GPU did not finish the trial in time")
+        finally:
+            self.driver.destroy_event(event)
 
 
 class Peers:
     """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
-    ``half``: bytes of a half; ``turns``: as the Setup's; ``fused``: in p2p mode, for as many ranks as it takes, a
-    Fused; ``in_place``: where all share a GPU and each other's tensors can be mapped, an InPlace. Whoever imports
-    closes before the exporter frees."""
+    ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
+    frees."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup: Any = setup  # until `forget_setup`
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
-        self.half = setup.config.cuda_staging_bytes // 2
-        self.turns = setup.turns
+        self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
-        self.order: Any = None  # an Order, from `allocate` on
-        self.fused: Fused | None = None
-        if setup.mode.name == "p2p" and 2 <= self.size <= p2p.MAX_RANKS:
-            self.fused = Fused(self.driver, self.rank, self.size, setup.config.cuda_staging_bytes)
-        self.in_place: InPlace | None = None
-        if setup.in_place and 2 <= self.size <= in_place.MAX_RANKS:
-            self.in_place = InPlace(self.cpu, self.driver)
+        staging_bytes = setup.config.cuda_staging_bytes
+        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes) if self.facts.fused else None
+        self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self, order: type[Order]) -> list[Any]:
+    def allocate(self) -> list[Any]:
         """What the others open it by."""
-        self._pinned = self.driver.allocate_pinned(2 * _CHECKED)
-        self.staging[self.rank] = self.driver.allocate(2 * self.half)
-        self.order = order(self.driver, self.rank, self.size, self._setup.helper)
-        self.order.prepare()
+        self._pinned = self.driver.allocate_pinned(_CHECKED)
+        self.staging[self.rank] = self.driver.allocate(HALVES * self.facts.half)
         if self.fused is not None:
             self.fused.allocate(self._setup.stream)
         self._setup.settle()
-        return [
-            self.driver.export_memory(self.staging[self.rank]).hex(),
-            self.order.handles(),
-            self.fused and self.fused.handle(),
-        ]
+        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.fused and self.fused.handle()]
 
     def open(self, table: Sequence[Any]) -> None:
-        for rank, (memory, order, fused) in enumerate(table):
+        for rank, (memory, fused) in enumerate(table):
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
-                self.order.open(rank, order)
                 if self.fused is not None:
                     self.fused.open(rank, fused)
 
     def forget_setup(self) -> None:
         self._setup = None
 
-    # --- the trial: every rank writes to every rank's memory, and reads from it
+    # --- the trial: every rank reads what each has written in its memory, and the fused kernels run
 
-    def _pattern(self, writer: int, owner: int) -> bytes:
-        return bytes((17 * writer + 31 * owner + i) % 251 for i in range(64))
-
-    def _put(self, at: int, data: bytes) -> None:
-        ctypes.memmove(self._pinned, data, len(data))
-        self.driver.copy(self._setup.stream, at, self._pinned, len(data))
-        self._setup.settle()
-
-    def _expect(self, address: int, data: bytes, what: str) -> None:
-        self.driver.copy(self._setup.stream, self._pinned, address, len(data))
-        self._setup.settle()
-        if ctypes.string_at(self._pinned, len(data)) != data:
-            raise TransportError(what)
+    def _pattern(self, rank: int) -> bytes:
+        return bytes((17 * rank + i) % 251 for i in range(64))
 
     def write_own(self) -> None:
-        self._put(self.staging[self.rank], self._pattern(self.rank, self.rank))
+        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
+        self.driver.copy(self._setup.stream, self.staging[self.rank], self._pinned, 64)
+        self._setup.settle()
 
     def read_others(self) -> None:
         for rank in range(self.size):
-            if rank != self.rank:
-                self._expect(
-                    self.staging[rank],
-                    self._pattern(rank, rank),
-                    f"rank {self.rank} does not read what rank {rank} has written in its GPU memory",
-                )
-                self._put(self.staging[rank] + 64 * (1 + self.rank), self._pattern(self.rank, rank))
+            self.driver.copy(self._setup.stream, self._pinned, self.staging[rank], 64)
+            self._setup.settle()
+            if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
+                raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
 
-    def read_own(self) -> None:
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._expect(
-                    self.staging[self.rank] + 64 * (1 + rank),
-                    self._pattern(rank, self.rank),
-                    f"rank {self.rank} does not find what rank {rank} has written in its GPU memory",
-                )
+    def compile_trial(self) -> None:
+        assert self.fused is not None
+        self.fused.compile_trial()
 
-    def try_order(self) -> None:
-        self.order.trial(self._setup.stream)
-        self._setup.settle()
+    def try_fused(self) -> None:
+        assert self.fused is not None
+        self.fused.trial(self._setup.stream, self._pinned, self._setup.trial_seconds())
+        self._setup.settle(more=1.0)
+        self.fused.judge_trial(self._pinned)
 
     # --- the end
 
-    def let_go(self, k: int) -> None:
+    def let_go(self) -> None:
         if self.fused is not None:
             self.fused.let_go()
-        if self.order is not None:
-            self.order.let_go(k)
 
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
-        if self.order is not None:
-            self.order.close_imports()
         if self.fused is not None:
             self.fused.close_imports()
         mine = self.staging.pop(self.rank, None)
@@ -319,24 +303,10 @@ class Peers:
             self._pinned = None
 
     def free(self) -> None:
-        if self.order is not None:
-            self.order.free()
+        if self.in_place is not None:
+            self.in_place.free()
         if self.fused is not None:
             self.fused.free()
         for address in self.staging.values():
             self.driver.free(address)
         self.staging = {}
-
-
-def close_all(cpu: LocalTransport, opened: Sequence[Peers], seconds: float) -> bool:
-    """Closes what the others gave, waits until they have closed alike or are gone, and frees. False: some have
-    not in that time, and this rank's memory stays until its process ends, for they may use it."""
-    for peers in opened:
-        peers.close_imports()
-    if any(peers.staging for peers in opened):
-        cpu.set_mark(_MARK)
-        if not poll(lambda: not cpu.unmarked(_MARK), time.monotonic() + seconds, lambda: False):
-            return False
-    for peers in opened:
-        peers.free()
-    return True

@@ -1,7 +1,11 @@
-"""Collectives through staging memory that the ranks of a host open in each other's processes: a rank puts what
-the others need into its own, and takes what it needs from theirs (order.py says in what order).
+"""Collectives through staging memory that the ranks of a host open in each other's processes: a rank puts what the
+others need into its own, and takes what it needs from theirs.
 
-Larger ones need no staging memory where ranks share a GPU and its tensors can be mapped (in_place.py).
+Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank puts data
+into half k % 2 of its staging memory; its host waits until its stream has done so; all ranks meet; each takes what it
+needs from the others' halves. So after the meeting every stream may take, and what was taken in round k was so before
+the rank had put in round k + 1: after that meeting the half is free. No stream ever waits for another process: nothing
+that becomes of one can hold it.
 
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
 read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
@@ -12,18 +16,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...call import ANY_COUNT, REDUCING, Op
+from ...call import AT_ROOT, REDUCING, SHAPES, Op
 from ...dtypes import RedOp
 from ..cuts import evenly
+from . import algorithm
+from .algorithm import HALVES, Way
 from .kernels import Job
-from .order import HALVES
 from .stream_op import poll
 
 if TYPE_CHECKING:
-    from ...call import Buffer, Call
+    from ...call import Call
     from ...config import Config
     from ...errors import CustomBackendError
     from ..base import LocalTransport
@@ -31,46 +36,55 @@ if TYPE_CHECKING:
     from .fused import Fused
     from .in_place import InPlace
     from .peers import Peers
+    from .staged import StagedCollectives
 
 
 _ALIGN = 256
-_TURNS = 16  # by how much more is one-shot where one step of kernels less saves every rank a turn
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
-    """``k``: the number of the next round; ``readers``: the ranks that read the halves last; ``late(call, what)``: the
-    error of one for which the GPU took too long. One collective at a time."""
+    """``k``: the number of the next round; ``put``: an event behind what was put last; ``staged``: what goes through
+    host memory; ``late(call, what)``: the error of one for which the GPU took too long. One collective at a time."""
 
     def __init__(
         self,
         cpu: LocalTransport,
         driver: Driver,
         peers: Peers,
+        staged: StagedCollectives,
         config: Config,
         stream: int,
         late: Callable[[Call, str], CustomBackendError],
     ) -> None:
         self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
-        self.late = late
+        self.staged, self.late = staged, late
         self.k = 0
-        self.readers: list[Sequence[int]] = [()] * HALVES
+        self.put = driver.create_event()
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
-        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and where the order says so
-        for what this one has enqueued before."""
-        _Run(self, call, left).run()
+        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and for what this one has
+        put."""
+        way = algorithm.choose(call, self.peers.facts, self.config) or self._uneven(call, left)
+        if way is Way.THROUGH_HOST:
+            return self.staged.run(call, left)
+        run = _Run(self, call, left)
+        if way is Way.IN_PLACE:
+            if run.in_place():
+                return None
+            # Not this time, or never again; the ranks know already that they call alike.
+            way = algorithm.rounds(call, self.peers.facts, self.config)
+        return run.run(way)
 
-    def in_place_for(self, call: Call) -> InPlace | None:
-        """What tries it in place; None: nothing does. Alike on all ranks that call alike."""
-        in_place = self.peers.in_place
-        return in_place if in_place is not None and in_place.takes(call, self.config.cuda_in_place_bytes) else None
-
-    def let_go(self) -> None:
-        self.peers.let_go(self.k)
+    def _uneven(self, call: Call, left: Callable[[], float]) -> Way:
+        sizes = self.cpu.agree(call, left()).sizes
+        largest = max((sum(side) for of_rank in sizes or () for side in of_rank), default=0)
+        return algorithm.uneven(largest, self.peers.facts, self.config)
 
     def close(self) -> None:
-        """Its memory is that of the Peers."""
+        """The stream is idle. The memory is that of the Peers."""
+        self.staged.close()
+        self.driver.destroy_event(self.put)
 
 
 class _Run:
@@ -78,35 +92,26 @@ class _Run:
         self.g, self.call, self.left = group, call, left
         self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
         self.peers = group.peers
-        self.order = group.peers.order  # None where there is one rank only
-        self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.half
+        self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.facts.half
         self.agreed: Any = None  # an Agreement, once the ranks have met
+        self.awaited = True  # what this rank has put is there
 
-    def run(self) -> None:
-        if self.n == 1:
+    def run(self, way: Way) -> None:
+        if way is Way.ALONE:
             self._meet()
             return self._alone()
-        if self.call.op is Op.all_reduce and self.peers.fused is not None:
+        if way is Way.FUSED:
             return self._all_reduce_fused()
-        if self._in_place():
-            return None
-        {
-            Op.all_reduce: self._all_reduce,
-            Op.reduce: self._reduce,
-            Op.broadcast: self._broadcast,
-            Op.all_gather: self._all_gather,
-            Op.reduce_scatter: self._reduce_scatter,
-            Op.all_to_all: self._all_to_all,
-            Op.gather: self._gather,
-            Op.scatter: self._scatter,
-        }[self.call.op]()
+        if way in (Way.ONE_SHOT, Way.TWO_SHOT):
+            self._all_reduce(self._one_shot if way is Way.ONE_SHOT else self._two_shot)
+        else:
+            self._move()
         if self.agreed is None:  # nothing to move
             self._meet()
+        return None
 
-    def _in_place(self) -> bool:
-        in_place = self.g.in_place_for(self.call)
-        if in_place is None:
-            return False
+    def in_place(self) -> bool:
+        in_place = cast("InPlace", self.peers.in_place)
         if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
             return True
         self.agreed = None  # collectives of the hosts have come in between
@@ -115,51 +120,31 @@ class _Run:
     # --- rounds
 
     def _meet(self) -> None:
-        if self.order is not None:
-            self._reach()
+        if not self.awaited:
+            until, broken = time.monotonic() + self.left(), self.cpu.broken
+            done = functools.partial(self.driver.done, self.g.put)
+            if not poll(done, until, broken) and not broken():  # else the meeting says why
+                raise self.g.late(self.call, "what was queued for it, or before")
+            self.awaited = True
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
-        elif self.order.meets:
+        else:
             self.cpu.meet(self.call, self.agreed.number, self.left())
 
-    def _reach(self) -> None:
-        until, broken = time.monotonic() + self.left(), self.cpu.broken
-        if not poll(self.order.reached, until, broken) and not broken():  # else the meeting says why
-            raise self.g.late(self.call, "what was queued for it, or before")
-
-    def _round(
-        self,
-        put: Callable[[int], None],
-        take: Callable[[Sequence[int]], None],
-        sources: Iterable[int] | None = None,
-        readers: Sequence[int] | None = None,
-    ) -> None:
-        """``put(base)`` into this rank's half; ``take(bases)`` from the others'. ``sources``: the ranks that put;
-        ``readers``: those that take. Default: all. Every rank must say the same."""
-        k = self._put(put, readers)
+    def _round(self, put: Callable[[int], None], take: Callable[[Sequence[int]], None]) -> None:
+        """``put(base)`` into this rank's half; ``take(bases)`` from the others'."""
+        bases = self._put(put)
         self._meet()
-        self._take(k, take, sources, readers)
+        take(bases)
 
-    def _put(self, put: Callable[[int], None], readers: Sequence[int] | None = None) -> int:
-        g = self.g
-        k, g.k = g.k, g.k + 1
-        self.order.reuse(self.stream, k, g.readers[k % HALVES])
-        g.readers[k % HALVES] = range(self.n) if readers is None else readers
-        put(self._bases(k)[self.me])
-        self.order.publish(self.stream, k)
-        return k
-
-    def _take(
-        self,
-        k: int,
-        take: Callable[[Sequence[int]], None],
-        sources: Iterable[int] | None = None,
-        readers: Sequence[int] | None = None,
-    ) -> None:
-        if readers is None or self.me in readers:
-            self.order.arrive(self.stream, k, range(self.n) if sources is None else sources)
-        take(self._bases(k))
-        self.order.release(self.stream, k)
+    def _put(self, put: Callable[[int], None]) -> list[int]:
+        """Where the round's halves begin, of each rank's staging memory."""
+        bases = self._bases(self.g.k)
+        self.g.k += 1
+        put(bases[self.me])
+        self.driver.record(self.g.put, self.stream)
+        self.awaited = False
+        return bases
 
     def _bases(self, k: int) -> list[int]:
         at = (k % HALVES) * self.half
@@ -202,12 +187,10 @@ class _Run:
         self._meet()
         fused.all_reduce(self.stream, self.call, self.left())
 
-    def _all_reduce(self) -> None:
+    def _all_reduce(self, step: Callable[[int, int, int], None]) -> None:
         call = self.call
         source, target, total = call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), call.inputs[0].nbytes
-        one_shot = total <= min(self.g.config.cuda_one_shot_bytes * (_TURNS if self.peers.turns else 1), self.half)
         for at in range(0, total, self.half):
-            step = self._one_shot if one_shot else self._two_shot
             step(source + at, target + at, min(self.half, total - at))
 
     def _one_shot(self, source: int, target: int, nbytes: int) -> None:
@@ -229,165 +212,64 @@ class _Run:
                 if r != self.me:
                     self._copy(base + at, source + at, length)
 
-        first = self._put(put)
+        bases = self._put(put)
         self._meet()
         # The kernel both takes in the first round and puts in the second.
-        self.order.arrive(self.stream, first, range(self.n))
-        bases = self._bases(first)
-        second = self._put(
+        results = self._put(
             lambda base: self._combine(
                 [target + low, base + low], self._with_own([b + low for b in bases], source + low), size
             )
         )
-        self.order.release(self.stream, first)
         self._meet()
+        for r, (at, length) in enumerate(slices):
+            if r != self.me:
+                self._copy(target + at, results[r] + at, length)
+
+    # --- all others
+
+    def _move(self) -> None:
+        """A rank puts its input whole, or the parts of it that are for each rank, every one into a slot; and takes what
+        is for it: to copy each, or to reduce all. A part is as long as it is on every rank, or the ranks know the
+        longest when they have met."""
+        call, shape, me = self.call, SHAPES[self.call.op], self.me
+        slot = self.half // self.n // _ALIGN * _ALIGN if shape.from_each else 0  # bytes that a half has for each rank
+        step = slot or self.half
+        givers = [call.root] if shape.reads == AT_ROOT else range(self.n)
+        puts = bool(call.inputs) and not (shape.writes == AT_ROOT and me == call.root)  # who alone takes reads its own
+        known = call.op is not Op.all_to_all
+        longest = max((t.nbytes for t in [*call.inputs, *call.outputs]), default=0)
+        own = call.inputs[me if shape.from_each else 0] if call.inputs else None
+        if own is not None and call.outputs and not shape.reduces:
+            self._copy(call.outputs[me if shape.to_each else 0].data_ptr(), own.data_ptr(), own.nbytes)
+        at = 0
+
+        def put(base: int) -> None:
+            for r, part in enumerate(call.inputs if puts else ()):
+                if r != me or not slot:
+                    self._copy(base + r * slot, part.data_ptr() + at, min(step, part.nbytes - at))
 
         def take(bases: Sequence[int]) -> None:
-            for r, (at, length) in enumerate(slices):
-                if r != self.me:
-                    self._copy(target + at, bases[r] + at, length)
-
-        self._take(second, take)
-
-    def _reduce(self) -> None:
-        call, root = self.call, self.call.root
-        source, total = call.inputs[0].data_ptr(), call.inputs[0].nbytes
-        for at in range(0, total, self.half):
-            nbytes = min(self.half, total - at)
-
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(base, source + at, nbytes)
-
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                if self.me == root:
-                    self._combine([call.outputs[0].data_ptr() + at], self._with_own(bases, source + at), nbytes)
-
-            self._round(put, take, *self._to(root))
-
-    def _reduce_scatter(self) -> None:
-        call, slot = self.call, self._slot()
-        own, output = call.inputs[self.me].data_ptr(), call.outputs[0]
-        longest = max(t.nbytes for t in call.inputs)
-        for at in range(0, longest, slot):
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                sources = [b + self.me * slot for b in bases]
-                self._combine(
-                    [output.data_ptr() + at], self._with_own(sources, own + at), min(slot, output.nbytes - at)
-                )
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
-
-    # --- what only moves
-
-    def _broadcast(self) -> None:
-        call, root = self.call, self.call.root
-        region = (call.inputs or call.outputs)[0]
-        for at in range(0, region.nbytes, self.half):
-            nbytes = min(self.half, region.nbytes - at)
-
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me == root:
-                    self._copy(base, region.data_ptr() + at, nbytes)
-
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(region.data_ptr() + at, bases[root], nbytes)
-
-            self._round(put, take, *self._from(root))
-
-    def _all_gather(self) -> None:
-        call = self.call
-        mine, outputs = call.inputs[0], call.outputs
-        longest = max(t.nbytes for t in outputs)
-        self._copy_own(outputs[self.me], mine)
-        for at in range(0, longest, self.half):
-
-            def put(base: int, at: int = at) -> None:
-                self._copy(base, mine.data_ptr() + at, min(self.half, mine.nbytes - at))
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                for r, output in enumerate(outputs):
-                    if r != self.me:
-                        self._copy(output.data_ptr() + at, bases[r], min(self.half, output.nbytes - at))
-
-            self._round(put, take)
-
-    def _all_to_all(self) -> None:
-        """Ranks know the sizes of their own parts only, until they meet."""
-        call, slot, at = self.call, self._slot(), 0
-        self._copy_own(call.outputs[self.me], call.inputs[self.me])
-        while True:
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                for r, output in enumerate(call.outputs):
-                    if r != self.me:
-                        self._copy(output.data_ptr() + at, bases[r] + self.me * slot, min(slot, output.nbytes - at))
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take)
-            at += slot
-            if at >= self._longest():
+            if not call.outputs:
                 return
+            sources, output = [b + me * slot for b in bases], call.outputs[0]
+            if shape.reduces:
+                sources[me] = own.data_ptr() + at if own is not None else 0
+                self._combine([output.data_ptr() + at], sources, min(step, output.nbytes - at))
+                return
+            for r in givers:
+                if r != me:
+                    output = call.outputs[r if shape.to_each else 0]
+                    self._copy(output.data_ptr() + at, sources[r], min(step, output.nbytes - at))
 
-    def _gather(self) -> None:
-        call, root = self.call, self.call.root
-        mine = call.inputs[0]
-        if self.me == root:
-            self._copy_own(call.outputs[root], mine)
-        for at in range(0, mine.nbytes, self.half):
-            nbytes = min(self.half, mine.nbytes - at)
+        while at < longest or not known:
+            self._round(put, take)
+            if not known:
+                known, longest = True, self._longest_sent()
+            at += step
 
-            def put(base: int, at: int = at, nbytes: int = nbytes) -> None:
-                if self.me != root:
-                    self._copy(base, mine.data_ptr() + at, nbytes)
-
-            def take(bases: Sequence[int], at: int = at, nbytes: int = nbytes) -> None:
-                for r, output in enumerate(call.outputs):
-                    if r != root:
-                        self._copy(output.data_ptr() + at, bases[r], nbytes)
-
-            self._round(put, take, *self._to(root))
-
-    def _scatter(self) -> None:
-        call, root, slot = self.call, self.call.root, self._slot()
-        output = call.outputs[0]
-        if self.me == root:
-            self._copy_own(output, call.inputs[root])
-        for at in range(0, output.nbytes, slot):
-
-            def take(bases: Sequence[int], at: int = at) -> None:
-                if self.me != root:
-                    self._copy(output.data_ptr() + at, bases[root] + self.me * slot, min(slot, output.nbytes - at))
-
-            self._round(functools.partial(self._put_parts, slot=slot, at=at), take, *self._from(root))
-
-    # --- parts
-
-    def _slot(self) -> int:
-        """Bytes that a half has for each rank."""
-        return self.half // self.n // _ALIGN * _ALIGN
-
-    def _put_parts(self, base: int, slot: int, at: int) -> None:
-        for r, part in enumerate(self.call.inputs):
-            if r != self.me:
-                self._copy(base + r * slot, part.data_ptr() + at, min(slot, part.nbytes - at))
-
-    def _copy_own(self, output: Buffer, mine: Buffer) -> None:
-        self._copy(output.data_ptr(), mine.data_ptr(), mine.nbytes)
-
-    def _longest(self) -> int:
+    def _longest_sent(self) -> int:
         """Bytes of the longest part that any rank sends another."""
-        if self.call.count != ANY_COUNT:
-            return max(t.nbytes for t in self.call.inputs)
         return max(
             (size for r, (sends, _) in enumerate(self.agreed.sizes) for to, size in enumerate(sends) if to != r),
             default=0,
         )
-
-    def _to(self, root: int) -> tuple[list[int], list[int]]:
-        """(sources, readers) of what goes to the root."""
-        return [r for r in range(self.n) if r != root], [root]
-
-    def _from(self, root: int) -> tuple[list[int], list[int]]:
-        return [root], [r for r in range(self.n) if r != root]

@@ -137,9 +137,6 @@ class StagedCollectives:
             if region.nbytes:
                 self.driver.copy_in(self.stream, address, region.address, region.nbytes)
 
-    def let_go(self) -> None:
-        """No stream waits for another rank."""
-
     def free(self) -> None:
         slots, self._slots, self._size = self._slots, [], 0
         for address in slots:

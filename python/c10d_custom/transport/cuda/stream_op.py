@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -85,8 +86,7 @@ class StreamOp:
         self.failed: BaseException | None = None
         # Gives such an error, or None, for calls whose kernels can give up; at any time.
         self.verdict: Callable[[], BaseException | None] | None = None
-        # The same for calls that wait for other ranks' streams; once the GPU is done with it.
-        self.proof: Callable[[], BaseException | None] | None = None
+        self.beside: list[StreamOp] = []  # of a barrier: those of the group's other devices
         self._over = False  # done, and well
         self._issued_on = driver.current_stream()
         self.ready = events.take()
@@ -112,9 +112,6 @@ class StreamOp:
             if self.driver.capturing() or not self.driver.done(self.end):
                 return False
         self._check()  # a kernel that gives up ends like any other
-        if self.proof is not None and (error := self.proof()) is not None:
-            self.failed = error
-            self._check()
         self._over = True
         return True
 
@@ -139,12 +136,16 @@ class StreamOp:
         if self.failed is not None:
             raise type(self.failed)(*self.failed.args)
 
-    def future(self) -> torch.futures.Future[Any]:
-        return self.driver.future()
+    def future(self, stream_ops: Sequence[Any]) -> torch.futures.Future[Any]:
+        return self.driver.future(list(dict.fromkeys(f.driver.device for f in stream_ops)))
 
     def resolve(self, future: torch.futures.Future[Any], value: Any, stream_ops: Sequence[Any]) -> None:
-        with self.driver.activate():
-            self.driver.resolve(future, value, [f.end for f in stream_ops])
+        ends = [f.end for f in stream_ops if not f.captured]
+        with contextlib.ExitStack() as stack:
+            for driver in dict.fromkeys(f.driver for f in stream_ops):
+                stack.enter_context(driver.activate())
+                stack.enter_context(driver.after(ends))
+            future.set_result(value)
 
     def __del__(self) -> None:
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
@@ -169,8 +170,8 @@ class Captured:
     def joined_at_home(self) -> bool:
         return True
 
-    def future(self) -> torch.futures.Future[Any]:
-        return self.driver.future()
+    def future(self, stream_ops: Sequence[Any]) -> torch.futures.Future[Any]:
+        return self.driver.future(list(dict.fromkeys(f.driver.device for f in stream_ops)))
 
     def resolve(self, future: torch.futures.Future[Any], value: Any, stream_ops: Sequence[Any]) -> None:
         future.set_result(value)

@@ -7,20 +7,18 @@ has not done yet when `execute` returns, streams and futures wait for, not the h
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
 from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
-from .by_size import CollectivesBySize
+from .algorithm import host_limit
 from .guard import Guard
-from .peers import Mode, Setup, close_all
+from .peers import Mode, Setup
 from .pinned import Pinned
 from .shared import SharedCollectives
 from .staged import StagedCollectives, timed_out
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from ..base import LocalTransport, Ticket, Transport
     from .driver import Driver
     from .fused import Fused
-    from .order import Order
     from .peers import Peers
 
 
@@ -41,16 +38,20 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
+_MARK = 1  # in the segment: this rank holds no memory of another any more
 _ABANDONED: list[Call] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
-    """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one."""
+    """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one; ``gpus()``: the UUIDs
+    of those that the rank's collectives have come to, by their ordinals."""
 
-    def __init__(self, cpu: Transport, driver: Driver, config: Config, one_host: bool) -> None:
-        self.cpu, self.driver, self._config, self._one_host = cpu, driver, config, one_host
+    def __init__(
+        self, cpu: Transport, driver: Driver, config: Config, one_host: bool, gpus: Callable[[], list[str]]
+    ) -> None:
+        self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
         self.mode: Mode | None = None
-        self._collectives: Any = None  # once set up: StagedCollectives, SharedCollectives, or both
+        self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
@@ -61,13 +62,11 @@ class CudaTransport:
             self._pinned = Pinned(driver)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
-        self._waiting: Order | None = None  # that of the rounds, if it is what does
         self._fused: Fused | None = None
-        self._leaving = False
         self.captured = False  # a graph may replay calls of this group
 
-    def _create_stream(self, urgent: bool = False) -> int:
-        stream = self.driver.create_stream(urgent)
+    def _create_stream(self) -> int:
+        stream = self.driver.create_stream()
         self._used_streams.append(stream)
         return stream
 
@@ -120,8 +119,6 @@ class CudaTransport:
             return max(0.0, deadline - time.monotonic())
 
         with self.driver.activate():
-            if call.op is Op.barrier:
-                return self._barrier(call, deadline, left)
             failed_before = bool(self._failed)
             self._failed.append(call)
             try:
@@ -136,51 +133,38 @@ class CudaTransport:
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                self._finish(call, stream_op, deadline)
+                self._finish(call, stream_op)
                 self._failed.pop()
             except CustomBackendError:
-                self._fail()
+                self.let_go()
                 raise
             except Exception as error:
-                self._fail()
+                self.let_go()
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
             except BaseException:  # of a signal handler
-                self._fail()
+                self.let_go()
                 raise
 
-    def _finish(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+    def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
         where = self._where(call)
         if self._fused is not None:
             stream_op.verdict = functools.partial(self._fused.error, where)
-        if self._waiting is not None:
-            stream_op.proof = functools.partial(self._disproof, where, self._waiting.claims())
         stream_op.finish(self.stream)
-        if self._guard is not None:
-            in_kernels = self._fused is not None and call.op is Op.all_reduce  # which have the time-out
-            self._guard.watch(stream_op, math.inf if in_kernels else deadline)
+        if self._guard is not None and call.op is Op.all_reduce:
+            self._guard.watch(stream_op, call.timeout)
 
-    def _disproof(self, where: str, claims: Callable[[], list[int]] | None) -> CustomBackendError | None:
-        """What speaks against the result of a call that the GPU is done with: a wait may have ended because another
-        process did, or because this one let it go."""
-        void = "Its result is void, and the group of no more use: destroy it."
-        if claims is not None and (short := claims()):
-            ranks = ", ".join(map(str, short))
-            return PeerLostError(f"{where}: the GPU went on without what rank {ranks} had to give. {void}")
-        if not self._leaving and self.cpu.broken():
-            return PeerLostError(f"{where}: a rank was gone, or a call had failed, before the GPU was done. {void}")
-        return None
-
-    def _barrier(self, call: Call, deadline: float, left: Callable[[], float]) -> None:
-        """What the ranks had queued before it, they have done."""
-        stream_op: Any = call.stream_op
-        stream_op.begin(self.stream)
-        stream_op.finish(self.stream)
-        if not poll(lambda: self.driver.done(stream_op.end), deadline, self.cpu.broken) and not self.cpu.broken():
-            raise self._late(call, "what was queued before the barrier")
-        self._check_kernels(call)
-        self.cpu.run(call)
+    def come_to(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+        """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
+        stream_op.began = time.monotonic()
+        with self.driver.activate():
+            stream_op.begin(self.stream)
+            stream_op.finish(self.stream)
+            end: Any = stream_op.end
+            if not poll(lambda: self.driver.done(end), deadline, self.cpu.broken) and not self.cpu.broken():
+                raise self._late(call, "what was queued before the barrier")
+            self._check_kernels(call)
 
     def _check_kernels(self, call: Call) -> None:
         if self._fused is not None and (error := self._fused.error(self._where(call))) is not None:
@@ -198,25 +182,27 @@ class CudaTransport:
         here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
-            setup = Setup(here, self.driver, self._config, self.stream, self._create_stream(urgent=True), call, left)
+            gpus = self._gpus()[: call.ordinal]
+            setup = Setup(here, self.driver, self._config, self.stream, call, left, gpus)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
             self.mode = Mode("staged", "the ranks run on several hosts")
+        staged = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
         if peers is None:
-            self._collectives = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
+            self._collectives = staged
         else:
-            self._collectives = SharedCollectives(here, self.driver, peers, self._config, self.stream, self._late)
-            if setup.host_limit and not peers.order.on_stream:  # there calls need not hold the host
-                staged = StagedCollectives(here, self.driver, self._config, self.stream, self._late)
-                self._collectives = CollectivesBySize(here, staged, self._collectives, setup.host_limit)
-                small = f"; up to {setup.host_limit} bytes through host memory"
+            self._collectives = SharedCollectives(
+                here, self.driver, peers, staged, self._config, self.stream, self._late
+            )
+            if limit := host_limit(peers.facts, self._config):
+                small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
-            if peers.order is not None and peers.order.on_stream:
-                self._waiting = peers.order
-            if self._fused is not None or self._waiting is not None:
+            if self._fused is not None:
                 self._guard = Guard(self)
-        log.info(
+        # Alike on all ranks: one says it.
+        log.log(
+            logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
             "group %s, rank %d: CUDA tensors in %s mode: %s%s",
             self.cpu.name or "(unnamed)",
             self.cpu.rank,
@@ -239,20 +225,10 @@ class CudaTransport:
         self.cpu.abort()
         return timed_out(self._where(call), call, self.driver.device, what)
 
-    def _fail(self) -> None:
-        """Ends what a call that has failed left behind on the GPU."""
-        self.let_go()
-        if self._guard is not None:
-            self._guard.release()
-
     def let_go(self) -> None:
-        """After a failure: no stream of this rank may wait for another for ever. One call may not do (order.py)."""
-        with contextlib.suppress(Exception):  # a GPU that has failed fails here, too; the first error counts
-            if self._collectives is not None:
-                self._collectives.let_go()
-            else:
-                for peers in self._opened:
-                    peers.let_go(0)
+        """After a failure: no kernel of this rank may wait for another for ever."""
+        for peers in self._opened:
+            peers.let_go()
 
     # --- messages
 
@@ -270,7 +246,6 @@ class CudaTransport:
 
     def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure."""
-        self._leaving = True
         if self._guard is not None:
             self._guard.close()
 
@@ -279,8 +254,9 @@ class CudaTransport:
         if self._messages is not None:
             self._messages.leave()
 
-    def close(self) -> None:
-        """Frees everything, unless the GPU hangs: then what it may still use stays until the process ends."""
+    def close_imports(self) -> bool:
+        """Whether this rank holds no memory of the others any more. False: the GPU hangs, and what it may still use
+        stays until the process ends."""
         with self.driver.activate():
             idle = self.idle(_DRAIN)
             until = time.monotonic() + _DRAIN
@@ -289,24 +265,26 @@ class CudaTransport:
                 idle = self.idle(_LOOK)
             if self._messages is not None:
                 self._messages.close()
-            if not idle:
+            if idle:
+                for peers in self._opened:
+                    peers.close_imports()
+                return True
+        _ABANDONED.extend(self._failed)
+        log.warning("%s is still busy with this group's work; its memory is kept", self._place())
+        return False
+
+    def exports(self) -> bool:
+        """Whether other ranks may hold memory of this one."""
+        return any(peers.staging for peers in self._opened)
+
+    def free(self, unused: bool) -> bool:
+        """``unused``: whether no other rank holds any memory of this one's any more."""
+        with self.driver.activate():
+            if unused:
+                for peers in self._opened:
+                    peers.free()
+            else:
                 _ABANDONED.extend(self._failed)
-                log.warning(
-                    "group %s, rank %d: %s is still busy with this group's work; its memory is kept",
-                    self.cpu.name,
-                    self.cpu.rank,
-                    self.driver.device,
-                )
-                return
-            here = cast("LocalTransport", self.cpu)  # if anything was opened
-            if not close_all(here, self._opened, _DRAIN):
-                _ABANDONED.extend(self._failed)
-                log.warning(
-                    "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
-                    self.cpu.name,
-                    self.cpu.rank,
-                    here.unmarked(1),
-                )
             if self._collectives is not None:
                 self._collectives.close()
             self._pinned.close()
@@ -315,6 +293,10 @@ class CudaTransport:
             for stream in self._used_streams:
                 self.driver.destroy_stream(stream)
             self._used_streams = []
+        return True
+
+    def _place(self) -> str:
+        return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
         """Whether the GPU is done with all of this group by then."""
@@ -326,3 +308,33 @@ class CudaTransport:
         for event in events:
             self.driver.destroy_event(event)
         return all(done)
+
+
+def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
+    """The end of all of a rank's CudaTransports of one group. Each rank closes what the others gave, on every GPU, says
+    so, and frees its own once all have said it or are gone; where some have not in time, its memory stays until its
+    process ends, for they may use it."""
+    rest = [d for d in devices if _in_good_order(d, d.close_imports)]
+    here = cast("LocalTransport", cpu)  # if anything was exported
+    exporting = any(d.exports() for d in devices)
+    if exporting and len(rest) == len(devices):
+        here.set_mark(_MARK)
+    unused = not exporting or poll(lambda: not here.unmarked(_MARK), time.monotonic() + _DRAIN, lambda: False)
+    if not unused:
+        log.warning(
+            "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
+            cpu.name,
+            cpu.rank,
+            here.unmarked(_MARK),
+        )
+    for device in rest:
+        _in_good_order(device, functools.partial(device.free, unused or not device.exports()))
+
+
+def _in_good_order(device: CudaTransport, step: Callable[[], bool]) -> bool:
+    try:
+        return step()
+    except Exception as error:
+        # CUDA fails for good once a kernel has: the process's end frees what this did not.
+        log.warning("%s could not be left in good order: %s", device._place(), error)
+        return False

@@ -43,13 +43,13 @@ _HEAD = struct.Struct(f"<QIIIiQQd{BALANCE_BYTES}s")
 _COMPARED = 32
 _BEFORE_COUNT = 24
 _TINY = 64
-_DEVICE = 1 << 16
+_DEVICE = 1 << 16  # above the operation: 0 for host memory, else 1 + the ordinal of the device
 HEAD_BYTES = _HEAD.size
 
 
 def announced(call: Call) -> int:
-    """The operation, and whether its tensors are a device's."""
-    return call.op | _DEVICE if call.memory else call.op
+    """The operation, and which device's its tensors are."""
+    return call.op + _DEVICE * (1 + call.ordinal) if call.memory else call.op
 
 
 def head_of(number: int, call: Call, balance: bytes = b"") -> bytes:
@@ -65,7 +65,7 @@ def fingerprint(number: int, call: Call) -> bytes:
 def parse(head: bytes | memoryview) -> tuple[int, ...]:
     """(number, op, redop, dtype, root, count, device) of a head."""
     number, op, *others = _HEAD.unpack(bytes(head[:_COMPARED]) + bytes(HEAD_BYTES - _COMPARED))[:6]
-    return number, op & ~_DEVICE, *others, int(op >= _DEVICE)
+    return number, op % _DEVICE, *others, op // _DEVICE
 
 
 class FlatExchange:

@@ -133,6 +133,11 @@ class MessageTicket(ShmTicket):
         return make(*arguments)
 
 
+def _device_of(call: Call, memory: Memory) -> int:
+    """CallArgs::device of backend/shm/api.h."""
+    return memory + len(Memory) * call.ordinal if memory else 0
+
+
 class ShmTransport(LocalTransport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
     group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
@@ -194,7 +199,7 @@ class ShmTransport(LocalTransport):
 
     def agree(self, call: Call, seconds: float) -> Agreement:
         args = self._args(call)
-        args.device, args.timeout_ns = Memory.device, nanoseconds(seconds)
+        args.device, args.timeout_ns = _device_of(call, Memory.device), nanoseconds(seconds)
         if lib.c10d_run(self._handle, byref(args)):
             raise self.last_error(call)
         number = self.next_sequence() - 1
@@ -263,7 +268,7 @@ class ShmTransport(LocalTransport):
             call.root,
             call.count,
             call.dtype.item_bytes,
-            call.memory,
+            _device_of(call, call.memory),
             call.factor,
             0,
             0,

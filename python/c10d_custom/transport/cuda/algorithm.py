@@ -1,0 +1,93 @@
+"""Which way a collective of CUDA tensors goes inside a host: all thresholds, and the one choice.
+
+A GPU runs the kernels of one process at a time, and the processes take turns (but for MPS, which runs them side by
+side). So a step of kernels is over when every rank that shares the GPU has had its turn, however little it does. Copies
+between host and GPU take no turns: other engines make them. docs/results has what was measured.
+
+The choice depends on nothing but what all ranks agree on: the call, and `Facts`, which are alike on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ...call import ANY_COUNT, SHAPES, Op
+
+if TYPE_CHECKING:
+    from ...call import Call
+    from ...config import Config
+
+
+IN_PLACE_RANKS, FUSED_RANKS = 16, 16  # of a group, at most
+HALVES = 2  # of staging memory, which rounds take in turn
+_IN_PLACE = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
+_SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
+
+
+class Way(Enum):
+    ALONE = "a group of one rank: on its stream"
+    FUSED = "by kernels that wait for each other (p2p.py)"
+    IN_PLACE = "by one kernel of the first rank, which reads and writes all ranks' tensors (in_place.py)"
+    THROUGH_HOST = "through pinned host memory (staged.py)"
+    ROUNDS = "through staging memory that the ranks have mapped (shared.py)"
+    ONE_SHOT = "the same: every rank reads every rank's whole input"
+    TWO_SHOT = "the same: each rank reduces its part, then reads the others' results"
+
+
+@dataclass
+class Facts:
+    """Of a group of ``size`` ranks: ``gpus``: how many GPUs they have; ``side_by_side``: whether those run kernels of
+    different processes at once; ``fused``: whether fused kernels serve them; ``in_place``: whether the ranks map each
+    other's tensors, as far as is known by now; ``half``: bytes that a rank puts into its staging memory at once."""
+
+    size: int
+    gpus: int
+    side_by_side: bool
+    fused: bool
+    in_place: bool
+    half: int
+
+
+def host_limit(facts: Facts, config: Config) -> int:
+    """The most bytes of a call, of a rank's inputs or its outputs, that go through host memory."""
+    if facts.gpus == facts.size:
+        return 0
+    return config.cuda_host_bytes // (_SIDE_BY_SIDE if facts.side_by_side else 1)
+
+
+def choose(call: Call, facts: Facts, config: Config) -> Way | None:
+    """The Way of a Call. None: only its parts' sizes can tell (`uneven`), which ranks know when they have met."""
+    if facts.size == 1:
+        return Way.ALONE
+    if call.op is Op.all_reduce and facts.fused:
+        return Way.FUSED
+    if facts.in_place and call.op in _IN_PLACE and _own_bytes(call) > config.cuda_in_place_bytes:
+        return Way.IN_PLACE
+    limit = host_limit(facts, config)
+    if call.count == ANY_COUNT:
+        return None if limit else Way.ROUNDS
+    shape = SHAPES[call.op]
+    parts = facts.size if shape.from_each or shape.to_each else 1
+    if limit and parts * call.count * call.dtype.item_bytes <= limit:
+        return Way.THROUGH_HOST
+    return rounds(call, facts, config)
+
+
+def uneven(largest: int, facts: Facts, config: Config) -> Way:
+    """Of a call whose parts differ. ``largest``: bytes of the inputs or outputs of the rank that has most."""
+    return Way.THROUGH_HOST if largest <= host_limit(facts, config) else Way.ROUNDS
+
+
+def rounds(call: Call, facts: Facts, config: Config) -> Way:
+    """How, if through staging memory. Two-shot is one step of kernels more: where ranks share a GPU, a turn of each."""
+    if call.op is not Op.all_reduce:
+        return Way.ROUNDS
+    if facts.gpus == 1 or call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half):
+        return Way.ONE_SHOT
+    return Way.TWO_SHOT
+
+
+def _own_bytes(call: Call) -> int:
+    return max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs))
