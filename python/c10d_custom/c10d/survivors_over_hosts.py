@@ -36,6 +36,7 @@ from ..threads import select, socket, time
 from ..transport.hosts.line import At
 from ..transport.hosts.transport import HierarchicalTransport
 from . import process_group
+from .issuing import NewGroup
 
 if TYPE_CHECKING:
     from ..transport.hosts.line import Line
@@ -198,12 +199,14 @@ class SurvivorsOverHosts:
         if len({self.old.locations[rank].host for rank in members}) > 1:
             communicators.leave_out_the_lost(mpi_job.job(), left.total_seconds(), lambda: _require(look))
         new = process_group.build(
-            PrefixStore("shrunk", store),
-            members.index(self.rank),
-            len(members),
-            left,
-            self.name,
-            processes=Processes(left_for=look),
+            NewGroup(
+                PrefixStore("shrunk", store),
+                members.index(self.rank),
+                len(members),
+                left,
+                self.name,
+                processes=Processes(left_for=look),
+            )
         )
         try:
             cast(Any, new.barrier()).wait()

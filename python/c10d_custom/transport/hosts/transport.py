@@ -40,7 +40,7 @@ from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
 from .link import HEAD, ROUND, MpiLink
 from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
-from .messages import Messages
+from .messages import Messages, Surroundings
 from .mpi_calls import MpiCalls, Progress
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
@@ -131,9 +131,7 @@ class HierarchicalTransport(Transport):
         self.local.on_failure(lambda error: self.failed(error))
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
-        self._messages = Messages(
-            self.link,
-            self.complete,
+        around = Surroundings(
             self._message_error,
             self.health.check,
             self._local_messages.probe,
@@ -142,6 +140,7 @@ class HierarchicalTransport(Transport):
             weakref.WeakMethod(self.abort),
             weakref.WeakMethod(self.inside),
         )
+        self._messages = Messages(self.link, self.complete, around)
 
     def _open_local(
         self, open_local: OpenLocal, exchange: Exchange, config: Config, board_bytes: int
