@@ -16,7 +16,7 @@ from ..config import Config, restart_attempt, traced
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
 from ..creation.gathering import Gathering, Members
-from ..creation.letters import Letters, Mailbox, Neighbours
+from ..creation.local_datagrams import Letters, Mailbox, Neighbours
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time

@@ -1,6 +1,7 @@
 """How the ranks of a group that is being made decide something together, whatever carries their words: exchange.py has
-those that go through the store, letters.py those from process to process. And which of them have ended meanwhile: ranks
-of this host, or of those that the group it is made from knows. Once it is made, its transport watches."""
+those that go through the store, local_datagrams.py those from process to process. And which of them have ended
+meanwhile: ranks of this host, or of those that the group it is made from knows. Once it is made, its transport
+watches."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class Buffer:
             memmove(self.address + at, address, nbytes)
 
 
-class Asides:
+class BackgroundTransfers:
     """Transfers of one group that no call waits for: what nobody wants is received all the same, so that it is taken
     for nothing else, and short news is sent. True while some are under way."""
 

@@ -34,7 +34,7 @@ from ...native.torch_inside import without_functions
 from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
-from .link import Asides, Buffer
+from .link import BackgroundTransfers, Buffer
 from .message_ticket import (
     AFTERWARDS,
     HEAD,
@@ -136,8 +136,8 @@ class Messages:
         self._taking: MessageTicket | None = None  # the ticket that it is changing
         self._wanted = Wanted()
         self._moving: dict[MessageTicket, None] = {}  # with requests under way, or a local ticket
-        self._asides, self._refusals, self._early = Asides(link), Refusals(link), EarlyMessages(link)
-        self._room = Room(link, self._asides, _EAGER)
+        self._background, self._refusals, self._early = BackgroundTransfers(link), Refusals(link), EarlyMessages(link)
+        self._room = Room(link, self._background, _EAGER)
         self._sends: dict[int, MessageTicket] = {}  # those under way, by number
         self._peers = Counter[int]()  # how many are under way with each rank; -1: receives from any
         self._due = math.inf  # none ends sooner by its deadline
@@ -171,7 +171,7 @@ class Messages:
                 finally:
                     self._by, self._taking = outer, None
             self.progress()
-            if not ticket.done() or self._asides:
+            if not ticket.done() or self._background:
                 self._thread.ensure()
             return ticket
         except BaseException:
@@ -282,7 +282,7 @@ class Messages:
     # --- the engine
 
     def _live(self) -> bool:
-        return bool(self._wanted or self._moving or self._asides or self._room)
+        return bool(self._wanted or self._moving or self._background or self._room)
 
     def _under_way(self) -> list[MessageTicket]:
         return self._wanted.tickets() + list(self._moving) + self._room.tickets()
@@ -408,12 +408,12 @@ class Messages:
         """The first receive for a message with that head, in ``memory``, with the bytes where they are whole."""
         link = self.link
         if head.token != link.token:
-            return self._asides.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
+            return self._background.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
         self._wanted.remove(ticket)
         ticket.matched, ticket._source = True, source
         trouble = unlike(ticket, head)
         if trouble is not None and head.way != WHOLE:
-            self._refusals.refuse(self._asides, head, ticket)  # before its data are asked for: see there
+            self._refusals.refuse(self._background, head, ticket)  # before its data are asked for: see there
         if head.way == WHOLE:
             if trouble is None and head.nbytes:
                 memmove(ticket.message.tensor.data_ptr(), memory.address + HEAD.size, head.nbytes)
@@ -426,7 +426,7 @@ class Messages:
             self._moving[ticket] = None
             return None
         elif head.way == AFTERWARDS:
-            self._asides.discard(head.nbytes, source, data_tag)  # must not be taken for another message
+            self._background.discard(head.nbytes, source, data_tag)  # must not be taken for another message
         self._end(ticket, trouble)
         return None
 
@@ -455,7 +455,7 @@ class Messages:
                 self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
         self._hear_refusals()
-        self._asides.advance()
+        self._background.advance()
         return moved
 
     def _hear_refusals(self, now: bool = False) -> None:
@@ -554,7 +554,7 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for each in (self._room, self._asides, self._early):
+            for each in (self._room, self._background, self._early):
                 each.close()
         self._thread.join(5.0)
 

@@ -30,7 +30,7 @@ from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
-from .board import Board, slot_bytes
+from .call_slots import CallSlots, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import Fault
 from .flat_exchange import FlatExchange, parse
@@ -163,8 +163,8 @@ class HierarchicalTransport(Transport):
         self._progress = Progress(self.link, calls, self.local.handle)
         self.pipelined = PipelinedReduce(self.link, calls, hosts, self.chunk, self.local.attempt, self.health.trouble)
         if limits is not None:
-            board, idle = Board(self.local.handle, hosts.local, limits.leader), self._progress.request
-            self.flat = FlatExchange(self.link, hosts, board, limits.flat, self.balances)
+            call_slots, idle = CallSlots(self.local.handle, hosts.local, limits.leader), self._progress.request
+            self.flat = FlatExchange(self.link, hosts, call_slots, limits.flat, self.balances)
             self.leader = LeaderAllReduce(self.link, calls, hosts, self.flat, idle, limits.leader, self._fast_path.add)
             self._fast_path.serve(self.leader)
             if not self.health.sound():
@@ -294,10 +294,10 @@ class HierarchicalTransport(Transport):
 
     def _strays(self, local: int, sequence: int, number: int) -> bool:
         """As `in_a_collective_instead`, of one rank of this host."""
-        board = self.flat.board
-        if local == self.hosts.local or not board.has(local, sequence):
+        call_slots = self.flat.call_slots
+        if local == self.hosts.local or not call_slots.has(local, sequence):
             return False
-        tells_us = parse(board.head(local))[:2] == (sequence, Op.monitored_barrier)
+        tells_us = parse(call_slots.head(local))[:2] == (sequence, Op.monitored_barrier)
         return tells_us or self.local.monitored_barriers(local) < number
 
     def next_sequence(self) -> int:

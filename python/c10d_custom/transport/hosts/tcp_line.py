@@ -33,7 +33,7 @@ class At(Enum):
     ENDED = "it has hung up"
 
 
-class Line:
+class TcpLine:
     """``link`` does not block; ``called``: the rank that was called from here, None if this rank was called; ``error``:
     what connecting there has given so far."""
 
