@@ -61,7 +61,7 @@ written: set[int] = set()  # ids of those whose failure has been written
 
 
 def forget(key: int) -> None:
-    """That transport is followed no more."""
+    """From now on the transport of that id is not followed."""
     followed.pop(key, None)
     stacks.pop(key, None)
     written.discard(key)
@@ -506,7 +506,7 @@ _exits_of = 0  # the process that has registered `_close_all`: a forked child's 
 
 
 def close_groups_last() -> None:
-    """At exit, all groups of this process."""
+    """Has all groups of this process closed when its interpreter ends."""
     global _exits_of
     if _exits_of != os.getpid():
         _exits_of = os.getpid()
@@ -514,7 +514,8 @@ def close_groups_last() -> None:
 
 
 def close_groups_first() -> None:
-    """Those that need it, before whatever has been registered until now: called again when more has been."""
+    """Has the groups that need it closed before whatever has been registered until now; called again when more has
+    been."""
     atexit.unregister(_close_some)
     atexit.register(_close_some)
 

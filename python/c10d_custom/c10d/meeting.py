@@ -90,7 +90,7 @@ def meet(new: NewGroup) -> tuple[ByDevice, Store]:
 
 
 class _Meeting:
-    """One rank's, of one group."""
+    """One rank's way to a new group."""
 
     def __init__(self, store: BoundedStore, new: NewGroup) -> None:
         self.store, self.rank, self.name = store, new.rank, new.name

@@ -36,7 +36,7 @@ class _Over(Exception):
 
 
 class Survivors:
-    """One rank's part in it."""
+    """One rank's part in finding out who is left, and in making a group of them."""
 
     promised = None  # nothing that ends differently on different ranks
 

@@ -101,7 +101,7 @@ class FlatExchange:
         self.receives, self._tiny = [], []
 
     def give_up(self) -> None:
-        """Of a group that has failed."""
+        """Leaves the transfers of a group that has failed to MPI, with the memory that they use."""
         self._link.give_up([*self.receives, *self._tiny], self, self.receives)
 
     @staticmethod
@@ -109,8 +109,8 @@ class FlatExchange:
         return (c_void_p * len(values))(*values)
 
     def run(self, number: int, call: Call, deadline: float) -> bool:
-        """Does it all. False: only that all ranks ask for the same, of which the root alone has known that parts
-        differ."""
+        """Runs the collective. False: only that all ranks ask for the same, of which the root alone has known that
+        parts differ."""
         uneven = self._exchange(number, call, deadline, payload=True)
         if not uneven:
             _FINISH[call.op](self, call)

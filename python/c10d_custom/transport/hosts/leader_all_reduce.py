@@ -121,7 +121,7 @@ class LeaderAllReduce:
             request.Free()
 
     def give_up(self) -> None:
-        """Of a group that has failed."""
+        """Leaves the transfers of a group that has failed to MPI, with the memory that they use."""
         sends = [r for requests, _ in self._requests.values() for r in requests[len(self._receives) :]]
         self._link.give_up([*self._receives, *sends], self, self._receives)
 

@@ -120,7 +120,7 @@ class MpiLink:
 
     @staticmethod
     def lengths(nbytes: int) -> list[int]:
-        """Of the pieces of so many bytes."""
+        """The lengths of the pieces that a message of so many bytes is sent in."""
         return [min(PIECE, nbytes - at) for at in range(0, nbytes, PIECE)]
 
     def wait(

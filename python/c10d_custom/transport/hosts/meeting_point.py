@@ -60,11 +60,11 @@ class MeetingPoint:
         return TcpLine(link, self._secret, self.rank, rank, link.connect_ex(address))
 
     def fileno(self) -> int:
-        """Readable where somebody calls."""
+        """The listening socket's descriptor, readable while somebody calls."""
         return self._server.fileno()
 
     def answer(self) -> list[TcpLine]:
-        """Of those that have called."""
+        """The connections of those that have called since the last time."""
         lines = []
         for _ in range(_AT_ONCE):
             try:

@@ -69,7 +69,7 @@ _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within 
 
 
 class _Posted(MessageTicket):
-    """Who waits for it drives the engine."""
+    """A ticket whose waiter drives the engine meanwhile."""
 
     def __init__(self, engine: Messages, message: Message) -> None:
         super().__init__(message, next(engine.numbers), engine.complete)
@@ -124,7 +124,7 @@ class Surroundings:
 
 
 class Messages:
-    """Of one group; ``complete``: see PyTicket."""
+    """All messages of one group that go between hosts; ``complete``: see PyTicket."""
 
     def __init__(self, link: MpiLink, complete: Callable[[int], None], around: Surroundings) -> None:
         self.link, self.complete, self.numbers = link, complete, itertools.count(1)
@@ -478,7 +478,7 @@ class Messages:
         ticket.finish(error, ticket._source)
 
     def _uncount(self, ticket: MessageTicket) -> None:
-        """It waits no longer for its peer."""
+        """Counts a ticket no longer among those that wait for its peer."""
         if ticket.counted:
             ticket.counted = False
             self._peers[ticket.message.peer] -= 1

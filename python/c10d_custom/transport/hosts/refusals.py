@@ -36,7 +36,8 @@ _EVERY = 1e-3  # s between two looks
 
 
 class Refusals:
-    """Of one group. Its methods are called by one thread at a time, and by signal handlers amid them."""
+    """Refusals of one group's messages. Its methods are called by one thread at a time, and by signal handlers amid
+    them."""
 
     def __init__(self, link: MpiLink) -> None:
         self._link = link

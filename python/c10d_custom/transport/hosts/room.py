@@ -47,8 +47,8 @@ class _Offer:
 
 
 class Room:
-    """Of one group. True while data wait to be asked for. ``short``: bytes of a message that is copied rather than kept
-    where it is, when its send ends early."""
+    """The room of one group's messages. True while data wait to be asked for. ``short``: bytes of a message that is
+    copied rather than kept where it is, when its send ends early."""
 
     def __init__(self, link: MpiLink, background: BackgroundTransfers, short: int) -> None:
         self._link, self._background, self._short = link, background, short
@@ -93,11 +93,11 @@ class Room:
         return [offer.ticket for offer in list(self._offered.values()) if offer.ticket is not None]
 
     def take_back(self, ticket: MessageTicket) -> None:
-        """Nobody will ask for its data."""
+        """Drops the offer of a refused message: nobody will ask for its data."""
         self._offered.pop(ticket.number, None)
 
     def leave_behind(self, ticket: MessageTicket) -> None:
-        """It ends; who asks for its data gets them all the same, as of a message that is on its way."""
+        """The send ends; who asks for its data gets them all the same, as of a message that is on its way."""
         offer, tensor = self._offered[ticket.number], ticket.message.tensor
         kept: Buffer | MessageTicket = ticket
         if offer.nbytes <= self._short:

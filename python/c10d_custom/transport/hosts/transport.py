@@ -224,7 +224,7 @@ class HierarchicalTransport(Transport):
         return Agreement(self._queue.number)
 
     def broken(self) -> bool:
-        """As ShmTransport's."""
+        """Whether the group is of no more use."""
         return self.health.broken()
 
     def gone(self) -> dict[int, str]:
