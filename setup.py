@@ -4,6 +4,7 @@ c10d_custom/native/cuda, and what names all of this, as c10d_custom/revision."""
 
 import hashlib
 import os
+import re
 from glob import glob
 from pathlib import Path
 
@@ -80,6 +81,8 @@ class build_with_cuda_sources(build_py):
         return digest.hexdigest()[:12]
 
 
+FLAGS = dict(re.findall(r"^(\w+) = (.*)$", Path("backend/flags.mk").read_text(), re.M))
+
 setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for this Python and all later ones
     cmdclass={"build_ext": build_native, "build_py": build_with_cuda_sources},
@@ -89,18 +92,7 @@ setup(
             sources=sorted(glob("backend/shm/*.cpp") + glob("backend/hosts/*.cpp")),
             depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/hosts/*.h"),
             language="c++",
-            # No contraction to fused multiply-add: the bits must not depend on the machine.
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-g0",
-                "-fvisibility=hidden",
-                "-ffp-contract=off",
-                "-fno-math-errno",
-                "-Wall",
-                "-Wextra",
-                "-pthread",
-            ],
+            extra_compile_args=[*FLAGS["FLAGS"].split(), *FLAGS["OPT"].split()],
             # Of a standard library that is linked in, what is used alone: all of it can wait for a time of day.
             extra_link_args=["-pthread", "-s", "-Wl,--gc-sections"],
         ),

@@ -7,10 +7,10 @@
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
-#include "../shm/rest.h"
+#include "../shm/poll_wait.h"
 #include "../shm/transfers.h"
 #include "atomic_words.h"
-#include "board.h"
+#include "call_slots.h"
 
 using namespace c10d_custom;
 
@@ -41,21 +41,21 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
       int over = 0;
       if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
     }
-    rest(waited, kYield);
+    poll_wait(waited, kYield);
   }
 }
 
-Board board_of(const LeaderAllReduce* d) { return {d->board, d->stride, d->ranks}; }
+CallSlots board_of(const LeaderAllReduce* d) { return {d->board, d->stride, d->ranks}; }
 
 int inputs(const LeaderAllReduce* d, LeaderCall* r) {
-  const Board board = board_of(d);
+  const CallSlots board = board_of(d);
   for (uint32_t i = 1; i < d->ranks; ++i)
     if (const Status st = board.look(i, r->head); st != kOk) return r->peer = int32_t(i), st;
   return kOk;
 }
 
 int result(const LeaderAllReduce* d, LeaderCall* r) {
-  const Board board = board_of(d);
+  const CallSlots board = board_of(d);
   r->peer = 0;
   const Status st = board.look_result(r->head);
   if (st == kOk) memcpy(r->data, board.payload(board.result()), r->head.payload);
@@ -66,7 +66,7 @@ int result(const LeaderAllReduce* d, LeaderCall* r) {
 uint64_t items(const LeaderCall* r) { return r->head.payload ? r->head.count : 0; }
 
 void reduce_inside(const LeaderAllReduce* d, LeaderCall* r) {
-  const Board board = board_of(d);
+  const CallSlots board = board_of(d);
   const void* payloads[kMost];
   double factors[kMost];
   payloads[0] = r->data;
@@ -100,7 +100,7 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
     if (done) return kOk;
     const int64_t now = now_ns();
     if (now > until) return kPending;
-    rest(now - r->since, kYield);
+    poll_wait(now - r->since, kYield);
   }
 }
 
@@ -127,7 +127,7 @@ void c10d_mpi_progress(void* context) {
 void c10d_board_call(void* board, uint64_t stride, uint32_t rank, const void* head) {
   Head h;
   memcpy(&h, head, sizeof h);
-  Board(board, stride, 0).put(rank, h, nullptr, 0);
+  CallSlots(board, stride, 0).put(rank, h, nullptr, 0);
 }
 
 int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) {

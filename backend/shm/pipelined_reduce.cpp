@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "collective.h"
-#include "rest.h"
+#include "poll_wait.h"
 #include "transfers.h"
 
 namespace c10d_custom {
@@ -257,7 +257,7 @@ class PipelinedRun {
       if (!look(now, awaits)) return false;
     }
     if (!awaits && g.elsewhere) g.elsewhere(g.elsewhere_context);
-    rest(now - since, kYield);
+    poll_wait(now - since, kYield);
     return true;
   }
 

@@ -1,4 +1,4 @@
-// How long to stay awake in a wait on one host before sleeping (waits between hosts: rest.h).
+// How long to stay awake in a wait on one host before sleeping (waits between hosts: poll_wait.h).
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "../hosts/board.h"
+#include "../hosts/call_slots.h"
 #include "../hosts/leader_all_reduce.h"
 #include "os.h"
 #include "reduce.h"
@@ -22,7 +22,7 @@ using namespace c10d_custom;
 namespace {
 
 constexpr uint32_t kHosts = 2, kLocal = 2;
-constexpr uint64_t kLimit = 4096, kStride = Board::kPayload + kLimit;
+constexpr uint64_t kLimit = 4096, kStride = CallSlots::kPayload + kLimit;
 constexpr uint64_t kKind = kInt64 | kSum << 8 | 8 << 16 | kAllReduce << 24;
 constexpr int64_t kMs = 1000000;
 

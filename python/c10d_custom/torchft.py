@@ -8,6 +8,7 @@ from typing import Any
 
 from torchft.process_group import ProcessGroupWrapper
 
+from .c10d.issuing import NewGroup
 from .c10d.process_group import build
 
 
@@ -19,7 +20,9 @@ class ProcessGroupCustom(ProcessGroupWrapper):
     def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         # store is that of the ranks with this number in all replica groups, under a prefix of the quorum's own.
         # The ranks are of several jobs, each of which may have a default group of its own.
-        return build(store, rank, world_size, self._timeout, f"torchft quorum {self._quorum_id}", strangers=True)
+        return build(
+            NewGroup(store, rank, world_size, self._timeout, f"torchft quorum {self._quorum_id}", strangers=True)
+        )
 
     def getBackendName(self) -> str:
         return "torchft-custom"

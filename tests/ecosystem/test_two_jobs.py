@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from c10d_custom.c10d import meeting
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import build
 from c10d_custom.errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from harness import Layout
@@ -253,7 +254,7 @@ def by_hand(rank, size, folder):
         mine = dist.FileStore(f"{folder}/{rank}", 1)
         dist.init_process_group(backend(), store=mine, rank=0, world_size=1)
         shared = dist.FileStore(f"{folder}/shared", size)
-        quorum = build(shared, rank, size, timedelta(seconds=SECONDS), "quorum", strangers=True)
+        quorum = build(NewGroup(shared, rank, size, timedelta(seconds=SECONDS), "quorum", strangers=True))
         t = torch.full((3,), rank + 1.0)
         quorum.allreduce([t]).wait()
         quorum.shutdown()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from c10d_custom.c10d import process_group
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import TransportError
 from c10d_custom.transport.hosts.failure_detector import FailureDetector
@@ -136,7 +137,7 @@ def test_a_store_whose_server_has_ended(restartable, monkeypatch):
         store = dist.TCPStore("127.0.0.1", port, None, False)
         server.kill()
     with pytest.raises(TransportError, match=rf"creation of group g, rank 1: the store broke: .* port {port}\."):
-        process_group.build(store, 1, 2, SECONDS, "g")
+        process_group.build(NewGroup(store, 1, 2, SECONDS, "g"))
 
 
 def test_a_thousand_strangers():

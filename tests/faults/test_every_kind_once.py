@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import build
 from c10d_custom.errors import (
     AbortedError,
@@ -328,7 +329,9 @@ def elsewhere_case(change):
     store = dist.PrefixStore(f"elsewhere_case {change}", dist.distributed_c10d._get_default_store())
     try:
         with patch.dict(sys.modules, {"mpi4py": None} if dist.get_rank() == 1 else {}):
-            return str(raised(lambda: build(store, rank, size, timedelta(seconds=60), "elsewhere"), TransportError))
+            return str(
+                raised(lambda: build(NewGroup(store, rank, size, timedelta(seconds=60), "elsewhere")), TransportError)
+            )
     finally:
         topology.Location.here = kept
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.c10d import process_group
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.creation.bounded_store import BoundedStore
 from harness.shm import in_dev_shm
 
@@ -273,7 +274,7 @@ def keys_case(fail=False):
 
     def made(name):
         part = dist.PrefixStore(name, store)
-        group = process_group.build(part, rank, size, timedelta(seconds=60), name)
+        group = process_group.build(NewGroup(part, rank, size, timedelta(seconds=60), name))
         t = torch.ones(3)
         group.allreduce(t).wait()
         assert t.tolist() == [size] * 3

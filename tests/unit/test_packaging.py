@@ -128,6 +128,7 @@ def test_a_module_that_is_gone_is_not_packed_from_an_earlier_build(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("scripts", "backend/cuda", "python"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "backend" / "flags.mk", tmp_path / "backend")
     package, built = tmp_path / "python" / "c10d_custom", tmp_path / "built" / "c10d_custom"
     gone = ["gone.py", "gone/__init__.py", "native/gone.pyi"]
     for name in gone:

@@ -10,7 +10,7 @@ import pytest
 
 from c10d_custom.config import Config
 from c10d_custom.creation.gathering import Processes
-from c10d_custom.creation.letters import Letters, Mailbox, Neighbours
+from c10d_custom.creation.local_datagrams import Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import segment

@@ -14,8 +14,8 @@ from c10d_custom.c10d import survivors_over_hosts
 from c10d_custom.c10d.survivors_over_hosts import Promise, SurvivorsOverHosts
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, TransportError
 from c10d_custom.transport.hosts.layout import Hosts
-from c10d_custom.transport.hosts.line import At, Line
 from c10d_custom.transport.hosts.meeting_point import MeetingPoint
+from c10d_custom.transport.hosts.tcp_line import At, TcpLine
 
 SECRET = "ab" * 32
 
@@ -374,7 +374,7 @@ def test_what_is_no_message_ends_the_line():
     here, there = socket.socketpair()
     for link in (here, there):
         link.setblocking(False)
-    called, caller = Line(here, b"s", 0), Line(there, b"s", 1, 0)
+    called, caller = TcpLine(here, b"s", 0), TcpLine(there, b"s", 1, 0)
     until(lambda: caller.at is At.OPEN and called.at is At.OPEN, called, caller)
     assert called.peer == 1
     caller.say({"a": 1})

@@ -25,6 +25,7 @@ from ..errors import AbortedError, UsageError
 from ..native import torch_inside
 from ..threads import threading
 from . import IMPLEMENTATION, NAME
+from .issuing import NewGroup
 from .meeting import meet
 from .operations import Operations
 from .torch_private import REGISTERED, TorchBackend, opaque_to_dynamo, profiler_enabled
@@ -307,20 +308,10 @@ class DescribedBackend(_Described):
 _in_use: set[CustomBackend] = set()
 
 
-def build_backend(
-    store: Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    name: str,
-    members: list[int] | None = None,
-    devices: list[str] | None = None,
-    strangers: bool = False,
-) -> CustomBackend:
+def build_backend(new: NewGroup) -> CustomBackend:
     """A CustomBackend for some devices of a group of torch's. Collective over the group's ranks, as `meet`."""
     operations = Operations()
-    transport, store = meet(store, rank, size, timeout, name, members, None, devices, strangers)
-    operations._set_up(transport, store, rank, size, timeout, name)
+    operations._set_up(*meet(new), new)
     backend = CustomBackend(operations, owner=True)
     _in_use.add(backend)
     return backend
@@ -409,14 +400,16 @@ if REGISTERED:
             ours, strangers = "_".join(map(str, ranks)), operations._transport.strangers
             name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
             return build_backend(
-                PrefixStore(f"{self._splits}/{ours}", store),
-                ranks.index(operations._group_rank),
-                len(ranks),
-                getattr(opts, "_timeout", None) or operations.timeout,
-                name,
-                None if strangers else [operations._transport.members[r] for r in ranks],
-                operations._transport.device_types,
-                strangers,
+                NewGroup(
+                    PrefixStore(f"{self._splits}/{ours}", store),
+                    ranks.index(operations._group_rank),
+                    len(ranks),
+                    getattr(opts, "_timeout", None) or operations.timeout,
+                    name,
+                    None if strangers else [operations._transport.members[r] for r in ranks],
+                    devices=operations._transport.device_types,
+                    strangers=strangers,
+                )
             )
 
         def abort(self) -> None:

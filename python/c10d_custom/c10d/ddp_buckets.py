@@ -29,7 +29,7 @@ def about_to_be_reduced(group: Any, bucket: torch.Tensor) -> list[torch.Tensor] 
 
 
 class Buckets:
-    """Those of one group."""
+    """What is known of the buckets of one group's DDP."""
 
     def __init__(self) -> None:
         # Of each storage that a backward pass has reduced: whether it has been decided where it is to be.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ..call import Call, Message
+    from ..creation.gathering import Processes
     from ..transport.base import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
@@ -60,7 +61,7 @@ written: set[int] = set()  # ids of those whose failure has been written
 
 
 def forget(key: int) -> None:
-    """That transport is followed no more."""
+    """From now on the transport of that id is not followed."""
     followed.pop(key, None)
     stacks.pop(key, None)
     written.discard(key)
@@ -105,6 +106,29 @@ def live() -> list[Issuing]:
     return list(_live)
 
 
+class NewGroup:
+    """What a rank is told of a group that is to be made. ``rank`` of ``size``: its own; ``members``: the global ranks,
+    none of the default group; ``processes``: if the caller knows more of them than the ranks will tell; ``devices``:
+    the types of device whose tensors the group takes, None for all; ``strangers``: the ranks share no default group,
+    whether or not each has one of its own, and may be of several jobs. They know each other by what they say in the
+    store, and have no ``members``."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        members: list[int] | None = None,
+        processes: Processes | None = None,
+        devices: list[str] | None = None,
+        strangers: bool = False,
+    ) -> None:
+        self.store, self.rank, self.size, self.timeout, self.name = store, rank, size, timeout, name
+        self.members, self.processes, self.devices, self.strangers = members, processes, devices, strangers
+
+
 class _Extension:
     """Seconds that calls get on top of their time-out until the first one issued after it is over."""
 
@@ -120,14 +144,14 @@ class Issuing:
 
     _registers_works = False  # torch's own group, or dispatcher, does
 
-    def _set_up(self, transport: ByDevice, store: Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def _set_up(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
         self._transport = transport
         self._store = store
-        self._group_rank, self._group_size = rank, size
-        self.set_timeout(timeout)
-        self._name, self._desc = name, ""
-        self._lower = Lowering(rank, size)
-        self._completer = Completer(transport, name)
+        self._group_rank, self._group_size = new.rank, new.size
+        self.set_timeout(new.timeout)
+        self._name, self._desc = new.name, ""
+        self._lower = Lowering(new.rank, new.size)
+        self._completer = Completer(transport, new.name)
         self._coalescing: list[Work] | None = None
         self._extensions: list[_Extension] = []
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
@@ -482,7 +506,7 @@ _exits_of = 0  # the process that has registered `_close_all`: a forked child's 
 
 
 def close_groups_last() -> None:
-    """At exit, all groups of this process."""
+    """Has all groups of this process closed when its interpreter ends."""
     global _exits_of
     if _exits_of != os.getpid():
         _exits_of = os.getpid()
@@ -490,7 +514,8 @@ def close_groups_last() -> None:
 
 
 def close_groups_first() -> None:
-    """Those that need it, before whatever has been registered until now: called again when more has been."""
+    """Has the groups that need it closed before whatever has been registered until now; called again when more has
+    been."""
     atexit.unregister(_close_some)
     atexit.register(_close_some)
 

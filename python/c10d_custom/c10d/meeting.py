@@ -16,22 +16,20 @@ from ..config import Config, restart_attempt, traced
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
 from ..creation.gathering import Gathering, Members
-from ..creation.letters import Letters, Mailbox, Neighbours
+from ..creation.local_datagrams import Letters, Mailbox, Neighbours
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
 from ..transport.by_device import ByDevice
 from ..transport.shm.transport import ShmTransport
-from .issuing import Issuing, close_groups_first, close_groups_last
+from .issuing import Issuing, NewGroup, close_groups_first, close_groups_last
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import timedelta
 
     from torch.distributed import ProcessGroup, Store
 
-    from ..creation.gathering import Processes
     from ..creation.topology import Location
     from ..transport.base import Transport
 
@@ -45,58 +43,43 @@ def configuration() -> Config:
     return Config.from_env()
 
 
-def meet(
-    store: Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    name: str,
-    members: list[int] | None = None,
-    processes: Processes | None = None,
-    devices: list[str] | None = None,
-    strangers: bool = False,
-) -> tuple[ByDevice, Store]:
+def meet(new: NewGroup) -> tuple[ByDevice, Store]:
     """(transport, store) of a new group: the store is the group's own part of the one given. Collective over the
-    group's ranks; TransportError on all of them if any cannot take part. ``members``: their global ranks,
-    none of the default group; ``processes``: a processes.Processes, if the caller knows more than the ranks will tell;
-    ``devices``: the types of device whose tensors the group takes, None for all; ``strangers``: the ranks share no
-    default group, whether or not each has one of its own, and may be of several jobs. They know each other by what
-    they say in the store, and have no ``members``. UsageError: ``rank`` is not one of ``size``."""
-    what = f"creation of group {name or '(unnamed)'}, rank {rank}"
+    group's ranks; TransportError on all of them if any cannot take part. UsageError: there is no such rank."""
+    rank, size = new.rank, new.size
+    what = f"creation of group {new.name or '(unnamed)'}, rank {rank}"
     if not 0 <= rank < size:
         raise UsageError(
             f"{what}: there is no such rank in a group of {size}, whose ranks are 0 to {size - 1}. Are RANK and "
             "WORLD_SIZE (the arguments rank and world_size, or what the launcher was told of its hosts) of one job?"
         )
-    ours = bool(members) and processes is None  # all in the default group, if it is of this backend
+    ours = bool(new.members) and new.processes is None  # all in the default group, if it is of this backend
     world = _neighbourly_world() if ours else None
-    seconds, is_default = seconds_of(timeout), not members and not strangers
-    with BoundedStore(PrefixStore("custom", store), time.monotonic() + seconds, what) as bounded:
-        known = processes or (_members_of_world(members) if members else None)
-        members = members or list(range(size))
-        meeting = _Meeting(bounded, rank, members, name, seconds, known, devices, is_default, strangers)
+    with BoundedStore(PrefixStore("custom", new.store), time.monotonic() + seconds_of(new.timeout), what) as bounded:
+        meeting = _Meeting(bounded, new)
+        members = meeting.members
         prefix = _known.get(os.getpid()) or f"{restart_attempt()}"
         try:
             if world is not None:
                 transport, own = meeting.among(world, prefix)
-            elif strangers:
+            elif new.strangers:
                 # Not under this job's own attempt: the others' may be another. Rank 0's is everyone's.
                 transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
-            elif processes is not None or dist.group.WORLD is not None or not Attempt.possible():
+            elif new.processes is not None or dist.group.WORLD is not None or not Attempt.possible():
                 transport, own = meeting.under(prefix)
             else:
                 attempt = Attempt(bounded.under(digest_of(members)), rank, what)
                 transport, own = meeting.in_newest(attempt)
                 _known[os.getpid()] = attempt.name
         except TransportError as error:
-            if words := elsewhere(store, bounded, rank, size):
+            if words := elsewhere(new.store, bounded, rank, size):
                 raise TransportError(f"{error}{words}") from error
             raise
         except CustomBackendError:
             raise
         except dist.DistError as error:
             raise bounded.broke(error) from error
-    transport.strangers = strangers
+    transport.strangers = new.strangers
     close_groups_last()
     read_ahead()
     if traced(configuration()):
@@ -107,24 +90,14 @@ def meet(
 
 
 class _Meeting:
-    """One rank's, of one group."""
+    """One rank's way to a new group."""
 
-    def __init__(
-        self,
-        store: BoundedStore,
-        rank: int,
-        members: list[int],
-        name: str,
-        seconds: float,
-        processes: Processes | None,
-        devices: list[str] | None,
-        is_default: bool,
-        strangers: bool,
-    ) -> None:
-        self.store, self.rank, self.members, self.name = store, rank, members, name
-        self.seconds, self.processes, self.devices = seconds, processes, devices
-        self.is_default = is_default  # others can be made from it without the store, and after a loss
-        self.strangers = strangers
+    def __init__(self, store: BoundedStore, new: NewGroup) -> None:
+        self.store, self.rank, self.name = store, new.rank, new.name
+        self.devices, self.strangers = new.devices, new.strangers
+        self.seconds, self.members = seconds_of(new.timeout), new.members or list(range(new.size))
+        self.processes = new.processes or (_members_of_world(new.members) if new.members else None)
+        self.is_default = not new.members and not new.strangers  # others can be made from it without the store
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:

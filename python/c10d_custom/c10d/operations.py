@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import (
     AllgatherOptions,
@@ -51,47 +52,108 @@ SCATTER = _fast_path(Op.scatter, ScatterOptions)
 
 
 if TYPE_CHECKING:
-    import torch
-
     from .work import DoneMessage, DoneWork, Work
 
     Issued = Work | DoneWork | None
+
+
+def _one(tensors: Any, name: str) -> Any:
+    return only(tensors, name)
+
+
+def _list(lists: Any, name: str) -> Any:
+    return own_list(lists)
+
+
+def _as_it_is(tensors: Any, name: str) -> Any:
+    return tensors
+
+
+class _Form:
+    """What `Operations._slowly` needs to know of a method. ``name``: in profiles and errors; ``lower``: the method of
+    Lowering; ``takes``: of c10d's output and input, or of what is both, what Lowering gets; ``more``: what it gets
+    besides."""
+
+    def __init__(self, method: str, name: str, lower: str, takes: tuple[Any, ...], *more: str) -> None:
+        self.method, self.name, self.lower, self.takes, self.more = method, name, lower, takes, more
+
+
+_FORMS = {
+    form.method: form
+    for form in (
+        _Form("broadcast", "broadcast", "broadcast", (_one,), "root"),
+        _Form("allreduce", "all_reduce", "all_reduce", (_one,), "op"),
+        _Form("reduce", "reduce", "reduce", (_one,), "root", "op"),
+        _Form("allgather", "all_gather", "all_gather", (_list, _one)),
+        _Form("all_gather_single", "_all_gather_base", "all_gather_single", (_as_it_is, _as_it_is)),
+        _Form("reduce_scatter", "reduce_scatter", "reduce_scatter", (_one, _list), "op"),
+        _Form("reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single", (_as_it_is, _as_it_is), "op"),
+        _Form("alltoall", "all_to_all", "all_to_all", (_as_it_is, _as_it_is)),
+        _Form("gather", "gather", "gather", (_list, _one), "root"),
+        _Form("scatter", "scatter", "scatter", (_one, _list), "root"),
+    )
+}
+
+
+def _by_type(given: Sequence[Any]) -> tuple[Any, int, Any, timedelta | None]:
+    """(options, root, reduce op, time-out) of what c10d's callers pass after the tensors, None among it. In the short
+    forms one stands in another's place: what each is, its type says."""
+    opts: Any = None
+    op: Any = None
+    root, timeout = 0, None
+    for value in given:
+        if hasattr(value, "asyncOp"):
+            opts = value
+        elif isinstance(value, timedelta):
+            timeout = value
+        elif isinstance(value, int):
+            root = value
+        elif value is not None:
+            op = value
+    if opts is not None:
+        root, op = getattr(opts, "rootRank", root), getattr(opts, "reduceOp", op)
+    return opts, root, ReduceOp.SUM if op is None else op, timeout
 
 
 @opaque_to_dynamo
 class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
+    def _slowly(self, method: str, tried: int, tensors: tuple[Any, ...], *given: Any) -> Issued:
+        """The operation of that method, that the fast path has not taken: ``tried``, what it has said; ``tensors``:
+        output and input, or what is both; ``given``: what else c10d's caller has passed."""
+        if tried == SLOW_PATH and self._by_torch(*tensors):
+            return self._dispatched(method, *tensors, *given)
+        form, (opts, root, op, timeout) = _FORMS[method], _by_type(given)
+        taken = [self._lowered(take, each, form.name) for take, each in zip(form.takes, tensors)]
+        if method == "allreduce" and taken[0].is_sparse:
+            return self._sparse_all_reduce(taken[0], op, opts, timeout)
+        outputs, *inputs = ([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)
+        return self._collective(
+            form.name,
+            opts,
+            timeout,
+            outputs,
+            getattr(self._lower, form.lower),
+            *taken,
+            *(root if what == "root" else op for what in form.more),
+            inputs=inputs[0] if inputs else None,
+            tried=tried,
+        )
+
     def broadcast(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, root: Any = None, timeout: timedelta | None = None
     ) -> Issued:
         if type(tried := self._fast(BROADCAST, opts, tensors, tensors)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(tensors):
-            return self._dispatched("broadcast", tensors, opts, root, timeout)
-        if isinstance(opts, int):
-            opts, root, timeout = None, opts, timeout if root is None else root
-        tensor = self._lowered(only, tensors, "broadcast")
-        root = opts.rootRank if opts is not None else root or 0
-        return self._collective("broadcast", opts, timeout, [tensor], self._lower.broadcast, tensor, root, tried=tried)
+        return self._slowly("broadcast", tried, (tensors,), opts, root, timeout)
 
     def allreduce(
         self, tensors: Sequence[torch.Tensor], opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Issued:
         if type(tried := self._fast(ALL_REDUCE, opts, tensors, tensors)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(tensors):
-            return self._dispatched("allreduce", tensors, opts, op, timeout)
-        if isinstance(opts, AllreduceOptions):
-            op = opts.reduceOp
-        elif opts is not None:
-            opts, op, timeout = None, opts, timeout if op is None else op
-        tensor = self._lowered(only, tensors, "all_reduce")
-        if op is None:
-            op = ReduceOp.SUM
-        if tensor.is_sparse:
-            return self._sparse_all_reduce(tensor, op, opts, timeout)
-        return self._collective("all_reduce", opts, timeout, [tensor], self._lower.all_reduce, tensor, op, tried=tried)
+        return self._slowly("allreduce", tried, (tensors,), opts, op, timeout)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
         if self._by_torch(tensors):
@@ -109,43 +171,14 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(REDUCE, opts, tensors, tensors)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(tensors):
-            return self._dispatched("reduce", tensors, opts, root, op, timeout)
-        if isinstance(opts, int):
-            if root is not None:
-                root, op, timeout = None, root, timeout if op is None else op
-            opts, root = None, opts
-        tensor = self._lowered(only, tensors, "reduce")
-        root = opts.rootRank if opts is not None else root or 0
-        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
-        return self._collective("reduce", opts, timeout, [tensor], self._lower.reduce, tensor, root, op, tried=tried)
+        return self._slowly("reduce", tried, (tensors,), opts, root, op, timeout)
 
     def allgather(
-        self,
-        output_lists: Sequence[Any],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, output_lists: Sequence[Any], inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
         if type(tried := self._fast(ALL_GATHER, opts, inputs, output_lists)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(output_lists, inputs):
-            return self._dispatched("allgather", output_lists, inputs, opts, timeout)
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        tensor = self._lowered(only, inputs, "all_gather")
-        outputs = own_list(output_lists)
-        return self._collective(
-            "all_gather",
-            opts,
-            timeout,
-            list(outputs),
-            self._lower.all_gather,
-            outputs,
-            tensor,
-            inputs=[tensor],
-            tried=tried,
-        )
+        return self._slowly("allgather", tried, (output_lists, inputs), opts, timeout)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -168,19 +201,7 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_GATHER, opts, input, output)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(output, input):
-            return self._dispatched("all_gather_single", output, input, opts, timeout)
-        return self._collective(
-            "_all_gather_base",
-            opts,
-            timeout,
-            [output],
-            self._lower.all_gather_single,
-            output,
-            input,
-            inputs=[input],
-            tried=tried,
-        )
+        return self._slowly("all_gather_single", tried, (output, input), opts, timeout)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -206,46 +227,14 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(outputs, input_lists):
-            return self._dispatched("reduce_scatter", outputs, input_lists, opts, op, timeout)
-        if opts is not None and not hasattr(opts, "asyncOp"):
-            opts, op, timeout = None, opts, timeout if op is None else op
-        output = self._lowered(only, outputs, "reduce_scatter")
-        inputs = own_list(input_lists)
-        op = opts.reduceOp if opts is not None else op if op is not None else ReduceOp.SUM
-        return self._collective(
-            "reduce_scatter",
-            opts,
-            timeout,
-            [output],
-            self._lower.reduce_scatter,
-            output,
-            inputs,
-            op,
-            inputs=inputs,
-            tried=tried,
-        )
+        return self._slowly("reduce_scatter", tried, (outputs, input_lists), opts, op, timeout)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Issued:
         if type(tried := self._fast(REDUCE_SCATTER, opts, input, output)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(output, input):
-            return self._dispatched("reduce_scatter_single", output, input, opts, timeout)
-        op = opts.reduceOp if opts is not None else ReduceOp.SUM
-        return self._collective(
-            "_reduce_scatter_base",
-            opts,
-            timeout,
-            [output],
-            self._lower.reduce_scatter_single,
-            output,
-            input,
-            op,
-            inputs=[input],
-            tried=tried,
-        )
+        return self._slowly("reduce_scatter_single", tried, (output, input), opts, timeout)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -271,19 +260,7 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(outputs, inputs):
-            return self._dispatched("alltoall", outputs, inputs, opts, timeout)
-        return self._collective(
-            "all_to_all",
-            opts,
-            timeout,
-            list(outputs),
-            self._lower.all_to_all,
-            outputs,
-            inputs,
-            inputs=inputs,
-            tried=tried,
-        )
+        return self._slowly("alltoall", tried, (outputs, inputs), opts, timeout)
 
     def all_to_all_single(
         self,
@@ -302,8 +279,7 @@ class Operations(Issuing):
             return self._dispatched(
                 "all_to_all_single", output, input, list(output_splits), list(input_splits), opts, timeout
             )
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
+        opts, _, _, timeout = _by_type((opts, timeout))
         return self._collective(
             "all_to_all",
             opts,
@@ -328,25 +304,7 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(GATHER, opts, inputs, output_lists)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(output_lists, inputs):
-            return self._dispatched("gather", output_lists, inputs, opts, root, timeout)
-        if isinstance(opts, int):
-            opts, root, timeout = None, opts, timeout if root is None else root
-        tensor = self._lowered(only, inputs, "gather")
-        root = opts.rootRank if opts is not None else root or 0
-        outputs = own_list(output_lists)
-        return self._collective(
-            "gather",
-            opts,
-            timeout,
-            list(outputs),
-            self._lower.gather,
-            outputs,
-            tensor,
-            root,
-            inputs=[tensor],
-            tried=tried,
-        )
+        return self._slowly("gather", tried, (output_lists, inputs), opts, root, timeout)
 
     def gather_single(
         self,
@@ -358,7 +316,7 @@ class Operations(Issuing):
     ) -> Issued:
         if self._unlike_memory(output, input):
             return self._dispatched("gather_single", output, input, opts, root, timeout)
-        root = opts.rootRank if opts is not None else root or 0
+        opts, root, _, timeout = _by_type((opts, root, timeout))
         return self._collective(
             "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
         )
@@ -373,24 +331,14 @@ class Operations(Issuing):
     ) -> Issued:
         if type(tried := self._fast(SCATTER, opts, input_lists, outputs)) is not int:
             return tried
-        if tried == SLOW_PATH and self._by_torch(outputs, input_lists):
-            return self._dispatched("scatter", outputs, input_lists, opts, root, timeout)
-        if isinstance(opts, int):
-            opts, root, timeout = None, opts, timeout if root is None else root
-        output = self._lowered(only, outputs, "scatter")
-        root = opts.rootRank if opts is not None else root or 0
-        inputs = own_list(input_lists)
-        return self._collective(
-            "scatter", opts, timeout, [output], self._lower.scatter, output, inputs, root, inputs=inputs, tried=tried
-        )
+        return self._slowly("scatter", tried, (outputs, input_lists), opts, root, timeout)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
         if type(tried := self._fast(BARRIER, opts)) is not int:
             return tried
         if tried == SLOW_PATH and self._by_torch():
             return self._dispatched("barrier", opts, timeout)
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
+        opts, _, _, timeout = _by_type((opts, timeout))
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
         devices = self._transport.devices()
         return self._collective(

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, ProcessGroup
 from ..errors import UsageError
 from . import IMPLEMENTATION, NAME, optional, served_devices
 from .backend import FORWARDED, DescribedBackend, Dispatching
-from .issuing import close_groups_first, live
+from .issuing import NewGroup, close_groups_first, live
 from .meeting import meet
 from .torch_private import REGISTERED, group_of_name, is_being_made, opaque_to_dynamo
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-    from ..creation.gathering import Processes
     from ..transport.by_device import ByDevice
 
 
@@ -39,21 +38,9 @@ def group_named(name: str) -> Any:
     )
 
 
-def build(
-    store: Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    name: str,
-    members: list[int] | None = None,
-    processes: Processes | None = None,
-    devices: list[str] | None = None,
-    strangers: bool = False,
-) -> CustomProcessGroup:
-    """A group for tensors of ``devices`` (their types; None: all that this backend serves). The rest: see
-    c10d/meeting.py."""
-    transport, store = meet(store, rank, size, timeout, name, members, processes, devices, strangers)
-    group = CustomProcessGroup(transport, store, rank, size, timeout, name)
+def build(new: NewGroup) -> CustomProcessGroup:
+    """The group that ``new`` says. Collective over its ranks, as `meet`."""
+    group = CustomProcessGroup(*meet(new), new)
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
         group.dispatch()
     return group
@@ -64,9 +51,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     _registers_works = True
     _kinds: list[torch.device] | None = None
 
-    def __init__(self, transport: ByDevice, store: Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
-        ProcessGroup.__init__(self, rank, size)
-        self._set_up(transport, store, rank, size, timeout, name)
+    def __init__(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
+        ProcessGroup.__init__(self, new.rank, new.size)
+        self._set_up(transport, store, new)
         self._backend: Any = DescribedBackend(self)
         if REGISTERED:
             with optional("what torch's C++ calls by itself (torch.ops.c10d, the Flight Recorder, other hooks)"):
@@ -189,14 +176,16 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         members = None if strangers else [self._transport.members[r] for r in ranks]
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
         group = build(
-            store,
-            ranks.index(self._group_rank),
-            len(ranks),
-            timeout or self._timeout,
-            name,
-            members,
-            devices=devices,
-            strangers=strangers,
+            NewGroup(
+                store,
+                ranks.index(self._group_rank),
+                len(ranks),
+                timeout or self._timeout,
+                name,
+                members,
+                devices=devices,
+                strangers=strangers,
+            )
         )
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group

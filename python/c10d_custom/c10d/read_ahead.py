@@ -57,7 +57,7 @@ class _InMemory(SourceFileLoader):
 
 
 class _FromElsewhere:
-    """Of an archive, by its loader."""
+    """A module in an archive, read by the archive's own loader."""
 
     def __init__(self, name: str) -> None:
         self._name, self._loader = name, find_spec(name).loader  # type: ignore[union-attr]
@@ -77,7 +77,7 @@ class _FromElsewhere:
 
 
 class _Finder:
-    """Of sys.meta_path."""
+    """Finds what has been read ahead; for sys.meta_path."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -86,7 +86,7 @@ class _Finder:
 
 
 def read_ahead() -> None:
-    """Again does nothing."""
+    """Reads the modules of NAMES that are not imported yet; called again, does nothing."""
     if _read:
         return
     package = sys.modules[_PACKAGE]

@@ -70,6 +70,7 @@ def create(options: Any, _backend_options: Any) -> Any:
     TransportError on all of them if any cannot take part. UsageError where torch would drop another backend."""
     global _ready
     with _no_garbage_collected():
+        from .issuing import NewGroup
         from .process_group import build
         from .torch_private import spare_recorder
 
@@ -84,14 +85,16 @@ def create(options: Any, _backend_options: Any) -> Any:
         group.setGroupName(options.group_id)
     else:
         group = build(
-            options.store,
-            options.group_rank,
-            options.group_size,
-            options.timeout,
-            options.group_id,
-            list(options.global_ranks_in_group),
-            devices=list(ours) or None,
-            strangers=strangers,
+            NewGroup(
+                options.store,
+                options.group_rank,
+                options.group_size,
+                options.timeout,
+                options.group_id,
+                list(options.global_ranks_in_group),
+                devices=list(ours) or None,
+                strangers=strangers,
+            )
         )
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
@@ -124,6 +127,7 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
 
     from ..errors import UsageError
     from .backend import build_backend
+    from .issuing import NewGroup
     from .torch_private import REGISTERED
 
     string = ",".join(f"{device}:{name}" for device, name in {**ours, **others}.items())
@@ -150,14 +154,16 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
         if any(known.type == device for known in plain._device_types):
             return plain._get_backend(torch.device(device))
     return build_backend(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options.group_id,
-        list(options.global_ranks_in_group),
-        list(ours),
-        strangers,
+        NewGroup(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            options.timeout,
+            options.group_id,
+            list(options.global_ranks_in_group),
+            devices=list(ours),
+            strangers=strangers,
+        )
     )
 
 

@@ -49,7 +49,7 @@ def restore() -> None:
 
 
 def _tell(asked: str) -> None:
-    """Into the log, once for a process."""
+    """Writes into the log, once for a process, that such groups are ours."""
     if not _told:
         _told.append(True)
         log.info('groups of backend "%s" are made by "%s" (C10D_CUSTOM_REPLACES, or c10d_custom.replace)', asked, NAME)

@@ -21,6 +21,7 @@ from ..creation.gathering import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError
 from ..threads import socket, time
 from . import process_group
+from .issuing import NewGroup
 
 if TYPE_CHECKING:
     from ..transport.shm.transport import ShmTransport
@@ -35,7 +36,7 @@ class _Over(Exception):
 
 
 class Survivors:
-    """One rank's part in it."""
+    """One rank's part in finding out who is left, and in making a group of them."""
 
     promised = None  # nothing that ends differently on different ranks
 
@@ -102,12 +103,14 @@ class Survivors:
             store = self._connect(round, members[0])
             store.set_timeout(left)
         new = process_group.build(
-            PrefixStore("shrunk", store),
-            members.index(self.rank),
-            len(members),
-            left,
-            self.name,
-            processes=Members(self.old, members),
+            NewGroup(
+                PrefixStore("shrunk", store),
+                members.index(self.rank),
+                len(members),
+                left,
+                self.name,
+                processes=Members(self.old, members),
+            )
         )
         try:
             cast(Any, new.barrier()).wait()

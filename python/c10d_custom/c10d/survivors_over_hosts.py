@@ -33,13 +33,14 @@ from ..creation.gathering import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
 from ..threads import select, socket, time
-from ..transport.hosts.line import At
+from ..transport.hosts.tcp_line import At
 from ..transport.hosts.transport import HierarchicalTransport
 from . import process_group
+from .issuing import NewGroup
 
 if TYPE_CHECKING:
-    from ..transport.hosts.line import Line
     from ..transport.hosts.meeting_point import MeetingPoint
+    from ..transport.hosts.tcp_line import TcpLine
 
 
 _SLICE = 20e-3  # s: between two looks at this host's ranks
@@ -108,7 +109,7 @@ class SurvivorsOverHosts:
             ended |= {self.promised.members[rank] for rank in new.detector.ended | new.detector.left}
         return ended
 
-    def _president(self) -> Line | None:
+    def _president(self) -> TcpLine | None:
         """A line to it; None: it is this rank."""
         for rank in range(self.rank):
             line = self._reach(rank)
@@ -116,7 +117,7 @@ class SurvivorsOverHosts:
                 return line
         return None
 
-    def _reach(self, rank: int) -> Line | None:
+    def _reach(self, rank: int) -> TcpLine | None:
         """A line to that rank, when it has come; None: its host refuses."""
         line = self.point.call(rank)
         while rank not in self.ended_here() and line.at is not At.REFUSED:
@@ -145,7 +146,7 @@ class SurvivorsOverHosts:
             "promised": self.promised.name if self.promised else None,
         }
 
-    def _follow(self, line: Line) -> Promise | None:
+    def _follow(self, line: TcpLine) -> Promise | None:
         """The promise that is to be kept; None: the president is lost."""
         said: dict[str, Any] = {}
         while not line.over():
@@ -159,7 +160,7 @@ class SurvivorsOverHosts:
                 raise self.late()
         return None
 
-    def _do(self, message: dict[str, Any], line: Line) -> Promise | None:
+    def _do(self, message: dict[str, Any], line: TcpLine) -> Promise | None:
         what = message.get("do")
         if what == "missing":
             self.missing = {rank: At[at] for rank, at in message["for"]}
@@ -198,12 +199,14 @@ class SurvivorsOverHosts:
         if len({self.old.locations[rank].host for rank in members}) > 1:
             communicators.leave_out_the_lost(mpi_job.job(), left.total_seconds(), lambda: _require(look))
         new = process_group.build(
-            PrefixStore("shrunk", store),
-            members.index(self.rank),
-            len(members),
-            left,
-            self.name,
-            processes=Processes(left_for=look),
+            NewGroup(
+                PrefixStore("shrunk", store),
+                members.index(self.rank),
+                len(members),
+                left,
+                self.name,
+                processes=Processes(left_for=look),
+            )
         )
         try:
             cast(Any, new.barrier()).wait()
@@ -283,10 +286,10 @@ class _President:
 
     def __init__(self, own: SurvivorsOverHosts) -> None:
         self.own, self.point = own, own.point
-        self._callers: list[Line] = []  # that have not said who they are
-        self._lines: dict[int, Line] = {}  # of the ranks that have come
+        self._callers: list[TcpLine] = []  # that have not said who they are
+        self._lines: dict[int, TcpLine] = {}  # of the ranks that have come
         self._said: dict[int, dict[str, Any]] = {}  # by them, of themselves and their hosts
-        self._calls: dict[int, Line] = {}  # to ranks of hosts from which nobody has come
+        self._calls: dict[int, TcpLine] = {}  # to ranks of hosts from which nobody has come
         self._called_at: dict[int, float] = {}
         self._refused: set[int] = set()
         self._making = ""  # its name
@@ -409,7 +412,7 @@ class _President:
             if heard and enough or time.monotonic() >= until:
                 return
 
-    def _hear_caller(self, line: Line) -> None:
+    def _hear_caller(self, line: TcpLine) -> None:
         messages = line.hear()
         if line.at is At.CALLED and len(self._callers) <= len(self._lines) + self.own.old.size + _STRANGERS:
             return

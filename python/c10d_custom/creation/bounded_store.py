@@ -114,7 +114,7 @@ class _Answer:
 
 
 class _Asker:
-    """The thread, and what it is asked."""
+    """The thread that calls the store, and what it has been asked."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
@@ -122,7 +122,7 @@ class _Asker:
         self.silent = 0.0  # s: that a call was waited for in vain
 
     def ask(self, answer: _Answer, deadline: float) -> bool:
-        """False: there was none in time."""
+        """Waits for the answer; False if none came in time."""
         if not self._runs:
             # Not a threading.Thread, whose start takes as long as five calls. It is never joined.
             try:
@@ -212,7 +212,7 @@ class Attempt:
         raise SupersededError
 
     def settle(self) -> None:
-        """All of its ranks have met."""
+        """Called once all ranks of the attempt have met: `look` raises no more."""
         self._settled = True
 
     def _announced(self) -> str:

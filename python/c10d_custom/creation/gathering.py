@@ -1,6 +1,7 @@
 """How the ranks of a group that is being made decide something together, whatever carries their words: exchange.py has
-those that go through the store, letters.py those from process to process. And which of them have ended meanwhile: ranks
-of this host, or of those that the group it is made from knows. Once it is made, its transport watches."""
+those that go through the store, local_datagrams.py those from process to process. And which of them have ended
+meanwhile: ranks of this host, or of those that the group it is made from knows. Once it is made, its transport
+watches."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Processes:
         self._ended.discard(rank)
 
     def ended(self) -> set[int]:
-        """The ranks that have."""
+        """The ranks that have ended."""
         if self._ranks:
             self._ended.update(self._ranks[fd] for fd, _ in self._poll.poll(0))
         return self._ended
@@ -180,7 +181,7 @@ class Gathering(ABC):
 
     @staticmethod
     def _decided(decide: Callable[[list[Any]], Any], values: list[Any]) -> dict[str, Any]:
-        """All are there, whatever it says."""
+        """Rank 0's verdict, once every value has come: what ``decide`` returns, or its error."""
         try:
             return {"ok": decide(values)}
         except TransportError as error:
@@ -194,11 +195,11 @@ class Gathering(ABC):
 
     @abstractmethod
     def complete(self) -> None:
-        """The group is made."""
+        """Called once the group is made."""
 
     @abstractmethod
     def _hear_verdict(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> Any:
-        """On the other ranks: gives ``value``."""
+        """On ranks other than 0: gives ``value``, and returns rank 0's verdict."""
 
     @abstractmethod
     def _gather(self, topic: str, value: Any, meet: Callable[[int, Any], None] | None) -> list[Any]:
@@ -206,7 +207,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def _announce(self, topic: str, verdict: Any) -> None:
-        """On rank 0."""
+        """On rank 0: tells all others the verdict."""
 
     @abstractmethod
     def _silent(self, topic: str) -> str:
@@ -238,7 +239,7 @@ class Gathering(ABC):
         )
 
     def _nothing_from(self, who: str, silent: str = "") -> TransportError:
-        """``silent``: `_silent`'s."""
+        """The error of a rank that has heard nothing from ``who``; ``silent``: what `_silent` says."""
         return TransportError(
             f"group creation: rank {self.rank} heard nothing from {who} for {time.monotonic() - self.started:.1f} s; "
             f"did it start, and does it call init_process_group (or new_group) with the same ranks?{silent}"

@@ -27,7 +27,7 @@ _REVISION = "c10d-custom"
 class Location:
     """Where a rank runs. Which ranks share a host, `host_key` says (launch/host.py); LOCAL_WORLD_SIZE says nothing
     about subgroups. ``started``: see processes.py; ``mailbox``: see
-    letters.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
+    local_datagrams.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
     __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
 
@@ -74,7 +74,7 @@ def _mpi_has_begun() -> bool:
 
 def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bool]:
     """The Location of every rank of the group, in rank order, on every rank. And whether they are to go on by letters
-    (letters.py): then rank 0 tells ``exchange`` when all have gone on."""
+    (local_datagrams.py): then rank 0 tells ``exchange`` when all have gone on."""
     here = Location.here(mailbox)
     # The first word of all, and in this form in every revision of the package: ranks of two tell each other by it.
     word = {_REVISION: described(), **here.described()}

@@ -166,7 +166,7 @@ def require_threads(job: Job) -> None:
 
 
 def lacks_threads(job: Job) -> str:
-    """ "": it does not."""
+    """Why this MPI has too low a thread level for us; an empty string if it has not."""
     MPI = job.MPI
     if MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
         return ""

@@ -262,7 +262,7 @@ def _out_of_an_archive() -> Core:
 
 
 def address_of(function: Any) -> int:
-    """For functions in C that call it."""
+    """The address of a function of the core, for functions in C that call it."""
     return c.cast(function, c.c_void_p).value or 0
 
 

@@ -301,7 +301,7 @@ class Transport(ABC):
         self._listeners = (*self._listeners, listener)
 
     def failed(self, error: BaseException) -> None:
-        """Tells them."""
+        """Tells the listeners of `on_failure` of an exception made for a call that failed."""
         for listener in self._listeners:
             listener(error)
 

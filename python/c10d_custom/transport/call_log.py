@@ -140,7 +140,7 @@ class CallLog:
         self._messages.append(self._message(ticket, monotonic_ns(), status))
 
     def hand_over(self, ticket: Any) -> None:
-        """Another transport has it now."""
+        """Forgets a message that another transport carries out, and remembers, from now on."""
         self._moving.pop(ticket, None)
 
     @staticmethod

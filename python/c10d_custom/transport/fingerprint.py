@@ -44,7 +44,7 @@ class Fingerprint:
         return " ".join(text)
 
     def differing_fields(self, other: Fingerprint) -> list[str]:
-        """Their names, but for the sequence number."""
+        """The names of the fields in which the two differ, but for the sequence number."""
         names = ("op", "redop", "dtype", "count", "root", "device")
         return [n for n in names if getattr(self, n) != getattr(other, n)]
 

@@ -52,7 +52,7 @@ class MessageThread:
                 last = time.monotonic()
 
     def end(self) -> None:
-        """It will end; `join` awaits it."""
+        """Asks the thread to end; `join` waits until it has."""
         with self._changed:
             self._over = True
             self._changed.notify_all()

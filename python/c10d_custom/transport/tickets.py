@@ -123,7 +123,7 @@ class Queue:
 
     @property
     def number(self) -> int:
-        """Of the last collective issued."""
+        """The number of the last collective issued."""
         return lib.c10d_sequencer_last(self._sequencer)
 
     def has_turn_here(self) -> bool:
@@ -235,7 +235,7 @@ class Queue:
             pass
 
     def wake(self) -> None:
-        """The turn is free."""
+        """Wakes who waits for the turn, which is free now."""
         with self._changed:
             self._changed.notify_all()
 

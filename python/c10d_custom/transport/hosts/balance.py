@@ -44,12 +44,12 @@ def of_part(op: int, root: int, rank: int, nbytes: int) -> bytes:
 
 
 def together(balances: Iterable[bytes | memoryview]) -> bytes:
-    """Their sum."""
+    """The sum of several ranks' balances."""
     return (sum(int.from_bytes(b, "little") for b in balances) % _PRIME).to_bytes(BALANCE_BYTES, "little")
 
 
 class Balances:
-    """Of the calls of one rank of a group of ``size``."""
+    """The balances of the calls of one rank of a group of ``size``."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

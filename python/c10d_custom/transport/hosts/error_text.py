@@ -47,7 +47,7 @@ class Observed(Protocol):
 
 
 class Group(Observed, Protocol):
-    """What is asked of the transport."""
+    """What error texts ask of the transport."""
 
     rank: int
     size: int

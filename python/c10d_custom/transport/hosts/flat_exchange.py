@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...call import Buffer as Tensor
     from ...call import Call
     from ...dtypes import DType
-    from .board import Board
+    from .call_slots import CallSlots
     from .layout import Hosts
     from .link import MpiLink
 
@@ -69,12 +69,12 @@ def parse(head: bytes | memoryview) -> tuple[int, ...]:
 
 
 class FlatExchange:
-    """``limit``: payload bytes of a message, at most. ``board``: where each call is put up as well, for those of the
-    host that call a small all_reduce (leader_all_reduce.py) and wait for no message; ``balances``: of this rank's
+    """``limit``: payload bytes of a message, at most. ``call_slots``: where each call is put up as well, for those of
+    the host that call a small all_reduce (leader_all_reduce.py) and wait for no message; ``balances``: of this rank's
     calls."""
 
-    def __init__(self, link: MpiLink, hosts: Hosts, board: Board, limit: int, balances: Balances) -> None:
-        self._link, self.board, self._balances = link, board, balances
+    def __init__(self, link: MpiLink, hosts: Hosts, call_slots: CallSlots, limit: int, balances: Balances) -> None:
+        self._link, self.call_slots, self._balances = link, call_slots, balances
         n, self.limit = link.size, max(limit, _TINY)
         self.peers = [r for r in range(n) if r != link.rank]
         self.slots = [Buffer(HEAD_BYTES + self.limit) for _ in range(n)]  # its own: what goes to all alike
@@ -101,7 +101,7 @@ class FlatExchange:
         self.receives, self._tiny = [], []
 
     def give_up(self) -> None:
-        """Of a group that has failed."""
+        """Leaves the transfers of a group that has failed to MPI, with the memory that they use."""
         self._link.give_up([*self.receives, *self._tiny], self, self.receives)
 
     @staticmethod
@@ -109,8 +109,8 @@ class FlatExchange:
         return (c_void_p * len(values))(*values)
 
     def run(self, number: int, call: Call, deadline: float) -> bool:
-        """Does it all. False: only that all ranks ask for the same, of which the root alone has known that parts
-        differ."""
+        """Runs the collective. False: only that all ranks ask for the same, of which the root alone has known that
+        parts differ."""
         uneven = self._exchange(number, call, deadline, payload=True)
         if not uneven:
             _FINISH[call.op](self, call)
@@ -124,7 +124,7 @@ class FlatExchange:
         """Sends the fingerprint and waits for nobody. Returns the requests and what they read."""
         buffer = Buffer(HEAD_BYTES)
         head = head_of(number, call)
-        self.board.put(head)
+        self.call_slots.put(head)
         buffer.memory[:HEAD_BYTES] = head
         over_hosts.lib.c10d_transfer_begins()
         return [self._link.comm.Isend([buffer.memory, self._link.MPI.BYTE], p, HEAD) for p in self.peers], buffer
@@ -135,7 +135,7 @@ class FlatExchange:
         """Whether parts differ, and fit."""
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
-        self.board.put(_HEAD.pack(*head, 0, 0.0, b""))
+        self.call_slots.put(_HEAD.pack(*head, 0, 0.0, b""))
         self._link.before_sending()
         self._start(self.receives)
         sends: list[Request] | None = None

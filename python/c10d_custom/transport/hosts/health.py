@@ -60,7 +60,7 @@ class Health:
                     raise Trouble(native.PEER_LOST, peer)
 
     def check_quickly(self, number: int = native.NEVER) -> None:
-        """The same of what is known already."""
+        """As `check`, by what is known already."""
         if self.over:
             raise Trouble(native.ABORTED)
         fault = self.detector.trouble(number)
@@ -88,7 +88,7 @@ class Health:
         self.spread(Fault(status, self.rank, self.rank, number))
 
     def spread(self, fault: Fault) -> None:
-        """Tells all ranks."""
+        """Tells all ranks of a fault."""
         self.record(fault)
         self.detector.report(fault)
 

@@ -1,5 +1,5 @@
-"""A small all_reduce over several hosts: inside each host by the board in its shared memory, between the hosts' first
-ranks, their leaders, by MPI; all in one call of the native core (backend/hosts/leader_all_reduce.h). The network
+"""A small all_reduce over several hosts: inside each host by the call slots in its shared memory, between the hosts'
+first ranks, their leaders, by MPI; all in one call of the native core (backend/hosts/leader_all_reduce.h). The network
 carries each host's result once to each other host.
 
 The leaders' messages begin as those of flat_exchange.py, and go with the same tag, so that a rank that calls something
@@ -82,14 +82,14 @@ class LeaderAllReduce:
         ]
         self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
         between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
-        board = flat.board
+        call_slots = flat.call_slots
         self.way = over_hosts.LeaderAllReduce(
             calls.startall,
             calls.testall,
             addressof(self._statuses),
             idle,
-            board.address,
-            board.stride,
+            call_slots.address,
+            call_slots.stride,
             len(hosts.here),
             hosts.local,
             between,
@@ -97,7 +97,7 @@ class LeaderAllReduce:
             hosts.mine,
             pointer(link.alarm),
         )
-        self._here, self._board = hosts.here, board
+        self._here, self._call_slots = hosts.here, call_slots
 
     def _of_length(self, length: int) -> tuple[list[Request], int]:
         """(the requests that exchange ``length`` bytes of payload with the other leaders, the address of their
@@ -121,7 +121,7 @@ class LeaderAllReduce:
             request.Free()
 
     def give_up(self) -> None:
-        """Of a group that has failed."""
+        """Leaves the transfers of a group that has failed to MPI, with the memory that they use."""
         sends = [r for requests, _ in self._requests.values() for r in requests[len(self._receives) :]]
         self._link.give_up([*self._receives, *sends], self, self._receives)
 
@@ -174,7 +174,7 @@ class LeaderAllReduce:
             if status == native.PENDING and reduce.step == _INSIDE:
                 raise
             return status
-        late = [r for i, r in enumerate(self._here) if not self._board.has(i, reduce.head.number)]
+        late = [r for i, r in enumerate(self._here) if not self._call_slots.has(i, reduce.head.number)]
         if not self._leads and self._here[0] not in late:
             deadline += LATER
         if time.monotonic() >= deadline:

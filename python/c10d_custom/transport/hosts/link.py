@@ -120,7 +120,7 @@ class MpiLink:
 
     @staticmethod
     def lengths(nbytes: int) -> list[int]:
-        """Of the pieces of so many bytes."""
+        """The lengths of the pieces that a message of so many bytes is sent in."""
         return [min(PIECE, nbytes - at) for at in range(0, nbytes, PIECE)]
 
     def wait(
@@ -268,7 +268,7 @@ class Buffer:
             memmove(self.address + at, address, nbytes)
 
 
-class Asides:
+class BackgroundTransfers:
     """Transfers of one group that no call waits for: what nobody wants is received all the same, so that it is taken
     for nothing else, and short news is sent. True while some are under way."""
 

@@ -63,7 +63,7 @@ class LocalMessages:
 
 
 class _LocalTicket(Ticket):
-    """Names ranks as the group does."""
+    """A ticket of this host's transport that names ranks as the whole group does."""
 
     def __init__(self, ticket: Ticket, here: Sequence[int]) -> None:
         self._inner, self._here = ticket, here

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...launch.addresses import listen
 from ...threads import socket
-from .line import Line
 from .own_sockets import own
+from .tcp_line import TcpLine
 
 if TYPE_CHECKING:
     from .failure_detector import FailureDetector
@@ -52,19 +52,19 @@ class MeetingPoint:
                 address = offers[hub]["reached"][str(ranks[0])]
             self._places.update({rank: (address, ports[rank]) for rank in ranks})
 
-    def call(self, rank: int) -> Line:
+    def call(self, rank: int) -> TcpLine:
         address = self._places[rank]
         link = own(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Line(link, self._secret, self.rank, rank, link.connect_ex(address))
+        return TcpLine(link, self._secret, self.rank, rank, link.connect_ex(address))
 
     def fileno(self) -> int:
-        """Readable where somebody calls."""
+        """The listening socket's descriptor, readable while somebody calls."""
         return self._server.fileno()
 
-    def answer(self) -> list[Line]:
-        """Of those that have called."""
+    def answer(self) -> list[TcpLine]:
+        """The connections of those that have called since the last time."""
         lines = []
         for _ in range(_AT_ONCE):
             try:
@@ -72,7 +72,7 @@ class MeetingPoint:
             except OSError:  # nobody more; or gone again, or no descriptor is left
                 break
             own(link).setblocking(False)
-            lines.append(Line(link, self._secret, self.rank))
+            lines.append(TcpLine(link, self._secret, self.rank))
         return lines
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ class Wanted:
         self._kinds.setdefault(_kind(ticket), OrderedDict())[ticket] = None
 
     def remove(self, ticket: MessageTicket) -> None:
-        """It need not be here."""
+        """Takes a receive out, if it is here."""
         kind = self._kinds.get(_kind(ticket))
         if kind is not None:
             kind.pop(ticket, None)
@@ -166,7 +166,7 @@ class EarlyMessage:
 
 
 class EarlyMessages:
-    """Of one group."""
+    """The messages of one group that came before their receive."""
 
     def __init__(self, link: MpiLink) -> None:
         self._link = link

@@ -34,7 +34,7 @@ from ...native.torch_inside import without_functions
 from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
-from .link import Asides, Buffer
+from .link import BackgroundTransfers, Buffer
 from .message_ticket import (
     AFTERWARDS,
     HEAD,
@@ -69,7 +69,7 @@ _KEPT = 1.0  # s: that what is on its way gets when its group has ended; within 
 
 
 class _Posted(MessageTicket):
-    """Who waits for it drives the engine."""
+    """A ticket whose waiter drives the engine meanwhile."""
 
     def __init__(self, engine: Messages, message: Message) -> None:
         super().__init__(message, next(engine.numbers), engine.complete)
@@ -102,16 +102,15 @@ class _Posted(MessageTicket):
         return self._done
 
 
-class Messages:
-    """``fail(trouble, message, since)`` makes an exception, of what lasts since then; ``check(peers)`` raises Trouble;
-    ``local(tag)``: the rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its
-    ticket; ``log``: the CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``,
-    to what makes the UsageError of a call amid another, from its name."""
+class Surroundings:
+    """What Messages asks of the group that they are of. ``fail(trouble, message, since)`` makes an exception, of what
+    lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``: the rank of this host whose message waits for a
+    receive, or -1; ``post_local(message, rank)``: its ticket; ``log``: the CallLog to tell of messages. Weak
+    references: ``abort``, to what ends the group; ``inside``, to what makes the UsageError of a call amid another, from
+    its name."""
 
     def __init__(
         self,
-        link: MpiLink,
-        complete: Callable[[int], None],
         fail: Callable[[Trouble, Message, float], BaseException],
         check: Callable[[Sequence[int]], None],
         local: Callable[[int], int],
@@ -120,16 +119,25 @@ class Messages:
         abort: Callable[[], Callable[[], None] | None],
         inside: Callable[[], Callable[[str], UsageError] | None],
     ) -> None:
-        self.link, self.complete = link, complete
-        self._fail, self._check, self._local, self._post_local = fail, check, local, post_local
-        self._log, self.numbers, self._abort, self._inside = log, itertools.count(1), abort, inside
+        self.fail, self.check, self.local, self.post_local = fail, check, local, post_local
+        self.log, self.abort, self.inside = log, abort, inside
+
+
+class Messages:
+    """All messages of one group that go between hosts; ``complete``: see PyTicket."""
+
+    def __init__(self, link: MpiLink, complete: Callable[[int], None], around: Surroundings) -> None:
+        self.link, self.complete, self.numbers = link, complete, itertools.count(1)
+        self._fail, self._check, self._local = around.fail, around.check, around.local
+        self._post_local, self._log = around.post_local, around.log
+        self._abort, self._inside = around.abort, around.inside
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._taking: MessageTicket | None = None  # the ticket that it is changing
         self._wanted = Wanted()
         self._moving: dict[MessageTicket, None] = {}  # with requests under way, or a local ticket
-        self._asides, self._refusals, self._early = Asides(link), Refusals(link), EarlyMessages(link)
-        self._room = Room(link, self._asides, _EAGER)
+        self._background, self._refusals, self._early = BackgroundTransfers(link), Refusals(link), EarlyMessages(link)
+        self._room = Room(link, self._background, _EAGER)
         self._sends: dict[int, MessageTicket] = {}  # those under way, by number
         self._peers = Counter[int]()  # how many are under way with each rank; -1: receives from any
         self._due = math.inf  # none ends sooner by its deadline
@@ -163,7 +171,7 @@ class Messages:
                 finally:
                     self._by, self._taking = outer, None
             self.progress()
-            if not ticket.done() or self._asides:
+            if not ticket.done() or self._background:
                 self._thread.ensure()
             return ticket
         except BaseException:
@@ -274,7 +282,7 @@ class Messages:
     # --- the engine
 
     def _live(self) -> bool:
-        return bool(self._wanted or self._moving or self._asides or self._room)
+        return bool(self._wanted or self._moving or self._background or self._room)
 
     def _under_way(self) -> list[MessageTicket]:
         return self._wanted.tickets() + list(self._moving) + self._room.tickets()
@@ -400,12 +408,12 @@ class Messages:
         """The first receive for a message with that head, in ``memory``, with the bytes where they are whole."""
         link = self.link
         if head.token != link.token:
-            return self._asides.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
+            return self._background.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
         self._wanted.remove(ticket)
         ticket.matched, ticket._source = True, source
         trouble = unlike(ticket, head)
         if trouble is not None and head.way != WHOLE:
-            self._refusals.refuse(self._asides, head, ticket)  # before its data are asked for: see there
+            self._refusals.refuse(self._background, head, ticket)  # before its data are asked for: see there
         if head.way == WHOLE:
             if trouble is None and head.nbytes:
                 memmove(ticket.message.tensor.data_ptr(), memory.address + HEAD.size, head.nbytes)
@@ -418,7 +426,7 @@ class Messages:
             self._moving[ticket] = None
             return None
         elif head.way == AFTERWARDS:
-            self._asides.discard(head.nbytes, source, data_tag)  # must not be taken for another message
+            self._background.discard(head.nbytes, source, data_tag)  # must not be taken for another message
         self._end(ticket, trouble)
         return None
 
@@ -447,7 +455,7 @@ class Messages:
                 self._end(ticket, late_news(ticket, self._check))
             self._taking, moved = None, True
         self._hear_refusals()
-        self._asides.advance()
+        self._background.advance()
         return moved
 
     def _hear_refusals(self, now: bool = False) -> None:
@@ -470,7 +478,7 @@ class Messages:
         ticket.finish(error, ticket._source)
 
     def _uncount(self, ticket: MessageTicket) -> None:
-        """It waits no longer for its peer."""
+        """Counts a ticket no longer among those that wait for its peer."""
         if ticket.counted:
             ticket.counted = False
             self._peers[ticket.message.peer] -= 1
@@ -546,7 +554,7 @@ class Messages:
         with self._lock:
             if self._taking is None:
                 self._fail_all()
-            for each in (self._room, self._asides, self._early):
+            for each in (self._room, self._background, self._early):
                 each.close()
         self._thread.join(5.0)
 

@@ -84,6 +84,6 @@ class Progress:
         lib.c10d_set_elsewhere(handle, _address(lib.c10d_mpi_progress), addressof(self._idle))
 
     def close(self) -> None:
-        """The native group is closed by now."""
+        """Ends the request of MPI; the native group is closed by now."""
         self._request.Cancel()
         self._request.Wait()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Message as Found
 
-    from .link import Asides, MpiLink
+    from .link import BackgroundTransfers, MpiLink
     from .message_ticket import Head, MessageTicket
 
 
@@ -36,7 +36,8 @@ _EVERY = 1e-3  # s between two looks
 
 
 class Refusals:
-    """Of one group. Its methods are called by one thread at a time, and by signal handlers amid them."""
+    """Refusals of one group's messages. Its methods are called by one thread at a time, and by signal handlers amid
+    them."""
 
     def __init__(self, link: MpiLink) -> None:
         self._link = link
@@ -49,12 +50,12 @@ class Refusals:
 
     # --- the receiver's side
 
-    def refuse(self, asides: Asides, head: Head, receive: MessageTicket) -> None:
+    def refuse(self, background: BackgroundTransfers, head: Head, receive: MessageTicket) -> None:
         """Tells the sender of a message with that head that ``receive``, which has met it, is for another."""
         m, refusal, link = receive.message, Buffer(_REFUSAL.size), self._link
         what = link.token, head.number, head.nbytes, m.tensor.nbytes, head.tag
         _REFUSAL.pack_into(refusal.memory, 0, head.dtype, m.dtype.code, link.rank, *what)
-        asides.send(refusal, receive._source, REFUSAL)
+        background.send(refusal, receive._source, REFUSAL)
 
     # --- the sender's
 

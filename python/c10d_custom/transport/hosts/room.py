@@ -3,7 +3,7 @@
 MPI takes in what is sent, wanted or not. So a sender counts the bytes of short messages that it has sent to a rank, and
 that rank tells it now and then how many it has received. Where the difference would exceed `ROOM`, only the head of a
 message is sent; its data wait at the sender until a receive has met the head and asks for them. So do the data of any
-message with a tag that MPI does not have: its head is taken in before it is wanted (early_messages.py).
+message with a tag that MPI does not have: its head is taken in before it is wanted (message_ticket.py).
 
 Data that were asked for go by a tag of their own, in the order of the asking. A receive that ends before they are here
 leaves a transfer behind that takes them in: they are taken for nothing else.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request
 
-    from .link import Asides, MpiLink
+    from .link import BackgroundTransfers, MpiLink
     from .message_ticket import Head, MessageTicket
 
 
@@ -47,11 +47,11 @@ class _Offer:
 
 
 class Room:
-    """Of one group. True while data wait to be asked for. ``short``: bytes of a message that is copied rather than kept
-    where it is, when its send ends early."""
+    """The room of one group's messages. True while data wait to be asked for. ``short``: bytes of a message that is
+    copied rather than kept where it is, when its send ends early."""
 
-    def __init__(self, link: MpiLink, asides: Asides, short: int) -> None:
-        self._link, self._asides, self._short = link, asides, short
+    def __init__(self, link: MpiLink, background: BackgroundTransfers, short: int) -> None:
+        self._link, self._background, self._short = link, background, short
         self._sent, self._heard = Counter[int](), Counter[int]()  # by peer: bytes to it, and those it has received
         self._received, self._told = Counter[int](), Counter[int]()  # by peer: bytes from it, and what it knows of
         self._offered: dict[int, _Offer] = {}  # by the message's number
@@ -93,11 +93,11 @@ class Room:
         return [offer.ticket for offer in list(self._offered.values()) if offer.ticket is not None]
 
     def take_back(self, ticket: MessageTicket) -> None:
-        """Nobody will ask for its data."""
+        """Drops the offer of a refused message: nobody will ask for its data."""
         self._offered.pop(ticket.number, None)
 
     def leave_behind(self, ticket: MessageTicket) -> None:
-        """It ends; who asks for its data gets them all the same, as of a message that is on its way."""
+        """The send ends; who asks for its data gets them all the same, as of a message that is on its way."""
         offer, tensor = self._offered[ticket.number], ticket.message.tensor
         kept: Buffer | MessageTicket = ticket
         if offer.nbytes <= self._short:
@@ -143,7 +143,7 @@ class Room:
         if len(offer.requests) == offer.before:
             self._link.pieces(self._link.comm.Isend, offer.address, offer.nbytes, peer, ASKED, offer.requests)
         if offer.ticket is None:
-            self._asides.adopt(offer.requests, self._left.pop(number, None))
+            self._background.adopt(offer.requests, self._left.pop(number, None))
         else:
             offer.ticket.posted = True
             if offer.ticket not in self.granted:
@@ -161,7 +161,7 @@ class Room:
     def ask(self, source: int, head: Head, ticket: MessageTicket) -> None:
         """Asks for the data of a message with that head, for a receive that it fits: they come to its `keep`."""
         ticket.keep = data = Buffer(head.nbytes)
-        ticket.asked = requests = self._asides.begin(data)
+        ticket.asked = requests = self._background.begin(data)
         self._link.receive(data.address, head.nbytes, source, ASKED, requests)
         self._say(source, head.number)
 
@@ -169,7 +169,7 @@ class Room:
         word = Buffer(_WORD.size)
         self._told[peer] = self._received[peer]
         _WORD.pack_into(word.memory, 0, self._link.token, number, self._told[peer])
-        self._asides.send(word, peer, ROOM_WORD)
+        self._background.send(word, peer, ROOM_WORD)
 
     def close(self) -> None:
         self._offered.clear()

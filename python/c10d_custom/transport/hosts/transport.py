@@ -30,7 +30,7 @@ from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
-from .board import Board, slot_bytes
+from .call_slots import CallSlots, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import Fault
 from .flat_exchange import FlatExchange, parse
@@ -40,7 +40,7 @@ from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
 from .link import HEAD, ROUND, MpiLink
 from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
-from .messages import Messages
+from .messages import Messages, Surroundings
 from .mpi_calls import MpiCalls, Progress
 from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
@@ -131,9 +131,7 @@ class HierarchicalTransport(Transport):
         self.local.on_failure(lambda error: self.failed(error))
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
-        self._messages = Messages(
-            self.link,
-            self.complete,
+        around = Surroundings(
             self._message_error,
             self.health.check,
             self._local_messages.probe,
@@ -142,6 +140,7 @@ class HierarchicalTransport(Transport):
             weakref.WeakMethod(self.abort),
             weakref.WeakMethod(self.inside),
         )
+        self._messages = Messages(self.link, self.complete, around)
 
     def _open_local(
         self, open_local: OpenLocal, exchange: Exchange, config: Config, board_bytes: int
@@ -164,8 +163,8 @@ class HierarchicalTransport(Transport):
         self._progress = Progress(self.link, calls, self.local.handle)
         self.pipelined = PipelinedReduce(self.link, calls, hosts, self.chunk, self.local.attempt, self.health.trouble)
         if limits is not None:
-            board, idle = Board(self.local.handle, hosts.local, limits.leader), self._progress.request
-            self.flat = FlatExchange(self.link, hosts, board, limits.flat, self.balances)
+            call_slots, idle = CallSlots(self.local.handle, hosts.local, limits.leader), self._progress.request
+            self.flat = FlatExchange(self.link, hosts, call_slots, limits.flat, self.balances)
             self.leader = LeaderAllReduce(self.link, calls, hosts, self.flat, idle, limits.leader, self._fast_path.add)
             self._fast_path.serve(self.leader)
             if not self.health.sound():
@@ -225,7 +224,7 @@ class HierarchicalTransport(Transport):
         return Agreement(self._queue.number)
 
     def broken(self) -> bool:
-        """As ShmTransport's."""
+        """Whether the group is of no more use."""
         return self.health.broken()
 
     def gone(self) -> dict[int, str]:
@@ -295,10 +294,10 @@ class HierarchicalTransport(Transport):
 
     def _strays(self, local: int, sequence: int, number: int) -> bool:
         """As `in_a_collective_instead`, of one rank of this host."""
-        board = self.flat.board
-        if local == self.hosts.local or not board.has(local, sequence):
+        call_slots = self.flat.call_slots
+        if local == self.hosts.local or not call_slots.has(local, sequence):
             return False
-        tells_us = parse(board.head(local))[:2] == (sequence, Op.monitored_barrier)
+        tells_us = parse(call_slots.head(local))[:2] == (sequence, Op.monitored_barrier)
         return tells_us or self.local.monitored_barriers(local) < number
 
     def next_sequence(self) -> int:

@@ -55,7 +55,7 @@ _SENDS = 64  # sends under way of a call that sends straight to the ranks it is 
 
 
 class Group(Protocol):
-    """What is asked of the transport."""
+    """What a collective in two levels asks of the transport."""
 
     rank: int
     size: int

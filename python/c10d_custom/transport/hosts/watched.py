@@ -29,7 +29,7 @@ class Watched(Processes):
         exchange.processes = self
 
     def open(self) -> None:
-        """Collective."""
+        """Makes the failure detector; collective over the group's ranks."""
         self.detector = FailureDetector(self._exchange, Hosts.of(self.locations, self._exchange.rank).ranks)
 
     def __enter__(self) -> Self:

@@ -2,9 +2,9 @@
 
 Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder (where a sandbox refuses
 that call, a file of /dev/shm that never has a name), and hands it to each rank: in a letter, where they can write to
-each other (creation/letters.py), else over an abstract Unix socket. There the kernel says who is at the other end
-(SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and what another
-user serves is not taken.
+each other (creation/local_datagrams.py), else over an abstract Unix socket. There the kernel says who is at the other
+end (SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and what
+another user serves is not taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
 
-from ...creation.letters import Letters
+from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib
 from ...native import free_memory as memory

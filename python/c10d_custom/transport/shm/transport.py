@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
     from ...creation.gathering import Gathering
-    from ...creation.letters import Neighbours
+    from ...creation.local_datagrams import Neighbours
     from ...native.fast import FastCollective
     from ..trace_file import Peer, Record
 

@@ -15,9 +15,9 @@
 
 namespace c10d_custom {
 
-class Board {
+class CallSlots {
  public:
-  Board(void* base, uint64_t stride, uint32_t ranks)
+  CallSlots(void* base, uint64_t stride, uint32_t ranks)
       : base_(static_cast<char*>(base)), stride_(stride), ranks_(ranks) {}
 
   static constexpr size_t kPayload = 128;  // where in a slot

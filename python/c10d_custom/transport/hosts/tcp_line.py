@@ -33,7 +33,7 @@ class At(Enum):
     ENDED = "it has hung up"
 
 
-class Line:
+class TcpLine:
     """``link`` does not block; ``called``: the rank that was called from here, None if this rank was called; ``error``:
     what connecting there has given so far."""
 
@@ -55,14 +55,14 @@ class Line:
         return self._link.fileno()
 
     def events(self) -> int:
-        """For which to poll."""
+        """The events for which to poll."""
         return select.POLLOUT if self.at is At.SILENT else select.POLLIN
 
     def over(self) -> bool:
         return self.at in (At.REFUSED, At.UNREACHED, At.ENDED)
 
     def address(self) -> str:
-        """The other end's."""
+        """The address of the other end."""
         return str(self._link.getpeername()[0])
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Line:
         self._send(f"{json.dumps(message)}\n".encode())
 
     def hear(self) -> list[dict[str, Any]]:
-        """What has come."""
+        """Returns the messages that have come."""
         if self.at is At.SILENT:
             self._connect()
         if self.at not in (At.CALLED, At.OPEN):
@@ -114,7 +114,7 @@ class Line:
         self.at = known.get(error, At.UNREACHED)
 
     def _answer(self) -> None:
-        """The caller's side."""
+        """The caller's side of proving who is who."""
         assert self.peer is not None
         if len(self._unread) == _CHALLENGE:
             digest = self._digest(b"caller", self._unread, self._own, self._rank, self.peer)
@@ -127,7 +127,7 @@ class Line:
             self.at = At.OPEN if hmac.compare_digest(said, expected) else At.REFUSED
 
     def _admit(self) -> None:
-        """The side of who was called."""
+        """The called side of proving who is who."""
         if len(self._unread) < _CALLER.size:
             return
         (peer, theirs, said), rest = _CALLER.unpack(self._unread[: _CALLER.size]), self._unread[_CALLER.size :]

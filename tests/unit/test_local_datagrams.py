@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from c10d_custom.creation import letters as module
+from c10d_custom.creation import local_datagrams as module
 from c10d_custom.creation.gathering import Processes, started
-from c10d_custom.creation.letters import Letter, Letters, Mailbox, Neighbours
+from c10d_custom.creation.local_datagrams import Letter, Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 
 KEY = b"k" * module._KEY

@@ -215,7 +215,7 @@ class Letters(Gathering):
     # --- the segment
 
     def hand_out(self, topic: str, value: Any, descriptor: int | None) -> None:
-        """On rank 0: to all others."""
+        """On rank 0: sends the same word, and a descriptor, to all others."""
         self._mailbox.fetch(0)
         self._require_nobody_gave_up()
         for rank in range(1, self.size):
@@ -283,7 +283,7 @@ class Letters(Gathering):
         return [letter for letter in found if letter.sender in senders]
 
     def _first(self, topic: str, senders: range) -> Letter | None:
-        """The only one."""
+        """Returns the only letter on this topic, or None."""
         found = self._read(topic, senders)
         for letter in found[1:]:
             _drop(letter)

@@ -1,4 +1,4 @@
-"""The board in a host's shared memory, on which its ranks put up their calls over hosts (backend/hosts/board.h)."""
+"""The slots in a host's shared memory in which its ranks put up their calls over hosts (backend/hosts/call_slots.h)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD_BYTES = sizeof(Head)
 _LINE = 128  # bytes: of a slot, what comes before the payload
 
 
-class Board:
+class CallSlots:
     """Of a native group. ``payload``: bytes that a slot has room for."""
 
     def __init__(self, handle: int, local: int, payload: int) -> None:
