@@ -18,6 +18,8 @@ from ...threads import threading
 from . import p2p
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...call import Call
     from ...errors import CustomBackendError
     from .driver import Driver
@@ -60,25 +62,21 @@ class Fused:
             self._p2p = p2p.P2p(
                 self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging, self._record
             )
+            for one_shot in (True, False):  # for the trial, before kernels wait for each other
+                self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
 
-    def compile_trial(self) -> None:
-        for one_shot in (True, False):
-            self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
-
-    def trial(self, stream: int, pinned: int, seconds: float) -> None:
-        """Enqueues both kernels, which give up after so long, and then copies of their sum to ``pinned``. Each rank
-        gives its number plus 1 in every place, then the sum of that."""
+    def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
+        """Both kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the sum of
+        that. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
         address = self._memory[self._rank] + _PAD + self._staging
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for one_shot in (True, False):
             self._p2p.all_reduce(stream, _INTS, _SUM, None, address, address, _TRIED // 4, int(seconds * 1e9), one_shot)
         self._driver.copy(stream, pinned, address, _TRIED)
-
-    def judge_trial(self, pinned: int) -> None:
-        """Once the stream has come there."""
+        settle()
         if (error := self.error("trial of the kernels of p2p mode")) is not None:
             raise error
         want = self._size * self._size * (self._size + 1) // 2

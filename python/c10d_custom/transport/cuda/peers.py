@@ -162,7 +162,9 @@ class Setup:
             peers, problem = self._open()
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
-        if peers.in_place is not None and (problem := peers.in_place.try_it(self.stream, self.settle, self._all)):
+        if peers.in_place is not None and (
+            problem := peers.in_place.try_it(self.stream, self._left, self.settle, self._all)
+        ):
             return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
         return mode, peers
 
@@ -170,9 +172,7 @@ class Setup:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(peers.allocate)
-        steps = [lambda: peers.open(handles or []), peers.write_own, peers.read_others]
-        steps += [peers.compile_trial, peers.try_fused] if peers.fused is not None else []
-        for step in steps:
+        for step in (lambda: peers.open(handles or []), peers.write_own, peers.read_others, peers.try_fused):
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
@@ -273,15 +273,10 @@ class Peers:
             if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
                 raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
 
-    def compile_trial(self) -> None:
-        assert self.fused is not None
-        self.fused.compile_trial()
-
     def try_fused(self) -> None:
-        assert self.fused is not None
-        self.fused.trial(self._setup.stream, self._pinned, self._setup.trial_seconds())
-        self._setup.settle(more=1.0)
-        self.fused.judge_trial(self._pinned)
+        if self.fused is not None:
+            settle = functools.partial(self._setup.settle, more=1.0)
+            self.fused.try_it(self._setup.stream, self._pinned, self._setup.trial_seconds(), settle)
 
     # --- the end
 

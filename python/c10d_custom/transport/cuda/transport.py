@@ -63,7 +63,6 @@ class CudaTransport:
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
-        self.captured = False  # a graph may replay calls of this group
 
     def _create_stream(self) -> int:
         stream = self.driver.create_stream()
@@ -99,9 +98,8 @@ class CudaTransport:
                 f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
-        self.captured = True
         if self._guard is not None:
-            self._guard.wake()
+            self._guard.captured()
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
@@ -199,7 +197,7 @@ class CudaTransport:
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
             if self._fused is not None:
-                self._guard = Guard(self)
+                self._guard = Guard(self.cpu, self._fused, self.kernels_error)
         # Alike on all ranks: one says it.
         log.log(
             logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
