@@ -125,7 +125,7 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step):
 
     results = run(3, body)
     assert [v for v, _ in results] == [3.0] * 3
-    assert all(m.name == "staged" and "rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
+    assert all(m.name == "shared" and "rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
 
 
 def test_staging_is_as_configured_or_16_mib():

@@ -58,7 +58,7 @@ def test_ranks_that_it_is_not_for_go_as_before(gpus, size):
         assert ranks.summed(r, t) == float(size)
         return ranks.group_of(r)._collectives.peers.in_place
 
-    assert ranks.run(size, body, gpus=gpus) == [None] * size
+    assert ranks.run(size, body, gpus=gpus, on=False) == [None] * size
 
 
 class Stale(FakeDriver):
@@ -100,7 +100,7 @@ def test_off_where_memory_cannot_be_mapped_again(who, kind, why):
 
     world = World(1)
     drivers = [(kind if r == who else FakeDriver)(world, r) for r in range(3)]
-    for reason, on in ranks.run(3, body, world=world, drivers=drivers):
+    for reason, on in ranks.run(3, body, on=False, world=world, drivers=drivers):
         assert "no collective is done in place: rank" in reason and why in reason and not on
 
 
