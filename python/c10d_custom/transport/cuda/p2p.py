@@ -144,7 +144,9 @@ class P2p:
                 bytes=part,
                 slice=share,
                 token=next(self._tokens) % 0xFFFFFFFF + 1,
-                fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
+                fingerprint=self._fingerprint(
+                    dtype, redop, common["divisor"], count, start, self._blocks, self._threads, share
+                ),
                 **common,
             )
             arguments.pad[: self._ranks] = self._pads

@@ -91,7 +91,7 @@ class CudaTransport:
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        if (error := fused.error(self._where(call))) is not None:
+        if (error := self.kernels_error(self._where(call))) is not None:
             raise error
         if self.cpu.broken():
             raise PeerLostError(
@@ -146,9 +146,8 @@ class CudaTransport:
 
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
-        where = self._where(call)
         if self._fused is not None:
-            stream_op.verdict = functools.partial(self._fused.error, where)
+            stream_op.verdict = functools.partial(self.kernels_error, self._where(call))
         stream_op.finish(self.stream)
         if self._guard is not None and call.op is Op.all_reduce:
             self._guard.watch(stream_op, call.timeout)
@@ -165,13 +164,16 @@ class CudaTransport:
             self._check_kernels(call)
 
     def _check_kernels(self, call: Call) -> None:
-        if self._fused is not None and (error := self._fused.error(self._where(call))) is not None:
+        if (error := self.kernels_error(self._where(call))) is not None:
             self.cpu.abort()
             raise error
 
-    def kernels_error(self) -> CustomBackendError | None:
-        """Why the fused kernels gave up, or None."""
-        return self._fused.error(self._where(None)) if self._fused is not None else None
+    def kernels_error(self, where: str = "") -> CustomBackendError | None:
+        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call."""
+        error = self._fused.error(where or self._where(None)) if self._fused is not None else None
+        if isinstance(error, PeerLostError) and (gone := self.cpu.gone()):
+            return PeerLostError(f"{error} (rank {', rank '.join(f'{r}: {what}' for r, what in gone.items())})")
+        return error
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
