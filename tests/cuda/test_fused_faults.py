@@ -255,13 +255,13 @@ def test_a_replay_and_an_eager_call_at_once():
 
 
 def test_the_error_of_kernels_that_were_let_go_names_the_dead_rank():
-    all_wait = threading.Barrier(2)
+    all_wait, gate = threading.Barrier(2), threading.Event()
 
     def body(r):
         warm(r)
         if r.rank == 1:
             with r.driver.activate():
-                r.driver.user(r.driver.current_stream(), lambda: None, ready=r.cpu.broken)
+                r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
         work = r.pg.allreduce([device_tensor(r, 10, 1.0)], options(True, 30.0))
         work.wait()
         all_wait.wait(30)
@@ -269,5 +269,6 @@ def test_the_error_of_kernels_that_were_let_go_names_the_dead_rank():
             r.cpu.__dict__["gone"] = lambda: {1: "its process has ended"}
             r.cpu.cpu.abort()
             is_void(r, work, match="rank 1: its process has ended")
+            gate.set()
 
     run(2, body, clean=False)
