@@ -65,10 +65,7 @@ class TensorAddress(c.Structure):
     tensor of no bytes."""
 
     _fields_ = [
-        ("number", c.c_uint64),
-        ("base", c.c_uint64),
-        ("nbytes", c.c_uint64),
-        ("address", c.c_uint64),
+        *((name, c.c_uint64) for name in ("number", "base", "nbytes", "address")),
         ("handle", c.c_ubyte * _HANDLE),
     ]
 
