@@ -191,12 +191,12 @@ MUTATIONS = {
     ),
     "fused: freed before the others have closed": (
         P2P,
-        lambda: off(fused.Fused, "close_imports", fused.Fused.free),
+        lambda: off(peers.Peers, "close_imports", peers.Peers.free),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the others' memory stays open": (
         P2P,
-        lambda: off(fused.Fused, "close_imports"),
+        lambda: off(peers.Peers, "close_imports"),
         hasty_on_gpus_of_their_own,
     ),
     "fused: closed while the stream is at work": (

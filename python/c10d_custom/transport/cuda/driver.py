@@ -21,7 +21,7 @@ from ...errors import UsageError
 from ...extras import how_to_install
 from ...threads import threading
 from .libcuda import Libcuda, OutOfMemoryError
-from .mappings import Allocation, Mappings
+from .mappings import Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -68,11 +68,6 @@ class Driver(Libcuda):
         except OutOfMemoryError:  # some may lie unused with torch
             torch.cuda.empty_cache()
             return super().allocate(nbytes)
-
-    def allocation_of(self, address: int) -> Allocation | None:
-        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
-        number = self.exportable(address)
-        return None if number is None else Allocation(*self.range_of(address), number)
 
     # --- streams and events
 

@@ -36,7 +36,7 @@ from .algorithm import IN_PLACE_RANKS
 from .host_exchange import BYTES, tell
 from .kernels import Job
 from .mappings import Allocation
-from .stream_op import poll
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Buffer
@@ -192,14 +192,8 @@ class InPlace:
         what: str,
     ) -> None:
         """Waits until the stream has come here. If the group breaks meanwhile, what follows says why."""
-        event = self._driver.create_event()
-        try:
-            self._driver.record(event, stream)
-            done = functools.partial(self._driver.done, event)
-            if not poll(done, time.monotonic() + left(), self._cpu.broken):
-                raise late(call, what)
-        finally:
-            self._driver.destroy_event(event)
+        if not come_to(self._driver, stream, time.monotonic() + left(), self._cpu.broken):
+            raise late(call, what)
 
     # --- where this rank's tensors lie
 

@@ -11,7 +11,7 @@ import contextlib
 import ctypes as c
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import TransportError
 
@@ -38,6 +38,14 @@ class Handle(c.Structure):
     """CUipcMemHandle, which calls take by value."""
 
     _fields_ = [("reserved", c.c_char * HANDLE_BYTES)]
+
+
+class Allocation(NamedTuple):
+    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
+
+    base: int
+    nbytes: int
+    number: int
 
 
 class Memcpy2D(c.Structure):
@@ -176,22 +184,15 @@ class Libcuda:
     def free_pinned(self, address: int) -> None:
         self._do("cuMemFreeHost", address)
 
-    def exportable(self, address: int) -> int | None:
-        """The number of the allocation that it lies in, which no other of the process ever has. None if it lies in
-        none, or in one that cannot be exported."""
-        values = []
-        for attribute in (_IPC_CAPABLE, _BUFFER_ID):
-            out = c.c_uint64()  # of the first, CUDA writes less
-            if self._calls["cuPointerGetAttribute"](c.byref(out), attribute, address) or not out.value:
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The one that an address lies in; None if there is none, or none that can be exported."""
+        number = c.c_uint64()
+        for attribute in (_IPC_CAPABLE, _BUFFER_ID):  # of the first, CUDA writes less
+            if self._calls["cuPointerGetAttribute"](c.byref(number), attribute, address) or not number.value:
                 return None
-            values.append(out.value)
-        return values[1]
-
-    def range_of(self, address: int) -> tuple[int, int]:
-        """Where the allocation that it lies in begins, and its bytes."""
         base, nbytes = c.c_uint64(), c.c_size_t()
         self._do("cuMemGetAddressRange_v2", c.byref(base), c.byref(nbytes), address)
-        return base.value, nbytes.value
+        return Allocation(base.value, nbytes.value, number.value)
 
     def export_memory(self, address: int) -> bytes:
         """The bytes by which another process opens an allocation, which begins there."""

@@ -15,23 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import TransportError
 from ...threads import threading
-
-if TYPE_CHECKING:
-    from .libcuda import Libcuda
+from .libcuda import Allocation, Libcuda
 
 _MOST = 64
-
-
-class Allocation(NamedTuple):
-    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
-
-    base: int
-    nbytes: int
-    number: int
 
 
 @dataclass

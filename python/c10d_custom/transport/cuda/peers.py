@@ -20,7 +20,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
-from .stream_op import poll
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Call
@@ -212,17 +212,13 @@ class Setup:
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
         until = time.monotonic() + self.trial_seconds() + more
-        event = self.driver.create_event()
-        try:
-            self.driver.record(event, self.stream)
-            if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
-                raise TransportError("the GPU did not finish the trial in time")
-        finally:
-            self.driver.destroy_event(event)
+        if not come_to(self.driver, self.stream, until, self.cpu.broken):
+            raise TransportError("the GPU did not finish the trial in time")
 
 
 class Peers:
-    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of
+    the halves of the rounds and of what the fused kernels have behind them;
     ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
     frees."""
 
@@ -237,21 +233,22 @@ class Peers:
         self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self) -> list[Any]:
+    def allocate(self) -> str:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(_CHECKED)
-        self.staging[self.rank] = self.driver.allocate(HALVES * self.facts.half)
-        if self.fused is not None:
-            self.fused.allocate(self._setup.stream)
+        rounds, fused = HALVES * self.facts.half, self.fused
+        own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
+        if fused is not None:
+            fused.allocate(self._setup.stream, own + rounds)
         self._setup.settle()
-        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.fused and self.fused.handle()]
+        return self.driver.export_memory(own).hex()
 
-    def open(self, table: Sequence[Any]) -> None:
-        for rank, (memory, fused) in enumerate(table):
+    def open(self, handles: Sequence[str]) -> None:
+        for rank, handle in enumerate(handles):
             if rank != self.rank:
-                self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
-                if self.fused is not None:
-                    self.fused.open(rank, fused)
+                self.staging[rank] = self.driver.open_memory(bytes.fromhex(handle))
+        if self.fused is not None:
+            self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 
     def forget_setup(self) -> None:
         self._setup = None
@@ -287,8 +284,6 @@ class Peers:
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
-        if self.fused is not None:
-            self.fused.close_imports()
         mine = self.staging.pop(self.rank, None)
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():

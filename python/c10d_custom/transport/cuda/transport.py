@@ -23,7 +23,7 @@ from .pinned import Pinned
 from .shared import SharedCollectives
 from .staged import StagedCollectives, timed_out
 from .staged_messages import StagedMessages
-from .stream_op import Captured, Events, StreamOp, poll
+from .stream_op import Captured, Events, StreamOp, come_to, poll
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -152,7 +152,7 @@ class CudaTransport:
         if self._guard is not None and call.op is Op.all_reduce:
             self._guard.watch(stream_op, call.timeout)
 
-    def come_to(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+    def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
         stream_op.began = time.monotonic()
         with self.driver.activate():
@@ -301,13 +301,7 @@ class CudaTransport:
     def idle(self, seconds: float) -> bool:
         """Whether the GPU is done with all of this group by then."""
         until = time.monotonic() + seconds
-        events = [self.driver.create_event() for _ in self._used_streams]
-        for event, stream in zip(events, self._used_streams):
-            self.driver.record(event, stream)
-        done = [poll(functools.partial(self.driver.done, e), until, lambda: False) for e in events]
-        for event in events:
-            self.driver.destroy_event(event)
-        return all(done)
+        return all(come_to(self.driver, stream, until, lambda: False) for stream in self._used_streams)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
