@@ -71,12 +71,6 @@ class Driver(Libcuda):
 
     # --- streams and events
 
-    def create_stream(self) -> int:
-        """A stream that nobody else has, of high priority."""
-        # torch's own streams would be handed out again after 32, and to the user, too. The highest priority is left to
-        # the user.
-        return self.stream_of(min(0, self.highest_priority + 1))
-
     def current_stream(self) -> int:
         """The calling thread's, of this device."""
         return torch.cuda.current_stream(self.device).cuda_stream

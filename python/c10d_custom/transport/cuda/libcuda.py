@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...errors import TransportError
@@ -110,16 +109,12 @@ class Libcuda:
     def __init__(self, path: str = "libcuda.so.1") -> None:
         try:
             library = c.CDLL(path)
-            self._calls = {name: self._typed(library, name, types) for name, types in CALLS.items()}
+            self._calls = {name: getattr(library, name) for name in CALLS}
         except (OSError, AttributeError) as error:
             raise TransportError(f"CUDA's driver: {error}") from error
+        for name, types in CALLS.items():
+            self._calls[name].argtypes = types
         self._do("cuInit", 0)
-
-    @staticmethod
-    def _typed(library: c.CDLL, name: str, types: tuple[Any, ...]) -> Callable[..., int]:
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, c.c_int
-        return function
 
     def _do(self, name: str, *arguments: Any) -> None:
         if status := self._calls[name](*arguments):
@@ -208,15 +203,12 @@ class Libcuda:
 
     # --- streams and events
 
-    @functools.cached_property
-    def highest_priority(self) -> int:
-        """The number of it; 0 is the lowest, and higher ones are negative."""
-        least, greatest = c.c_int(), c.c_int()
+    def create_stream(self) -> int:
+        """A stream that nobody else has (torch's own are handed out again after 32, and to the user, too), of a
+        priority between the default and the highest, which is left to the user."""
+        least, greatest = c.c_int(), c.c_int()  # 0, and a negative number
         self._do("cuCtxGetStreamPriorityRange", c.byref(least), c.byref(greatest))
-        return greatest.value
-
-    def stream_of(self, priority: int) -> int:
-        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, priority)
+        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, min(0, greatest.value + 1))
 
     def destroy_stream(self, stream: int) -> None:
         self._do("cuStreamDestroy_v2", stream)

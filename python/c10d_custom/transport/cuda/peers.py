@@ -45,18 +45,12 @@ class Mode:
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
-    forced = {w["mode"] for w in table}
-    if len(forced) > 1:
-        said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
-        raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
-    wanted = forced.pop()
-    crossing = _crossing(table)
-    pids = [w["pid"] for w in table]
-    gpus = [w["gpu"] for w in table]
+    wanted, crossing = table[0]["mode"], _crossing(table)
+    pids, gpus = [w["pid"] for w in table], [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
     if len(set(pids)) < len(pids):
@@ -121,7 +115,7 @@ class Setup:
             return self._run()
         finally:
             for peers in self.opened:
-                peers.forget_setup()  # and with it the tensors of the call
+                peers.setup = None  # and with it the tensors of the call
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
@@ -152,9 +146,8 @@ class Setup:
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
-            alone = Peers(self)  # which holds nothing
-            alone.forget_setup()
-            return mode, alone
+            self.opened.append(Peers(self))  # which holds nothing
+            return mode, self.opened[-1]
         peers, problem = self._open()
         if peers is None and self.facts.fused:
             mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
@@ -223,7 +216,7 @@ class Peers:
     frees."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup: Any = setup  # until `forget_setup`
+        self.setup: Any = setup  # until that is over
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.facts: Facts = setup.facts
@@ -239,8 +232,8 @@ class Peers:
         rounds, fused = HALVES * self.facts.half, self.fused
         own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
         if fused is not None:
-            fused.allocate(self._setup.stream, own + rounds)
-        self._setup.settle()
+            fused.allocate(self.setup.stream, own + rounds)
+        self.setup.settle()
         return self.driver.export_memory(own).hex()
 
     def open(self, handles: Sequence[str]) -> None:
@@ -250,9 +243,6 @@ class Peers:
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 
-    def forget_setup(self) -> None:
-        self._setup = None
-
     # --- the trial: every rank reads what each has written in its memory, and the fused kernels run
 
     def _pattern(self, rank: int) -> bytes:
@@ -260,20 +250,20 @@ class Peers:
 
     def write_own(self) -> None:
         ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
-        self.driver.copy(self._setup.stream, self.staging[self.rank], self._pinned, 64)
-        self._setup.settle()
+        self.driver.copy(self.setup.stream, self.staging[self.rank], self._pinned, 64)
+        self.setup.settle()
 
     def read_others(self) -> None:
         for rank in range(self.size):
-            self.driver.copy(self._setup.stream, self._pinned, self.staging[rank], 64)
-            self._setup.settle()
+            self.driver.copy(self.setup.stream, self._pinned, self.staging[rank], 64)
+            self.setup.settle()
             if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
                 raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
 
     def try_fused(self) -> None:
         if self.fused is not None:
-            settle = functools.partial(self._setup.settle, more=1.0)
-            self.fused.try_it(self._setup.stream, self._pinned, self._setup.trial_seconds(), settle)
+            settle = functools.partial(self.setup.settle, more=1.0)
+            self.fused.try_it(self.setup.stream, self._pinned, self.setup.trial_seconds(), settle)
 
     # --- the end
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
-from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
+from ...errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
 from .algorithm import host_limit
 from .guard import Guard
 from .peers import Mode, Setup
 from .pinned import Pinned
 from .shared import SharedCollectives
-from .staged import StagedCollectives, timed_out
+from .staged import StagedCollectives
 from .staged_messages import StagedMessages
 from .stream_op import Captured, Events, StreamOp, come_to, poll
 
@@ -223,7 +223,11 @@ class CudaTransport:
                 f"failed), and {self.driver.device} has not finished {what}."
             )
         self.cpu.abort()
-        return timed_out(self._where(call), call, self.driver.device, what)
+        stream_op: Any = call.stream_op
+        return CollectiveTimeoutError(
+            f"{self._where(call)}: Timed out after {time.monotonic() - stream_op.began:.3f} s. {self.driver.device} "
+            f"has not finished {what}; does a kernel wait for something that does not come?"
+        )
 
     def let_go(self) -> None:
         """After a failure: no kernel of this rank may wait for another for ever."""
