@@ -141,6 +141,7 @@ MUTATIONS = {
     "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
     "one half for all rounds": (SHARED, lambda: off(shared._Run, "_bases", one_half)),
+    "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
     "the caller's stream does not wait": (SHARED, lambda: off(StreamOp, "join")),
