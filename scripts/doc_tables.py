@@ -179,7 +179,7 @@ PAGES = {
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
     "docs/support.md": {"support": support, "versions": versions},
     "docs/frameworks.md": {"frameworks": frameworks},
-    "docs/cuda.md": {"on-gpus": on_gpus},
+    "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},
 }
 

@@ -252,3 +252,23 @@ def test_a_replay_and_an_eager_call_at_once():
 
     said = run(2, body, clean=False)
     assert "two calls of this rank ran on the GPU at once" in said[0] and "rank 0 has given up" in said[1], said
+
+
+def test_the_error_of_kernels_that_were_let_go_names_the_dead_rank():
+    all_wait, gate = threading.Barrier(2), threading.Event()
+
+    def body(r):
+        warm(r)
+        if r.rank == 1:
+            with r.driver.activate():
+                r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        work = r.pg.allreduce([device_tensor(r, 10, 1.0)], options(True, 30.0))
+        work.wait()
+        all_wait.wait(30)
+        if r.rank == 0:
+            r.cpu.__dict__["gone"] = lambda: {1: "its process has ended"}
+            r.cpu.cpu.abort()
+            is_void(r, work, match="rank 1: its process has ended")
+            gate.set()
+
+    run(2, body, clean=False)

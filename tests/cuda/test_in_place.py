@@ -7,11 +7,11 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 
 import in_place_ranks as ranks
 from c10d_custom.errors import TransportError
-from c10d_custom.transport.cuda.in_place import Trial
+from c10d_custom.transport.cuda import in_place
 from c10d_custom.transport.cuda.mappings import Allocation, Mappings
 from device_tensors import device_tensor, options, warm
 from fake_driver import FakeDriver
-from fake_world import World
+from fake_world import Buffer, World
 from in_place_ranks import LARGE
 from thread_ranks import run_ranks
 
@@ -58,25 +58,19 @@ def test_ranks_that_it_is_not_for_go_as_before(gpus, size):
         assert ranks.summed(r, t) == float(size)
         return ranks.group_of(r)._collectives.peers.in_place
 
-    assert ranks.run(size, body, gpus=gpus) == [None] * size
-
-
-class Numbered(FakeDriver):
-    """Whose allocations all have one number."""
-
-    def allocation_of(self, address):
-        found = super().allocation_of(address)
-        return found and found._replace(number=7)
+    assert ranks.run(size, body, gpus=gpus, on=False) == [None] * size
 
 
 class Stale(FakeDriver):
-    """Whom opening what lies where something was open gives what was there."""
+    """Whom opening what lies where something was open gives something else."""
 
     def open_memory(self, handle):
-        address = super().open_memory(handle)
-        if self.maps[address][0].nbytes == Trial._NBYTES:
-            self.seen = getattr(self, "seen", None) or self.maps[address][0]
-            self.maps[address] = (self.seen, False)
+        address, opened = super().open_memory(handle), getattr(self, "tried", 0)
+        if self.maps[address][0].nbytes == in_place._TRIED:
+            self.tried = opened + 1
+            if opened >= 2:  # beyond the first of each
+                self.maps[address][0].importers.discard(self.rank)
+                self.maps[address] = (Buffer(self.rank, in_place._TRIED), False)
         return address
 
 
@@ -94,11 +88,7 @@ class Closed(FakeDriver):
 
 @pytest.mark.parametrize(
     "who, kind, why",
-    [
-        (1, Numbered, "numbers a new allocation 7"),
-        (0, Stale, "that was freed is still there"),
-        (2, Closed, "not again"),
-    ],
+    [(0, Stale, "in place of memory that it had freed was not mapped"), (2, Closed, "could not be mapped")],
 )
 def test_off_where_memory_cannot_be_mapped_again(who, kind, why):
     """As one rank finds in the trial; and all is freed."""
@@ -110,7 +100,7 @@ def test_off_where_memory_cannot_be_mapped_again(who, kind, why):
 
     world = World(1)
     drivers = [(kind if r == who else FakeDriver)(world, r) for r in range(3)]
-    for reason, on in ranks.run(3, body, world=world, drivers=drivers):
+    for reason, on in ranks.run(3, body, on=False, world=world, drivers=drivers):
         assert "no collective is done in place: rank" in reason and why in reason and not on
 
 

@@ -48,7 +48,6 @@ IN_PLACE = {
     "tensors at the beginning": ("found.append(base + p.address - p.base)", "found.append(base)", [ranks.views]),
     "all ranks have one owner": ("told.owner, allocation, bytes", "7, allocation, bytes", [ranks.in_order]),
     "the group is not the one": (".enter(self,", ".enter(None,", [ranks.in_order]),
-    "an event for each call": ("self._driver.destroy_event(event)", "pass", [ranks.in_order]),
     "outputs for inputs": ("[*call.inputs, *call.outputs]):", "[*call.outputs, *call.inputs]):", [ranks.programs]),
     "reduced as bytes": ("call.op in (Op.all_reduce, Op.reduce_scatter)", "False", [ranks.programs]),
     "moved as what it is": (

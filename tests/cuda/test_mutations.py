@@ -12,7 +12,7 @@ from c10d_custom.transport.shm.transport import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
 from test_device_messages import both_ways, in_turns
-from test_shared import program
+from test_shared import Program, program
 from thread_ranks import run_ranks
 
 P2P = {"cuda_mode": "p2p"}
@@ -91,7 +91,14 @@ def given_at_once(self):
 
 
 def on_gpus_of_their_own(seed, size, steps, config, seconds):
-    program(seed, size, steps, config, seconds=seconds, gpus=[f"GPU-{r}" for r in range(size)])
+    """In the mode that is asked for: what does not work there must not be made up for in another."""
+    p = Program.of(seed, size, steps)
+
+    def body(r):
+        p.run(r)
+        assert next(iter(r.pg._transport._cuda.values())).mode.name == config["cuda_mode"]
+
+    run_ranks(size, body, seed=seed, config=config, seconds=seconds, gpus=[f"GPU-{r}" for r in range(size)])
 
 
 def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
@@ -134,6 +141,7 @@ MUTATIONS = {
     "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
     "one half for all rounds": (SHARED, lambda: off(shared._Run, "_bases", one_half)),
+    "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
     "the caller's stream does not wait": (SHARED, lambda: off(StreamOp, "join")),
@@ -184,12 +192,12 @@ MUTATIONS = {
     ),
     "fused: freed before the others have closed": (
         P2P,
-        lambda: off(fused.Fused, "close_imports", fused.Fused.free),
+        lambda: off(peers.Peers, "close_imports", peers.Peers.free),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the others' memory stays open": (
         P2P,
-        lambda: off(fused.Fused, "close_imports"),
+        lambda: off(peers.Peers, "close_imports"),
         hasty_on_gpus_of_their_own,
     ),
     "fused: closed while the stream is at work": (

@@ -160,7 +160,7 @@ class ByDevice(Transport):
         deadline = time.monotonic() + call.timeout
         by_driver = {cuda.driver: cuda for cuda in list(self._cuda.values())}
         for stream_op in (*last.beside, last):
-            by_driver[stream_op.driver].come_to(call, stream_op, deadline)
+            by_driver[stream_op.driver].settle(call, stream_op, deadline)
         self.cpu.run(call)
 
     # --- the Transport's face

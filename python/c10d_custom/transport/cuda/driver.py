@@ -21,7 +21,7 @@ from ...errors import UsageError
 from ...extras import how_to_install
 from ...threads import threading
 from .libcuda import Libcuda, OutOfMemoryError
-from .mappings import Allocation, Mappings
+from .mappings import Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -69,18 +69,7 @@ class Driver(Libcuda):
             torch.cuda.empty_cache()
             return super().allocate(nbytes)
 
-    def allocation_of(self, address: int) -> Allocation | None:
-        """The one that an address lies in, of this GPU; None if there is none, or none that can be exported."""
-        number = self.exportable(address)
-        return None if number is None else Allocation(*self.range_of(address), number)
-
     # --- streams and events
-
-    def create_stream(self) -> int:
-        """A stream that nobody else has, of high priority."""
-        # torch's own streams would be handed out again after 32, and to the user, too. The highest priority is left to
-        # the user.
-        return self.stream_of(min(0, self.highest_priority + 1))
 
     def current_stream(self) -> int:
         """The calling thread's, of this device."""

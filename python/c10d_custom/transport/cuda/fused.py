@@ -18,6 +18,8 @@ from ...threads import threading
 from . import p2p
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ...call import Call
     from ...errors import CustomBackendError
     from .driver import Driver
@@ -31,54 +33,44 @@ _TRIED = 4096  # bytes that the trial adds up
 
 
 class Fused:
-    """Steps in order, the others' rank by rank: allocate, ``stream`` has come to it, handle, open; then calls; then
-    close_imports on all ranks, free. Any thread may call error() and let_go(), at any time; the others one at a time.
-    """
+    """``nbytes``: of every rank's memory, which is the Peers'. Steps in order: allocate, ``stream`` has come to it,
+    open; then calls; then free. Any thread may call error() and let_go(), at any time; the others one at a time."""
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int) -> None:
         self._driver, self._rank, self._size = driver, rank, size
         self._staging = min(_MOST, staging_bytes)
-        self._memory: dict[int, int] = {}  # rank -> address
+        self.nbytes = _PAD + self._staging + _TRIED
+        self._address = 0  # of this rank's memory
         self._record: Any = None  # an address, from `allocate` to `free`
-        self._p2p: Any = None  # a P2p, from the last `open` to `free`
+        self._p2p: Any = None  # a P2p, from `open` to `free`
         self._failure: p2p.Failure | None = None  # once the record is gone
         self._lock = threading.RLock()
 
-    def allocate(self, stream: int) -> None:
+    def allocate(self, stream: int, address: int) -> None:
         self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
-        self._memory[self._rank] = self._driver.allocate(_PAD + self._staging + _TRIED)
-        self._driver.zero(stream, self._memory[self._rank], _PAD + self._staging + _TRIED)
+        self._address = address
+        self._driver.zero(stream, address, self.nbytes)
 
-    def handle(self) -> str:
-        return self._driver.export_memory(self._memory[self._rank]).hex()
-
-    def open(self, rank: int, handle: str) -> None:
-        self._memory[rank] = self._driver.open_memory(bytes.fromhex(handle))
-        if len(self._memory) == self._size:
-            pads = [self._memory[r] for r in range(self._size)]
-            self._p2p = p2p.P2p(
-                self._driver.kernels(), self._rank, pads, [pad + _PAD for pad in pads], self._staging, self._record
-            )
+    def open(self, pads: Sequence[int]) -> None:
+        """``pads``: where the memory of each rank is."""
+        stagings = [pad + _PAD for pad in pads]
+        self._p2p = p2p.P2p(self._driver.kernels(), self._rank, pads, stagings, self._staging, self._record)
+        for one_shot in (True, False):  # for the trial, before kernels wait for each other
+            self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
 
-    def compile_trial(self) -> None:
-        for one_shot in (True, False):
-            self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
-
-    def trial(self, stream: int, pinned: int, seconds: float) -> None:
-        """Enqueues both kernels, which give up after so long, and then copies of their sum to ``pinned``. Each rank
-        gives its number plus 1 in every place, then the sum of that."""
-        address = self._memory[self._rank] + _PAD + self._staging
+    def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
+        """Both kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the sum of
+        that. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
+        address = self._address + _PAD + self._staging
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for one_shot in (True, False):
             self._p2p.all_reduce(stream, _INTS, _SUM, None, address, address, _TRIED // 4, int(seconds * 1e9), one_shot)
         self._driver.copy(stream, pinned, address, _TRIED)
-
-    def judge_trial(self, pinned: int) -> None:
-        """Once the stream has come there."""
+        settle()
         if (error := self.error("trial of the kernels of p2p mode")) is not None:
             raise error
         want = self._size * self._size * (self._size + 1) // 2
@@ -145,12 +137,6 @@ class Fused:
 
     # --- the end
 
-    def close_imports(self) -> None:
-        mine = self._memory.pop(self._rank, None)
-        theirs, self._memory = self._memory, {} if mine is None else {self._rank: mine}
-        for address in theirs.values():
-            self._driver.close_memory(address)
-
     def free(self) -> None:
         with self._lock:
             if self._p2p is not None:
@@ -158,6 +144,3 @@ class Fused:
             record, self._record = self._record, None
         if record is not None:
             self._driver.free_pinned(record)
-        for address in self._memory.values():
-            self._driver.free(address)
-        self._memory = {}

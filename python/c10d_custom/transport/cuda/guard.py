@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...errors import CustomBackendError
 from ...threads import start, threading, time
 
 if TYPE_CHECKING:
     from ..base import Transport
+    from .fused import Fused
     from .stream_op import StreamOp
 
 
@@ -21,26 +23,15 @@ _LOOK = 20e-3
 _LATER = 0.1  # the same a second after the last call, and while there may be replays, but no calls
 
 
-class Guarded(Protocol):
-    """The group whose kernels those are. ``captured``: a graph may replay calls of it."""
-
-    cpu: Transport
-    captured: bool
-
-    def kernels_error(self) -> CustomBackendError | None:
-        """Why its kernels gave up, or None."""
-
-    def let_go(self) -> None:
-        """Ends its kernels' waits."""
-
-
 class Guard:
     """Ends the waiting of a group's kernels when a rank is gone or a call has failed, and the group when kernels have
     given up. Its thread calls nothing of CUDA's, where another thread's call may hold it up for long: kernels are told,
-    and tell, by words in host memory. So it does not know which calls are over, and looks while one may not be."""
+    and tell, by words in host memory. So it does not know which calls are over, and looks while one may not be.
+    ``error()``: why the kernels of ``fused`` gave up, or None."""
 
-    def __init__(self, group: Guarded) -> None:
-        self._group = group
+    def __init__(self, cpu: Transport, fused: Fused, error: Callable[[], CustomBackendError | None]) -> None:
+        self._cpu, self._fused, self._error = cpu, fused, error
+        self._captured = False
         self._calls: deque[StreamOp] = deque(maxlen=64)  # the last ones that are not known to be over
         self._until = self._often = 0.0  # when the last call has ended, one way or the other; when to look less often
         self._wake = threading.Event()
@@ -60,13 +51,15 @@ class Guard:
         self._until, self._often = max(self._until, now + seconds + _LATER), now + 1.0
         self._wake.set()
 
-    def wake(self) -> None:
+    def captured(self) -> None:
+        """From now on a graph may replay calls of the group."""
+        self._captured = True
         self._wake.set()
 
     def _run(self) -> None:
         while not self._over:
             now = time.monotonic()
-            waiting = now < self._until or self._group.captured
+            waiting = now < self._until or self._captured
             if self._look(waiting):
                 return
             if waiting:
@@ -77,12 +70,12 @@ class Guard:
 
     def _look(self, waiting: bool) -> bool:
         """True once all waiting has been ended."""
-        error = self._group.kernels_error()
-        if error is None and not (waiting and self._group.cpu.broken() and not self._over):
+        error = self._error()
+        if error is None and not (waiting and self._cpu.broken() and not self._over):
             return False
-        self._group.let_go()
+        self._fused.let_go()
         if error is not None:
-            self._group.cpu.abort()
+            self._cpu.abort()
             log.error("%s", error)  # nobody may be waiting for a replay
         return True
 
@@ -92,6 +85,6 @@ class Guard:
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        if self._group.cpu.broken():
-            self._group.let_go()
+        if self._cpu.broken():
+            self._fused.let_go()
         self._calls.clear()

@@ -6,8 +6,8 @@ ranks and writes those of all ranks, where they lie, in one kernel.
     the leader   maps what it does not have mapped yet, runs the kernel, and its host waits until that is done
     every rank   tells that it is through, the leader how it went: nobody goes on before
 
-Before the first such call the ranks try whether memory can be mapped, freed and mapped again (`Trial`): no document of
-CUDA's says what becomes of memory that its owner frees while another process has it open.
+Before the first such call the ranks try whether memory can be mapped, freed and mapped again: no document of CUDA's
+says what becomes of memory that its owner frees while another process has it open.
 
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
 others have told, lets all ranks take the staging memory instead: all are told the same.
@@ -26,17 +26,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...call import Op
-from ...dtypes import RedOp
+import torch
+
+from ... import dtypes
+from ...call import Call, Op, Region
+from ...dtypes import SUM, RedOp
 from ...errors import TransportError
 from .algorithm import IN_PLACE_RANKS
 from .host_exchange import BYTES, tell
 from .kernels import Job
 from .mappings import Allocation
-from .stream_op import poll
+from .stream_op import come_to
 
 if TYPE_CHECKING:
-    from ...call import Buffer, Call
+    from ...call import Buffer
     from ...errors import CustomBackendError
     from ..base import LocalTransport
     from .algorithm import Facts
@@ -49,6 +52,8 @@ log = logging.getLogger("c10d_custom")
 
 LEADER = 0
 TRIALS = 3
+_TRIED = 2 << 20  # bytes: torch's least segment, for CUDA cuts smaller ones from a block that lives on
+_INTS = dtypes.BY_DTYPE[torch.int32]
 _COPY = int(RedOp.BOR)  # of a single source: its bits
 _HANDLE = 64
 _FREED = 8
@@ -60,10 +65,7 @@ class TensorAddress(c.Structure):
     tensor of no bytes."""
 
     _fields_ = [
-        ("number", c.c_uint64),
-        ("base", c.c_uint64),
-        ("nbytes", c.c_uint64),
-        ("address", c.c_uint64),
+        *((name, c.c_uint64) for name in ("number", "base", "nbytes", "address")),
         ("handle", c.c_ubyte * _HANDLE),
     ]
 
@@ -86,24 +88,56 @@ class InPlace:
     def __init__(self, cpu: LocalTransport, driver: Driver, facts: Facts) -> None:
         self._cpu, self._driver, self._facts = cpu, driver, facts
         self._n, self._me = cpu.size, cpu.rank
-        self._trial: Trial | None = None  # while it is made
+        self._tried = self._pinned = 0  # addresses, while it is tried
         self._told: dict[int, tuple[Allocation, bytes]] = {}  # number -> it and its handle, told longest ago first
 
-    def try_it(self, stream: int, settle: Callable[[], None], together: Together) -> str | None:
-        """What keeps the leader from mapping memory that others free and allocate anew, or None. ``settle``: waits for
-        what is on the stream; ``together``: all ranks take a step (Setup._all)."""
-        trial = self._trial = Trial(self._driver, self._me, stream, settle)
+    def try_it(
+        self, stream: int, left: Callable[[], float], settle: Callable[[], None], together: Together
+    ) -> str | None:
+        """What keeps the leader from mapping memory that others free and allocate anew, or None: found out by doing
+        it. ``settle``: waits for what is on the stream; ``together``: all ranks take a step (Setup._all)."""
         problem: str | None = None
-        for _ in range(TRIALS):
-            shown, problem = together(trial.show)
+        for turn in range(1, TRIALS + 1):
+            _, problem = together(functools.partial(self._put_up, turn, stream, settle))
             if problem is None:
-                _, problem = together(functools.partial(trial.look, shown or []))
+                done = self._add_up(stream, left)
+                _, problem = together(functools.partial(self._look, turn, done, stream, settle))
             if problem is not None:
                 break
-        together(trial.close_imports)
         self._facts.in_place = problem is None
-        self.free()
+        self.close()
+        together(self.free)
         return problem
+
+    def _put_up(self, turn: int, stream: int, settle: Callable[[], None]) -> None:
+        """Memory as torch's allocator takes it, in place of what the turn before has left; this rank's part in it."""
+        self._pinned = self._pinned or self._driver.allocate_pinned(4)
+        self._give_back()
+        self._tried = self._driver.allocate(_TRIED)
+        c.c_int32.from_address(self._pinned).value = turn + self._me
+        self._driver.copy(stream, self._tried, self._pinned, 4)
+        settle()
+
+    def _add_up(self, stream: int, left: Callable[[], float]) -> bool:
+        memory = [Region(self._tried, 4, 1)]
+        call = Call(Op.all_reduce, "all_reduce (trial in place)", _INTS, left(), memory, memory, count=1, redop=SUM)
+        agree = functools.partial(self._cpu.agree, call, left())
+        return self.run(
+            call, stream, agree, lambda: None, left, lambda call, what: TransportError(f"not done in time: {what}")
+        )
+
+    def _look(self, turn: int, done: bool, stream: int, settle: Callable[[], None]) -> None:
+        if not done:
+            raise TransportError("the ranks' memory could not be mapped")
+        self._driver.copy(stream, self._pinned, self._tried, 4)
+        settle()
+        if c.c_int32.from_address(self._pinned).value != self._n * turn + self._n * (self._n - 1) // 2:
+            raise TransportError(f"what rank {self._me} allocated in place of memory that it had freed was not mapped")
+
+    def _give_back(self) -> None:
+        tried, self._tried = self._tried, 0
+        if tried:
+            self._driver.free(tried, opened=True)
 
     def run(
         self,
@@ -141,14 +175,13 @@ class InPlace:
     def close(self) -> None:
         """The stream is idle."""
         self._driver.mappings.release(self)
-        if self._trial is not None:
-            self._trial.close_imports()
 
     def free(self) -> None:
         """All ranks have closed."""
-        trial, self._trial = self._trial, None
-        if trial is not None:
-            trial.free()
+        self._give_back()
+        pinned, self._pinned = self._pinned, 0
+        if pinned:
+            self._driver.free_pinned(pinned)
 
     def _await(
         self,
@@ -159,14 +192,8 @@ class InPlace:
         what: str,
     ) -> None:
         """Waits until the stream has come here. If the group breaks meanwhile, what follows says why."""
-        event = self._driver.create_event()
-        try:
-            self._driver.record(event, stream)
-            done = functools.partial(self._driver.done, event)
-            if not poll(done, time.monotonic() + left(), self._cpu.broken):
-                raise late(call, what)
-        finally:
-            self._driver.destroy_event(event)
+        if not come_to(self._driver, stream, time.monotonic() + left(), self._cpu.broken):
+            raise late(call, what)
 
     # --- where this rank's tensors lie
 
@@ -247,70 +274,6 @@ class InPlace:
     def _leave(self, entered: Sequence[tuple[int, int]]) -> None:
         for owner, number in entered:
             self._driver.mappings.leave(self, owner, number)
-
-
-class Trial:
-    """Every rank but the leader allocates as torch does, shows it, and frees it while the leader has it open, several
-    times: each must have a number that none had before, and hold what its owner wrote once the leader, who has closed
-    the one before, opens it."""
-
-    _NBYTES = 2 << 20  # torch's least segment: CUDA cuts smaller ones from a block that lives on
-
-    def __init__(self, driver: Driver, me: int, stream: int, settle: Callable[[], None]) -> None:
-        self._driver, self._me, self._stream, self._settle = driver, me, stream, settle
-        self._numbers: set[int] = set()
-        self._own = self._pinned = 0  # addresses
-        self._open: dict[int, int] = {}  # rank -> address
-
-    def _value(self, rank: int) -> int:
-        return rank << 8 | self._steps
-
-    _steps = 0
-
-    def show(self) -> tuple[str, int] | None:
-        self._steps += 1
-        if self._me == LEADER:
-            return None
-        if not self._pinned:
-            self._pinned = self._driver.allocate_pinned(4)
-        self._free_own()
-        self._own = self._driver.allocate(self._NBYTES)
-        number = getattr(self._driver.allocation_of(self._own), "number", None)
-        if number is None or number in self._numbers:
-            raise TransportError(f"CUDA numbers a new allocation {number}")
-        self._numbers.add(number)
-        c.c_uint32.from_address(self._pinned).value = self._value(self._me)
-        self._driver.copy(self._stream, self._own, self._pinned, 4)
-        self._settle()
-        return self._driver.export_memory(self._own).hex(), number
-
-    def look(self, shown: Sequence[Any]) -> None:
-        if self._me != LEADER:
-            return
-        if not self._pinned:
-            self._pinned = self._driver.allocate_pinned(4)
-        self.close_imports()
-        for rank, (handle, _) in enumerate(shown[1:], 1):
-            self._open[rank] = self._driver.open_memory(bytes.fromhex(handle))
-            self._driver.copy(self._stream, self._pinned, self._open[rank], 4)
-            self._settle()
-            if c.c_uint32.from_address(self._pinned).value != self._value(rank):
-                raise TransportError(f"memory of rank {rank} that was freed is still there in place of what is new")
-
-    def close_imports(self) -> None:
-        while self._open:
-            self._driver.close_memory(self._open.popitem()[1])
-
-    def _free_own(self) -> None:
-        own, self._own = self._own, 0
-        if own:
-            self._driver.free(own, opened=True)
-
-    def free(self) -> None:
-        self._free_own()
-        pinned, self._pinned = self._pinned, 0
-        if pinned:
-            self._driver.free_pinned(pinned)
 
 
 def jobs_of(call: Call, at: Sequence[Sequence[int]]) -> list[Job]:

@@ -32,12 +32,7 @@ class JobArguments(c.Structure):
 
     _fields_ = [
         ("bytes", c.c_uint64),
-        ("first", c.c_uint32),
-        ("sources", c.c_uint32),
-        ("targets", c.c_uint32),
-        ("unit", c.c_uint32),
-        ("skew", c.c_uint32),
-        ("reserved", c.c_uint32),
+        *((name, c.c_uint32) for name in ("first", "sources", "targets", "unit", "skew", "reserved")),
     ]
 
 

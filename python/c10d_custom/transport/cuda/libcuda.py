@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ...errors import TransportError
 
@@ -38,6 +37,14 @@ class Handle(c.Structure):
     """CUipcMemHandle, which calls take by value."""
 
     _fields_ = [("reserved", c.c_char * HANDLE_BYTES)]
+
+
+class Allocation(NamedTuple):
+    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
+
+    base: int
+    nbytes: int
+    number: int
 
 
 class Memcpy2D(c.Structure):
@@ -102,16 +109,12 @@ class Libcuda:
     def __init__(self, path: str = "libcuda.so.1") -> None:
         try:
             library = c.CDLL(path)
-            self._calls = {name: self._typed(library, name, types) for name, types in CALLS.items()}
+            self._calls = {name: getattr(library, name) for name in CALLS}
         except (OSError, AttributeError) as error:
             raise TransportError(f"CUDA's driver: {error}") from error
+        for name, types in CALLS.items():
+            self._calls[name].argtypes = types
         self._do("cuInit", 0)
-
-    @staticmethod
-    def _typed(library: c.CDLL, name: str, types: tuple[Any, ...]) -> Callable[..., int]:
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, c.c_int
-        return function
 
     def _do(self, name: str, *arguments: Any) -> None:
         if status := self._calls[name](*arguments):
@@ -176,22 +179,15 @@ class Libcuda:
     def free_pinned(self, address: int) -> None:
         self._do("cuMemFreeHost", address)
 
-    def exportable(self, address: int) -> int | None:
-        """The number of the allocation that it lies in, which no other of the process ever has. None if it lies in
-        none, or in one that cannot be exported."""
-        values = []
-        for attribute in (_IPC_CAPABLE, _BUFFER_ID):
-            out = c.c_uint64()  # of the first, CUDA writes less
-            if self._calls["cuPointerGetAttribute"](c.byref(out), attribute, address) or not out.value:
+    def allocation_of(self, address: int) -> Allocation | None:
+        """The one that an address lies in; None if there is none, or none that can be exported."""
+        number = c.c_uint64()
+        for attribute in (_IPC_CAPABLE, _BUFFER_ID):  # of the first, CUDA writes less
+            if self._calls["cuPointerGetAttribute"](c.byref(number), attribute, address) or not number.value:
                 return None
-            values.append(out.value)
-        return values[1]
-
-    def range_of(self, address: int) -> tuple[int, int]:
-        """Where the allocation that it lies in begins, and its bytes."""
         base, nbytes = c.c_uint64(), c.c_size_t()
         self._do("cuMemGetAddressRange_v2", c.byref(base), c.byref(nbytes), address)
-        return base.value, nbytes.value
+        return Allocation(base.value, nbytes.value, number.value)
 
     def export_memory(self, address: int) -> bytes:
         """The bytes by which another process opens an allocation, which begins there."""
@@ -207,15 +203,12 @@ class Libcuda:
 
     # --- streams and events
 
-    @functools.cached_property
-    def highest_priority(self) -> int:
-        """The number of it; 0 is the lowest, and higher ones are negative."""
-        least, greatest = c.c_int(), c.c_int()
+    def create_stream(self) -> int:
+        """A stream that nobody else has (torch's own are handed out again after 32, and to the user, too), of a
+        priority between the default and the highest, which is left to the user."""
+        least, greatest = c.c_int(), c.c_int()  # 0, and a negative number
         self._do("cuCtxGetStreamPriorityRange", c.byref(least), c.byref(greatest))
-        return greatest.value
-
-    def stream_of(self, priority: int) -> int:
-        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, priority)
+        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, min(0, greatest.value + 1))
 
     def destroy_stream(self, stream: int) -> None:
         self._do("cuStreamDestroy_v2", stream)

@@ -15,28 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 from ...errors import TransportError
 from ...threads import threading
+from .libcuda import Allocation, Libcuda
 
 _MOST = 64
-
-
-class Allocation(NamedTuple):
-    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
-
-    base: int
-    nbytes: int
-    number: int
-
-
-class Opener(Protocol):
-    """What is asked of a Driver."""
-
-    def open_memory(self, handle: bytes) -> int: ...
-
-    def close_memory(self, address: int) -> None: ...
 
 
 @dataclass
@@ -54,7 +38,7 @@ class _Open:
 class Mappings:
     """``owner``: the exporter's Driver.identity. Any thread, with the driver active."""
 
-    def __init__(self, driver: Opener, most: int = _MOST) -> None:
+    def __init__(self, driver: Libcuda, most: int = _MOST) -> None:
         self._driver, self._most = driver, most
         self._lock = threading.RLock()
         self._open: dict[tuple[int, int], _Open] = {}  # (owner, number of the allocation), used longest ago first

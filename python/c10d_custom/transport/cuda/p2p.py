@@ -37,20 +37,9 @@ class Arguments(c.Structure):
     _fields_ = [
         ("pad", c.c_uint64 * MAX_RANKS),
         ("staging", c.c_uint64 * MAX_RANKS),
-        ("input", c.c_uint64),
-        ("output", c.c_uint64),
-        ("bytes", c.c_uint64),
-        ("half", c.c_uint64),
-        ("slice", c.c_uint64),
-        ("record", c.c_uint64),
-        ("timeout_ns", c.c_uint64),
+        *((name, c.c_uint64) for name in ("input", "output", "bytes", "half", "slice", "record", "timeout_ns")),
         ("factor", c.c_double),
-        ("rank", c.c_uint32),
-        ("ranks", c.c_uint32),
-        ("fingerprint", c.c_uint32),
-        ("unit", c.c_uint32),
-        ("divisor", c.c_uint32),
-        ("token", c.c_uint32),
+        *((name, c.c_uint32) for name in ("rank", "ranks", "fingerprint", "unit", "divisor", "token")),
     ]
 
 
@@ -144,7 +133,9 @@ class P2p:
                 bytes=part,
                 slice=share,
                 token=next(self._tokens) % 0xFFFFFFFF + 1,
-                fingerprint=self._fingerprint(dtype, redop, common["divisor"], count, start),
+                fingerprint=self._fingerprint(
+                    dtype, redop, common["divisor"], count, start, self._blocks, self._threads, share
+                ),
                 **common,
             )
             arguments.pad[: self._ranks] = self._pads

@@ -20,7 +20,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
-from .stream_op import poll
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Call
@@ -45,18 +45,12 @@ class Mode:
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
-    forced = {w["mode"] for w in table}
-    if len(forced) > 1:
-        said = ", ".join(f"rank {r}: {w['mode']}" for r, w in enumerate(table))
-        raise TransportError(f"C10D_CUSTOM_CUDA_MODE differs between the ranks ({said})")
-    for variable in ("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
-    wanted = forced.pop()
-    crossing = _crossing(table)
-    pids = [w["pid"] for w in table]
-    gpus = [w["gpu"] for w in table]
+    wanted, crossing = table[0]["mode"], _crossing(table)
+    pids, gpus = [w["pid"] for w in table], [w["gpu"] for w in table]
     if wanted == "staged":
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
     if len(set(pids)) < len(pids):
@@ -121,7 +115,7 @@ class Setup:
             return self._run()
         finally:
             for peers in self.opened:
-                peers.forget_setup()  # and with it the tensors of the call
+                peers.setup = None  # and with it the tensors of the call
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
@@ -152,9 +146,8 @@ class Setup:
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
-            alone = Peers(self)  # which holds nothing
-            alone.forget_setup()
-            return mode, alone
+            self.opened.append(Peers(self))  # which holds nothing
+            return mode, self.opened[-1]
         peers, problem = self._open()
         if peers is None and self.facts.fused:
             mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
@@ -162,7 +155,9 @@ class Setup:
             peers, problem = self._open()
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
-        if peers.in_place is not None and (problem := peers.in_place.try_it(self.stream, self.settle, self._all)):
+        if peers.in_place is not None and (
+            problem := peers.in_place.try_it(self.stream, self._left, self.settle, self._all)
+        ):
             return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
         return mode, peers
 
@@ -170,9 +165,7 @@ class Setup:
         peers = Peers(self)
         self.opened.append(peers)
         handles, problem = self._all(peers.allocate)
-        steps = [lambda: peers.open(handles or []), peers.write_own, peers.read_others]
-        steps += [peers.compile_trial, peers.try_fused] if peers.fused is not None else []
-        for step in steps:
+        for step in (lambda: peers.open(handles or []), peers.write_own, peers.read_others, peers.try_fused):
             if problem is None:
                 _, problem = self._all(step)
         if problem is None:
@@ -212,22 +205,18 @@ class Setup:
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
         until = time.monotonic() + self.trial_seconds() + more
-        event = self.driver.create_event()
-        try:
-            self.driver.record(event, self.stream)
-            if not poll(functools.partial(self.driver.done, event), until, self.cpu.broken):
-                raise TransportError("the GPU did not finish the trial in time")
-        finally:
-            self.driver.destroy_event(event)
+        if not come_to(self.driver, self.stream, until, self.cpu.broken):
+            raise TransportError("the GPU did not finish the trial in time")
 
 
 class Peers:
-    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank;
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of
+    the halves of the rounds and of what the fused kernels have behind them;
     ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
     frees."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup: Any = setup  # until `forget_setup`
+        self.setup: Any = setup  # until that is over
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.facts: Facts = setup.facts
@@ -237,24 +226,22 @@ class Peers:
         self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
-    def allocate(self) -> list[Any]:
+    def allocate(self) -> str:
         """What the others open it by."""
         self._pinned = self.driver.allocate_pinned(_CHECKED)
-        self.staging[self.rank] = self.driver.allocate(HALVES * self.facts.half)
-        if self.fused is not None:
-            self.fused.allocate(self._setup.stream)
-        self._setup.settle()
-        return [self.driver.export_memory(self.staging[self.rank]).hex(), self.fused and self.fused.handle()]
+        rounds, fused = HALVES * self.facts.half, self.fused
+        own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
+        if fused is not None:
+            fused.allocate(self.setup.stream, own + rounds)
+        self.setup.settle()
+        return self.driver.export_memory(own).hex()
 
-    def open(self, table: Sequence[Any]) -> None:
-        for rank, (memory, fused) in enumerate(table):
+    def open(self, handles: Sequence[str]) -> None:
+        for rank, handle in enumerate(handles):
             if rank != self.rank:
-                self.staging[rank] = self.driver.open_memory(bytes.fromhex(memory))
-                if self.fused is not None:
-                    self.fused.open(rank, fused)
-
-    def forget_setup(self) -> None:
-        self._setup = None
+                self.staging[rank] = self.driver.open_memory(bytes.fromhex(handle))
+        if self.fused is not None:
+            self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 
     # --- the trial: every rank reads what each has written in its memory, and the fused kernels run
 
@@ -263,25 +250,20 @@ class Peers:
 
     def write_own(self) -> None:
         ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
-        self.driver.copy(self._setup.stream, self.staging[self.rank], self._pinned, 64)
-        self._setup.settle()
+        self.driver.copy(self.setup.stream, self.staging[self.rank], self._pinned, 64)
+        self.setup.settle()
 
     def read_others(self) -> None:
         for rank in range(self.size):
-            self.driver.copy(self._setup.stream, self._pinned, self.staging[rank], 64)
-            self._setup.settle()
+            self.driver.copy(self.setup.stream, self._pinned, self.staging[rank], 64)
+            self.setup.settle()
             if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
                 raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
 
-    def compile_trial(self) -> None:
-        assert self.fused is not None
-        self.fused.compile_trial()
-
     def try_fused(self) -> None:
-        assert self.fused is not None
-        self.fused.trial(self._setup.stream, self._pinned, self._setup.trial_seconds())
-        self._setup.settle(more=1.0)
-        self.fused.judge_trial(self._pinned)
+        if self.fused is not None:
+            settle = functools.partial(self.setup.settle, more=1.0)
+            self.fused.try_it(self.setup.stream, self._pinned, self.setup.trial_seconds(), settle)
 
     # --- the end
 
@@ -292,8 +274,6 @@ class Peers:
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
-        if self.fused is not None:
-            self.fused.close_imports()
         mine = self.staging.pop(self.rank, None)
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _ALIGN = 256
+_LEAST = 1.0  # seconds that kernels have
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
@@ -185,7 +186,8 @@ class _Run:
         fused = cast("Fused", self.peers.fused)
         fused.prepare(self.call)
         self._meet()
-        fused.all_reduce(self.stream, self.call, self.left())
+        # The ranks have met: what is left of the call's time may be none, and kernels wait a little for each other.
+        fused.all_reduce(self.stream, self.call, max(self.left(), min(_LEAST, self.call.timeout)))
 
     def _all_reduce(self, step: Callable[[int, int, int], None]) -> None:
         call = self.call

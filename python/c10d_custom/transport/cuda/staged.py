@@ -11,16 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...call import ANY_COUNT, Memory, Op, Region, changed
-from ...errors import CollectiveTimeoutError
 from .stream_op import poll
 
 if TYPE_CHECKING:
-    import torch
-
-    from ...call import Buffer, Call, Message
+    from ...call import Buffer, Call
     from ...config import Config
     from ...errors import CustomBackendError
     from ..base import Transport
@@ -152,13 +149,3 @@ class StagedCollectives:
 
 def _room(nbytes: int, lo: int, hi: int) -> int:
     return -(-max(0, min(hi, nbytes) - lo) // _ALIGN) * _ALIGN
-
-
-def timed_out(where: str, call: Call | Message, device: torch.device, what: str) -> CollectiveTimeoutError:
-    """A CollectiveTimeoutError: the GPU, not a rank, is late."""
-    stream_op: Any = call.stream_op
-    seconds = time.monotonic() - stream_op.began
-    return CollectiveTimeoutError(
-        f"{where}: Timed out after {seconds:.3f} s. {device} has not finished {what}; does "
-        "a kernel wait for something that does not come?"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,16 @@ def poll(done: Callable[[], object], deadline: float, broken: Callable[[], objec
         if now - began > _EAGER:
             time.sleep(_STEP if now - began < _LOOK else _LONG_STEP)
     return True
+
+
+def come_to(driver: Driver, stream: int, deadline: float, broken: Callable[[], object]) -> bool:
+    """`poll` for all that ``stream`` has by now."""
+    event = driver.create_event()
+    try:
+        driver.record(event, stream)
+        return poll(functools.partial(driver.done, event), deadline, broken)
+    finally:
+        driver.destroy_event(event)
 
 
 class Events:
@@ -153,12 +164,12 @@ class StreamOp:
                 self._events.give(event)
 
 
-class Captured:
+class Captured(StreamOp):
     """A call that a CUDA graph holds: it has its place on the captured stream, and runs whenever the graph does."""
 
     captured = True
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver) -> None:  # without events
         self.driver = driver
 
     def completed(self) -> bool:
@@ -169,9 +180,6 @@ class Captured:
 
     def joined_at_home(self) -> bool:
         return True
-
-    def future(self, stream_ops: Sequence[Any]) -> torch.futures.Future[Any]:
-        return self.driver.future(list(dict.fromkeys(f.driver.device for f in stream_ops)))
 
     def resolve(self, future: torch.futures.Future[Any], value: Any, stream_ops: Sequence[Any]) -> None:
         future.set_result(value)

@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import Call, Op
-from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
+from ...errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
 from .algorithm import host_limit
 from .guard import Guard
 from .peers import Mode, Setup
 from .pinned import Pinned
 from .shared import SharedCollectives
-from .staged import StagedCollectives, timed_out
+from .staged import StagedCollectives
 from .staged_messages import StagedMessages
-from .stream_op import Captured, Events, StreamOp, poll
+from .stream_op import Captured, Events, StreamOp, come_to, poll
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -63,7 +63,6 @@ class CudaTransport:
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
-        self.captured = False  # a graph may replay calls of this group
 
     def _create_stream(self) -> int:
         stream = self.driver.create_stream()
@@ -92,16 +91,15 @@ class CudaTransport:
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        if (error := fused.error(self._where(call))) is not None:
+        if (error := self.kernels_error(self._where(call))) is not None:
             raise error
         if self.cpu.broken():
             raise PeerLostError(
                 f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
-        self.captured = True
         if self._guard is not None:
-            self._guard.wake()
+            self._guard.captured()
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
@@ -148,14 +146,13 @@ class CudaTransport:
 
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
-        where = self._where(call)
         if self._fused is not None:
-            stream_op.verdict = functools.partial(self._fused.error, where)
+            stream_op.verdict = functools.partial(self.kernels_error, self._where(call))
         stream_op.finish(self.stream)
         if self._guard is not None and call.op is Op.all_reduce:
             self._guard.watch(stream_op, call.timeout)
 
-    def come_to(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
+    def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
         stream_op.began = time.monotonic()
         with self.driver.activate():
@@ -167,13 +164,16 @@ class CudaTransport:
             self._check_kernels(call)
 
     def _check_kernels(self, call: Call) -> None:
-        if self._fused is not None and (error := self._fused.error(self._where(call))) is not None:
+        if (error := self.kernels_error(self._where(call))) is not None:
             self.cpu.abort()
             raise error
 
-    def kernels_error(self) -> CustomBackendError | None:
-        """Why the fused kernels gave up, or None."""
-        return self._fused.error(self._where(None)) if self._fused is not None else None
+    def kernels_error(self, where: str = "") -> CustomBackendError | None:
+        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call."""
+        error = self._fused.error(where or self._where(None)) if self._fused is not None else None
+        if isinstance(error, PeerLostError) and (gone := self.cpu.gone()):
+            return PeerLostError(f"{error} (rank {', rank '.join(f'{r}: {what}' for r, what in gone.items())})")
+        return error
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -199,7 +199,7 @@ class CudaTransport:
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
             if self._fused is not None:
-                self._guard = Guard(self)
+                self._guard = Guard(self.cpu, self._fused, self.kernels_error)
         # Alike on all ranks: one says it.
         log.log(
             logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
@@ -223,7 +223,11 @@ class CudaTransport:
                 f"failed), and {self.driver.device} has not finished {what}."
             )
         self.cpu.abort()
-        return timed_out(self._where(call), call, self.driver.device, what)
+        stream_op: Any = call.stream_op
+        return CollectiveTimeoutError(
+            f"{self._where(call)}: Timed out after {time.monotonic() - stream_op.began:.3f} s. {self.driver.device} "
+            f"has not finished {what}; does a kernel wait for something that does not come?"
+        )
 
     def let_go(self) -> None:
         """After a failure: no kernel of this rank may wait for another for ever."""
@@ -301,13 +305,7 @@ class CudaTransport:
     def idle(self, seconds: float) -> bool:
         """Whether the GPU is done with all of this group by then."""
         until = time.monotonic() + seconds
-        events = [self.driver.create_event() for _ in self._used_streams]
-        for event, stream in zip(events, self._used_streams):
-            self.driver.record(event, stream)
-        done = [poll(functools.partial(self.driver.done, e), until, lambda: False) for e in events]
-        for event in events:
-            self.driver.destroy_event(event)
-        return all(done)
+        return all(come_to(self.driver, stream, until, lambda: False) for stream in self._used_streams)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
