@@ -232,7 +232,7 @@ class Issuing:
 
     def _by_torch(self, *tensors: Any) -> bool:
         """Whether a call on these arguments, which the fast path has not taken, is to go through torch's dispatcher:
-        `_dispatched`. Of a whole group: dispatched.py."""
+        `_dispatched`. Of a whole group: backend.py."""
         return False
 
     def _unlike_memory(self, *tensors: Any) -> bool:

@@ -208,7 +208,7 @@ CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # t
 
 class DispatchedProcessGroup(CustomProcessGroup):
     """A group whose operations are torch's own methods, which find their way to the backend registered in it. What a
-    group is while calls of it go that way: dispatched.py."""
+    group is while calls of it go that way: backend.py."""
 
     _registers_works = False
 

@@ -26,7 +26,7 @@ _REVISION = "c10d-custom"
 
 class Location:
     """Where a rank runs. Which ranks share a host, `host_key` says (launch/host.py); LOCAL_WORLD_SIZE says nothing
-    about subgroups. ``started``: see processes.py; ``mailbox``: see
+    about subgroups. ``started``: see gathering.py; ``mailbox``: see
     local_datagrams.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
     __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")
