@@ -67,6 +67,17 @@ def test_a_hundred_groups_leave_nothing(ranks):
     assert not in_dev_shm() - before
 
 
+def threads_at_rest():
+    """How many there are once no more end. A moment after its last message a group has none."""
+    most, until = len(os.listdir("/proc/self/task")), time.monotonic() + 10
+    while time.monotonic() < until:
+        time.sleep(0.3)
+        if (now := len(os.listdir("/proc/self/task"))) >= most:
+            break
+        most = now
+    return most
+
+
 def many_groups_case(many):
     groups = [dist.new_group() for _ in range(many)]
     for group in groups:
@@ -74,12 +85,10 @@ def many_groups_case(many):
         request = dist.isend(torch.ones(1 << 15), group=group, group_dst=1 - group.rank())
         dist.recv(torch.ones(1 << 15), group=group, group_src=1 - group.rank())
         request.wait()
-    time.sleep(0.2)  # a moment after its last message a group has no thread
-    native = len(os.listdir("/proc/self/task"))
+    native = threads_at_rest()
     for group in groups:
         dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True).get_future().wait()
-    time.sleep(0.2)
-    found = native, len(os.listdir("/proc/self/task"))
+    found = native, threads_at_rest()
     for group in groups:
         dist.destroy_process_group(group)
     return found

@@ -44,7 +44,7 @@ class ByDevice(Transport):
             if (here := me()) is not None:
                 here.failed(error)
 
-        cpu.failed = pass_on  # type: ignore[method-assign]
+        cpu.on_failure(pass_on)
         self._changed = threading.Condition()
         self._opening: int | None = None  # the thread that makes a CudaTransport
         self._cuda: dict[torch.device, CudaTransport] = {}

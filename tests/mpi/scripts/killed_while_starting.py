@@ -68,7 +68,7 @@ def die(rank=None):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(rank, trial, **how):
+def run(rank, trial, /, **how):
     os.environ["RANK_OF_TRIAL"] = str(rank)
     if rank == trial["victim"]:
         dies(trial["step"], trial["delay"])
