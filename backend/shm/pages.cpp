@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -46,7 +47,8 @@ int take_piece(int fd, uint64_t from, char* at, uint64_t bytes) {
   if (!fallocate(fd, 0, off_t(from), off_t(bytes))) return 0;
   const int error = errno;
   if (!refused(error)) return error;
-  if (!madvise(at, bytes, MADV_POPULATE_WRITE)) return 0;
+  const auto page = uintptr_t(sysconf(_SC_PAGESIZE)), begin = uintptr_t(at) / page * page;
+  if (!madvise(reinterpret_cast<void*>(begin), uintptr_t(at) + bytes - begin, MADV_POPULATE_WRITE)) return 0;
   return errno == EFAULT ? ENOSPC : errno == ENOMEM || errno == EINTR || errno == EAGAIN ? errno : error;
 }
 

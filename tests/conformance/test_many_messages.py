@@ -16,6 +16,9 @@ MANY = 1500  # twice as many
 FAR = 1 << 40  # a tag that no MPI has
 
 
+NO_FAST_PATH = "this torch does not show C what its tensors are"
+
+
 def first_and_last():
     """This rank's place in the pair, or None."""
     return {0: 0, dist.get_world_size() - 1: 1}.get(dist.get_rank())
@@ -203,6 +206,8 @@ def test_between_hosts_a_peer_is_asked_after_once_a_look(ranks):
 def posted_slowly():
     """Of the messages between neighbours on one host, those that are posted the slow way; and what an error says."""
     transport, me = dist.group.WORLD.cpu_transport, dist.get_rank()
+    if transport.fast_message is None:
+        return NO_FAST_PATH
     neighbour = me ^ 1
     post, slow = transport.post, []
     transport.post = lambda message: (slow.append(message.name), post(message))[1]
@@ -238,4 +243,7 @@ def posted_slowly():
 
 @pytest.mark.world_sizes(2, 4)
 def test_inside_a_host_messages_go_the_fast_path(ranks):
-    assert not any(found := ranks.run(posted_slowly)), found
+    found = ranks.run(posted_slowly)
+    if found == [NO_FAST_PATH] * len(found):
+        pytest.skip(NO_FAST_PATH)
+    assert not any(found), found

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore
 
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
@@ -61,7 +62,8 @@ def another_group(r, config):
     exchange = Exchange(PrefixStore("its", store), r.rank, r.size, 30.0)
     cpu = Met(ShmTransport(exchange, made, "another", list(range(r.size))), r.world, "another")
     transport = ByDevice(cpu, made, one_host=True)
-    return CustomProcessGroup(transport, store, r.rank, r.size, timedelta(seconds=60), "another")
+    new = NewGroup(store, r.rank, r.size, timedelta(seconds=60), "another")
+    return CustomProcessGroup(transport, store, new)
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "p2p"])

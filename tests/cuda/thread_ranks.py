@@ -12,6 +12,7 @@ import torch
 from torch.distributed import HashStore, PrefixStore
 
 from c10d_custom.c10d import issuing
+from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.call import Region
 from c10d_custom.config import Config
@@ -221,7 +222,7 @@ def run_ranks(
                 id(store),
             )
             transport = ByDevice(cpu, options, one_host=True)
-            pg = CustomProcessGroup(transport, store, rank, size, timedelta(seconds=seconds), "test")
+            pg = CustomProcessGroup(transport, store, NewGroup(store, rank, size, timedelta(seconds=seconds), "test"))
             made.append(pg)
             results[rank] = body(Rank(pg, _here.drivers, cpu, rank, size, world))
             pg.shutdown()

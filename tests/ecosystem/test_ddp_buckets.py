@@ -168,7 +168,7 @@ def forgotten(rank, size):
     for _ in range(3):
         passes(DDP(model()), rank, size)
         gc.collect()
-    if blocks() is not None:
+    if blocks() is not None and CAN:
         assert len(dist.group.WORLD._buckets._decided) < 4
 
 
