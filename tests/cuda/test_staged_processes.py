@@ -4,6 +4,7 @@ the GPU is simulated, one in each process."""
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import time
 import traceback
@@ -48,9 +49,16 @@ def _rank(rank, size, port, scenario, gpus, answers):
             answer = scenario(Place(rank, size, drivers, world))
             dist.destroy_process_group()
         world.settle()
-        answers.put((rank, answer, world.violations, world.leaks() if scenario in CLEAN else []))
+        answers.put((rank, answer, _real(world.violations), world.leaks() if scenario in CLEAN else []))
     except BaseException:
         answers.put((rank, None, [traceback.format_exc()], []))
+
+
+def _real(violations):
+    """Without races between a process's GPUs: its tensors lie in malloc's memory here, which gives the one what was the
+    other's, as CUDA's never does."""
+    between = re.compile(r"race: .* of rank (\d+) \w+ what .* of rank (?!\1\b)\d+ \w+")
+    return [violation for violation in violations if not between.fullmatch(violation)]
 
 
 class Place:
