@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup
@@ -43,6 +43,17 @@ def build(new: NewGroup) -> CustomProcessGroup:
     group = CustomProcessGroup(*meet(new), new)
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
         group.dispatch()
+    return group
+
+
+def build_and_meet(new: NewGroup) -> CustomProcessGroup:
+    """The same, once every rank has it; where one has not, an error, and nothing of it is left."""
+    group = build(new)
+    try:
+        cast("Any", group.barrier()).wait()
+    except BaseException:
+        group.shutdown()
+        raise
     return group
 
 

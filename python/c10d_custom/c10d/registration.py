@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import NAME, Served, optional, replaced
 
 if TYPE_CHECKING:
+    from .issuing import NewGroup
     from .process_group import CustomProcessGroup
 
 
@@ -70,7 +71,6 @@ def create(options: Any, _backend_options: Any) -> Any:
     TransportError on all of them if any cannot take part. UsageError where torch would drop another backend."""
     global _ready
     with _no_garbage_collected():
-        from .issuing import NewGroup
         from .process_group import build
         from .torch_private import spare_recorder
 
@@ -84,18 +84,7 @@ def create(options: Any, _backend_options: Any) -> Any:
         group, _ready = _ready, None
         group.setGroupName(options.group_id)
     else:
-        group = build(
-            NewGroup(
-                options.store,
-                options.group_rank,
-                options.group_size,
-                options.timeout,
-                options.group_id,
-                list(options.global_ranks_in_group),
-                devices=list(ours) or None,
-                strangers=strangers,
-            )
-        )
+        group = build(_new_group(options, ours, strangers))
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
         group.bound_device_id = plain.bound_device_id
@@ -127,7 +116,6 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
 
     from ..errors import UsageError
     from .backend import build_backend
-    from .issuing import NewGroup
     from .torch_private import REGISTERED
 
     string = ",".join(f"{device}:{name}" for device, name in {**ours, **others}.items())
@@ -153,17 +141,21 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
     for device in ours:  # one serves all of ours; torch asks once for each
         if any(known.type == device for known in plain._device_types):
             return plain._get_backend(torch.device(device))
-    return build_backend(
-        NewGroup(
-            options.store,
-            options.group_rank,
-            options.group_size,
-            options.timeout,
-            options.group_id,
-            list(options.global_ranks_in_group),
-            devices=list(ours),
-            strangers=strangers,
-        )
+    return build_backend(_new_group(options, ours, strangers))
+
+
+def _new_group(options: Any, ours: dict[str, str], strangers: bool) -> NewGroup:
+    from .issuing import NewGroup
+
+    return NewGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        list(options.global_ranks_in_group),
+        devices=list(ours) or None,
+        strangers=strangers,
     )
 
 

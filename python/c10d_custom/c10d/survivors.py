@@ -102,7 +102,7 @@ class Survivors:
         else:
             store = self._connect(round, members[0])
             store.set_timeout(left)
-        new = process_group.build(
+        new = process_group.build_and_meet(
             NewGroup(
                 PrefixStore("shrunk", store),
                 members.index(self.rank),
@@ -112,11 +112,6 @@ class Survivors:
                 processes=Members(self.old, members),
             )
         )
-        try:
-            cast(Any, new.barrier()).wait()
-        except BaseException:
-            new.shutdown()
-            raise
         return store, new
 
     def _connect(self, round: int, server: int) -> TCPStore:

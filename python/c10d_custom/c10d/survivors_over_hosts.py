@@ -198,7 +198,7 @@ class SurvivorsOverHosts:
         store.set_timeout(left)
         if len({self.old.locations[rank].host for rank in members}) > 1:
             communicators.leave_out_the_lost(mpi_job.job(), left.total_seconds(), lambda: _require(look))
-        new = process_group.build(
+        new = process_group.build_and_meet(
             NewGroup(
                 PrefixStore("shrunk", store),
                 members.index(self.rank),
@@ -208,11 +208,6 @@ class SurvivorsOverHosts:
                 processes=Processes(left_for=look),
             )
         )
-        try:
-            cast(Any, new.barrier()).wait()
-        except BaseException:
-            new.shutdown()
-            raise
         return Promise(name, members, store, new)
 
     def break_promise(self) -> None:
