@@ -216,15 +216,14 @@ bool pair_rings_all_to_all(Collective& c) {
   ring_if_last(c);
   if (pair_rings && !pair_rings->fill()) return false;
   if (!c.agree()) return false;
-  // Which way all go follows from everyone's table: the large one where anybody's input is.
+  // Which way all go follows from everyone's bytes: the large one where anybody's input is.
   uint64_t most = 0, everything = 0;
   for (uint32_t r = 0; r < c.n; ++r) {
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < c.n; ++i) sum += g.table(r, c.seq)[i];
+    const uint64_t sum = g.ctl(r).fingerprint[c.seq & 1].place;
     most = std::max(most, sum);
     everything += 2 * sum;
   }
-  if (most <= g.geometry.small_bytes) return c.collect_small_all_to_all();
+  if (c.all_to_all_fits_small(most)) return c.collect_small_all_to_all();
   if (!c.has_memory(&Group::reserve_pair_rings)) return false;
   if (!pair_rings) pair_rings.emplace(c);
   return pair_rings->run(everything);

@@ -72,6 +72,7 @@ uint32_t Collective::straggler(uint32_t peer) const {
     const RankCtl& c = g.ctl(r);
     if (c.arrive.value.load(std::memory_order_acquire) < seq) return r;
     uint64_t done = c.progress.load(std::memory_order_relaxed);
+    done += c.rounds.load(std::memory_order_relaxed);
     for (const Signal* s : {&c.in, &c.red, &c.out}) done += s->value.load(std::memory_order_acquire);
     if (done < least) least = done, peer = r;
   }
@@ -127,31 +128,43 @@ void Collective::announce() {
   f.device = memory_of(args) == kHost ? 0 : 1 + args.device / kMemories;
   f.factor = args.factor;
   f.outer = args.outer;
-  f.place = place_;
+  f.place = args.op == kAllToAll ? input_bytes() : place_;
   if (uses_table()) {
     uint64_t* t = g.table(me, seq);
     auto part = [](const Span* spans, uint32_t have, uint32_t i) {
       return have == 1 ? spans[0].bytes : i < have ? spans[i].bytes : 0;
     };
+    uint64_t begin = 0;
     for (uint32_t i = 0; i < n; ++i) {
       t[i] = part(args.in, args.nin, i);
       t[n + i] = part(args.out, args.nout, i);
+      t[2 * n + i] = begin;
+      begin += t[i];
     }
   }
-  announced_ = true;
-  g.advance(mine.arrive, seq);
+  enter();
 }
 
-bool Collective::differs(uint32_t peer) {
+void Collective::enter() {
+  announced_ = true;
+  // Calls that say more in their tables are looked at by all.
+  if (g.tree.in_use()) g.come(uses_table(), [this](uint32_t r) { return differs(r) || counts_differ(r); });
+  g.advance(g.ctl(me).arrive, seq);
+}
+
+bool Collective::counts_differ(uint32_t peer) const {
+  return g.ctl(me).fingerprint[seq & 1].count != g.ctl(peer).fingerprint[seq & 1].count;
+}
+
+bool Collective::differs(uint32_t peer) const {
   const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
-  if (a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
-      a.device != b.device || a.outer != b.outer)
-    return true;
-  if (has_parts_at_root()) {
-    uneven_ |= a.count != b.count || uses_table();
+  return a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
+         a.device != b.device || a.outer != b.outer || (!has_parts_at_root() && a.count != b.count);
+}
+
+bool Collective::parts_differ(uint32_t peer) const {
+  if (has_parts_at_root())
     return uneven_ && ((is_root() && !fits_root(peer)) || (int32_t(peer) == args.root && !fits_root(me)));
-  }
-  if (a.count != b.count) return true;
   if (!uses_table()) return false;
   const uint64_t *mine = g.table(me, seq), *theirs = g.table(peer, seq);
   if (args.op == kReduceScatter)  // every rank must cut its input alike
@@ -195,14 +208,47 @@ Status Collective::mismatch(uint32_t peer) {
 }
 
 bool Collective::agree() {
+  if (g.tree.in_use()) return agreed_ = agree_by_tree();
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
     uint32_t peer = r;
-    const Status st = g.wait(g.ctl(r).arrive, seq, seq, &peer, deadline, seq);
+    const Status st = g.wait(g.ctl(r).arrive, seq, seq, &peer, deadline, {seq, 0});
     if (!waited_to_agree(st, peer)) return false;
-    if (differs(r)) return mismatch(r), false;
+    uneven_ = uneven_ || (has_parts_at_root() && (uses_table() || counts_differ(r)));
+    if (differs(r) || parts_differ(r)) return mismatch(r), false;
   }
-  // All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
+  return agreed_ = all_parts_fit();
+}
+
+// Of many ranks. Where their counters do not say that all calls are alike, each looks at all others, and then tells
+// them by a second round what came of it: parts that two of them do not agree on are every rank's error, before any has
+// written a result.
+bool Collective::agree_by_tree() {
+  bool flag;
+  if (!has_come(&flag)) return false;
+  if (!flag) return true;
+  for (uint32_t r = 0; r < n; ++r)
+    if (r != me && differs(r)) return mismatch(r), false;
+  for (uint32_t r = 0; r < n && has_parts_at_root(); ++r) uneven_ = uneven_ || uses_table() || counts_differ(r);
+  bool fit = true;
+  const uint32_t looked_at = args.op == kReduceScatter ? 1 : n;  // who cuts as rank 0 does cuts as all do
+  for (uint32_t r = 0; r < looked_at && fit; ++r) fit = r == me || !parts_differ(r);
+  g.come(!fit, [](uint32_t) { return false; });
+  if (!has_come(&flag)) return false;
+  if (!flag) return true;
+  for (uint32_t r = 0; r < n; ++r)
+    if (r != me && parts_differ(r)) return mismatch(r), false;
+  return all_parts_fit();
+}
+
+bool Collective::has_come(bool* flag) {
+  uint32_t peer;
+  const Status st = g.wait_for_all(flag, &peer, deadline);
+  return waited_to_agree(st, peer);
+}
+
+// All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
+bool Collective::all_parts_fit() {
   if (uneven_) {
     for (uint32_t r = 0; r < n; ++r)
       if (!fits_root(r)) return mismatch(r), false;
@@ -211,7 +257,23 @@ bool Collective::agree() {
       for (uint32_t b = a + 1; b < n; ++b)
         if (!parts_fit(a, b)) return mismatch(a), false;
   }
-  return agreed_ = true;
+  return true;
+}
+
+bool Collective::meet() {
+  if (g.tree.in_use()) {
+    bool flag;
+    g.come(false, [](uint32_t) { return false; });
+    return has_come(&flag);
+  }
+  RankCtl& mine = g.ctl(me);
+  const uint64_t done = ++g.blocks_done;
+  g.advance(mine.in, done);
+  g.advance(mine.out, done);
+  g.advance(mine.red, done);
+  for (uint32_t r = 0; r < n; ++r)
+    if (r != me && !wait(g.ctl(r).red, done, done, r)) return false;
+  return true;
 }
 
 bool Collective::memory_ok() const {
@@ -225,7 +287,7 @@ Status Collective::refuse() {
   RankCtl& mine = g.ctl(me);
   Fingerprint& f = mine.fingerprint[seq & 1];
   f.seq = seq, f.op = kRejected, f.outer = args.outer;
-  g.advance(mine.arrive, seq);
+  enter();
   return fail(kUsage, -1);
 }
 

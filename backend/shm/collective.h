@@ -1,16 +1,19 @@
 // One collective call on one rank: announce it, agree with the other ranks, move the data.
 //
-// Two ways to move data, chosen by size only, so that all ranks choose alike:
+// The ways to move data, which algorithm.cpp chooses among, all ranks alike:
 //   small: the whole input fits this rank's small slot and travels with the announcement; once all
-//          ranks have announced, each reads what it needs. One synchronisation. (small.cpp)
+//          ranks have announced, each reads what it needs. One synchronisation; or two, and a sum that all need is
+//          shared out among the ranks. (small.cpp)
 //   ring:  the input is cut into blocks that pass through the ranks' rings. (pipeline.h and the
 //          file of each operation)
-// And a third, where all ranks have announced that their inputs lie in their arenas: there they are read.
-// (in_place.cpp) Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find out
+//   in place: where all ranks have announced that their inputs lie in their arenas, they are read there.
+//          (in_place.cpp)
+// Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find out
 // before any result is written, and memory of the call before last may be used again (layout.h).
 #pragma once
 #include <cstring>
 
+#include "algorithm.h"
 #include "group.h"
 #include "reduce.h"
 
@@ -66,6 +69,10 @@ class Collective {
     if (!announced_) announce();
   }
   bool agree_once() { return agreed_ || agree(); }
+  // Whether the parts of a gather or scatter on which all have agreed may differ.
+  bool uneven() const { return uneven_; }
+  // Waits until all ranks have come this far in the call.
+  bool meet();
   // Bytes of the longest part of a gather or scatter on which all have agreed, of which a rank's own are `own`.
   uint64_t longest_part(uint64_t own) const;
 
@@ -77,6 +84,8 @@ class Collective {
   // The input, all parts of it, into this rank's small slot.
   void stage_small();
   bool collect_small_all_to_all();
+  // `most`: bytes of the longest of all ranks' inputs.
+  bool all_to_all_fits_small(uint64_t most) const;
   uint64_t input_bytes() const;
   uint64_t output_bytes() const;
   // What the kernel takes beside its sources.
@@ -102,7 +111,18 @@ class Collective {
     return uses_table() ||
            (memory_of(args) != kDevice && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
   }
-  bool differs(uint32_t peer);
+  // Whether a rank's call is another than this rank's, whatever its tables say.
+  bool differs(uint32_t peer) const;
+  // Whether this rank's parts are not those that a rank expects, or the other way round.
+  bool parts_differ(uint32_t peer) const;
+  bool counts_differ(uint32_t peer) const;
+  // Tells the others that what this rank announces is there.
+  void enter();
+  // Of a call whose ranks may have parts of other sizes than this one's, and of those all pairs.
+  bool all_parts_fit();
+  bool agree_by_tree();
+  // Waits until all have come to this rank's round of the combining tree.
+  bool has_come(bool* flag);
   // Whether two ranks give each other what they expect, as their tables say.
   bool parts_fit(uint32_t a, uint32_t b) const;
   // In gather and scatter each part is known to two: the root, and the rank whose part it is. So these announce their
@@ -112,7 +132,13 @@ class Collective {
   uint64_t part(uint32_t r) const;
   bool fits_root(uint32_t r) const;
   Status mismatch(uint32_t peer);
-  bool fits_small();
+  // Which way the call goes: algorithm.cpp.
+  bool forced(Algorithm) const;
+  bool fits_small() const;
+  bool in_two_steps() const;
+  bool worth_in_place() const;
+  void reduce_slots(char* to, uint64_t at, uint64_t bytes);
+  void reduce_in_two_steps();
   uint64_t own_place();
   bool all_placed();
   // After a failure: from now on no peer touches what this rank has announced to be in its arena.

@@ -81,7 +81,8 @@ bool sane(const Geometry& g) {
          g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 && g.cell_bytes <= (1u << 26) &&
          g.cells >= 2 && g.cells <= 65536 && g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
-         g.arena_bytes % 4096 == 0 && g.arena_bytes <= (1ull << 46) / g.ranks &&
+         (g.fan_in == 0 || (g.fan_in >= 2 && g.fan_in <= 1024)) && g.arena_bytes % 4096 == 0 &&
+         g.arena_bytes <= (1ull << 46) / g.ranks &&
          // The lengths below must not overflow: of the other parts none comes near.
          Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;
 }
@@ -118,7 +119,11 @@ int create_segment(const Geometry& g, uint64_t* total) {
   at = map_pages(fd, 0, touched);
   if (at == MAP_FAILED) return fail(errno);
   *total = kFallocate;
-  if (const int error = take_pages(fd, 0, static_cast<char*>(at), touched)) return fail(error);
+  auto take = [&](size_t from, size_t to) { return take_pages(fd, from, static_cast<char*>(at) + from, to - from); };
+  const bool apart = g.ranks >= kManyRanks;  // each rank takes its own RankCtl
+  int error = take(0, apart ? layout.ctl : touched);
+  if (apart && !error) error = take(layout.has_cells, touched);
+  if (error) return fail(error);
   *total = kAddSeals;
   // No rank can shrink it under the others' feet (SIGBUS).
   if (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return fail(errno);
@@ -146,6 +151,7 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
                            static_cast<SegmentHeader*>(first)->bytes,
                            static_cast<SegmentHeader*>(first)->geometry,
                            {},
+                           {},
                            {}};
   munmap(first, 4096);
   if (h.magic != kMagic || !sane(h.geometry) || rank >= h.geometry.ranks ||
@@ -157,6 +163,13 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
   void* base = map_pages(fd, 0, mapped);
   if (base == MAP_FAILED) return fail(errno);
   madvise(base, mapped, MADV_DONTDUMP);
+  if (const Layout layout(h.geometry); h.geometry.ranks >= kManyRanks) {
+    const size_t own = layout.ctl + rank * layout.ctl_bytes;
+    if (const int e = take_pages(fd, own, static_cast<char*>(base) + own, layout.ctl_bytes)) {
+      munmap(base, mapped);
+      return fail(e);
+    }
+  }
   return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns, interrupted);
 }
 
@@ -167,6 +180,7 @@ Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin
       layout(g),
       spinner(spin),
       arenas(fd, rank_, g, layout.arenas),
+      tree(base + layout.tree, rank_, g),
       interrupted(poll),
       taken(g.ranks),
       fd_(fd),
@@ -206,7 +220,7 @@ void Group::wake(Doorbell& doorbell) {
   futex_wake_all(&doorbell.rings);
 }
 
-Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent) {
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
   if (spinner.spin(
@@ -220,8 +234,9 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
   struct Reaches final : Wait {
     Group& g;
     Signal& s;
-    const uint64_t need, worth, absent;
-    Reaches(Group& group, Signal& signal, uint64_t n, uint64_t w, uint64_t a)
+    const uint64_t need, worth;
+    const Absent absent;
+    Reaches(Group& group, Signal& signal, uint64_t n, uint64_t w, Absent a)
         : g(group), s(signal), need(n), worth(w), absent(a) {}
     bool ready() override { return s.value.load(std::memory_order_seq_cst) >= need; }
     const void* ask(uint32_t* seen) override {
@@ -234,8 +249,12 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
     }
     bool lost(uint32_t* peer) override {
       if (g.gone(*peer)) return true;
-      auto awaited = [&](uint32_t r) { return g.ctl(r).arrive.value.load(std::memory_order_acquire) < absent; };
-      return absent && g.any_gone(awaited, peer);
+      auto awaited = [&](uint32_t r) {
+        const RankCtl& its = g.ctl(r);
+        return its.arrive.value.load(std::memory_order_acquire) < absent.seq ||
+               its.rounds.load(std::memory_order_acquire) < absent.round;
+      };
+      return (absent.seq || absent.round) && g.any_gone(awaited, peer);
     }
   } reaches(*this, s, need, worth, absent);
   return sleep(reaches, began, peer, deadline);
@@ -300,9 +319,10 @@ int Group::reserve_slots(const GoesOn& goes_on) {
   return error;
 }
 
-int Group::reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn& goes_on) const {
-  const int error = reserve(layout.rings + first * layout.ring_bytes, count * layout.ring_bytes, goes_on);
-  *done = !error;
+int Group::reserve_ring(const GoesOn& goes_on) {
+  if (has_ring_) return 0;
+  const int error = reserve(layout.rings + rank * layout.ring_bytes, layout.ring_bytes, goes_on);
+  has_ring_ = !error;
   return error;
 }
 

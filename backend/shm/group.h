@@ -8,6 +8,7 @@
 
 #include "api.h"
 #include "arena.h"
+#include "combining_tree.h"
 #include "copy_in.h"
 #include "os.h"
 #include "pages.h"
@@ -43,10 +44,11 @@ class Group {
   const Geometry geometry;
   const Layout layout;
 
-  RankCtl& ctl(uint32_t r) const { return *reinterpret_cast<RankCtl*>(base_ + layout.ctl + r * sizeof(RankCtl)); }
-  // The table of call `seq`: n byte counts sent, then n byte counts expected.
+  RankCtl& ctl(uint32_t r) const { return *reinterpret_cast<RankCtl*>(base_ + layout.ctl + r * layout.ctl_bytes); }
+  // The table of call `seq`: n byte counts sent, then n byte counts expected, then where each of those sent begins in a
+  // small slot.
   uint64_t* table(uint32_t r, uint64_t seq) const {
-    return reinterpret_cast<uint64_t*>(base_ + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
+    return reinterpret_cast<uint64_t*>(base_ + layout.tables + r * layout.table_bytes) + (seq & 1) * 3 * n;
   }
   char* small(uint32_t r, uint64_t seq) const {
     return base_ + layout.small + (2 * r + (seq & 1)) * layout.small_bytes;
@@ -74,11 +76,36 @@ class Group {
   // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
   // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
   // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
-  // `absent`: also kPeerLost where any rank is gone that has not entered that collective; *peer is the lost one.
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, uint64_t absent = 0);
+  // Also kPeerLost where any rank is gone that is `absent`; *peer is the lost one.
+  struct Absent {
+    uint64_t seq = 0, round = 0;  // has not entered that collective, or not come to that round of the combining tree
+  };
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent);
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline) {
+    return wait(s, need, worth, peer, deadline, Absent{});
+  }
 
   // The same for any other thing to wait for. `yields`: stays awake for a while first.
   Status wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline);
+
+  // For groups with a combining tree: this rank comes to its next round; see CombiningTree::come. Then whether all have
+  // come to it, waiting for that, and whether any has raised a flag. Only for the thread that runs a collective, or
+  // announces the next.
+  template <class Differs>
+  void come(bool flag, const Differs& differs) {
+    bool any;
+    if (tree.come(flag, differs, &any)) advance(header().all_come, 2 * tree.rounds() + any);
+    // Now only: who dies on the way up, as the last of some, has not come.
+    ctl(rank).rounds.store(tree.rounds(), std::memory_order_release);
+  }
+  bool all_have_come() const { return header().all_come.value.load(std::memory_order_acquire) >= 2 * tree.rounds(); }
+  Status wait_for_all(bool* flag, uint32_t* peer, int64_t deadline) {
+    *peer = rank;  // nobody in particular
+    Signal& all = header().all_come;
+    const Status st = wait(all, 2 * tree.rounds(), 2 * tree.rounds(), peer, deadline, Absent{0, tree.rounds()});
+    *flag = all.value.load(std::memory_order_relaxed) & 1;
+    return st;
+  }
 
   // Wakes the owner of a doorbell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
   static void wake(Doorbell&);
@@ -114,11 +141,7 @@ class Group {
   int reserve_slots(const GoesOn&);
   bool has_slots() const { return has_slots_; }
   int reserve_pair_rings(const GoesOn&);
-  int reserve_ring(const GoesOn& goes_on) { return has_ring_ ? 0 : reserve_rings(rank, 1, &has_ring_, goes_on); }
-  // Of all rings, for who writes to those of others.
-  int reserve_every_ring(const GoesOn& goes_on) {
-    return has_every_ring_ ? 0 : reserve_rings(0, n, &has_every_ring_, goes_on);
-  }
+  int reserve_ring(const GoesOn&);
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
   // disagreement. `lack`: of kExhausted.
@@ -152,6 +175,7 @@ class Group {
   Team team;              // of the thread that runs a collective
   CopyIn copy_in{&team};  // of collectives
   Arenas arenas;
+  CombiningTree tree;
 
   // Asked every kPollInterrupt by the main thread when it sleeps, never by another; may be null.
   int (*const interrupted)();
@@ -161,11 +185,12 @@ class Group {
   void (*elsewhere)(void*) = nullptr;
   void* elsewhere_context = nullptr;
 
-  uint64_t call = kNever;        // number of the collective that waits
-  uint64_t blocks_done = 0;      // the ring counters' value between calls; equal on all ranks
-  uint64_t blocks_taken = 0;     // the same of `took`
-  bool last_call_waited = true;  // false after kRejected, which waits for nobody
-  std::vector<uint64_t> taken;   // what this rank has written to Flow::taken of each other, between calls
+  uint64_t call = kNever;            // number of the collective that waits
+  uint64_t blocks_done = 0;          // the ring counters' value between calls; equal on all ranks
+  uint64_t blocks_taken = 0;         // the same of `took`
+  bool last_call_waited = true;      // false after kRejected, which waits for nobody
+  bool every_ring_is_there = false;  // of each rank
+  std::vector<uint64_t> taken;       // what this rank has written to Flow::taken of each other, between calls
 
  private:
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
@@ -178,7 +203,6 @@ class Group {
     return layout.pairs + (size_t(src) * n + dst) * layout.pair_bytes;
   }
   int reserve(size_t from, size_t bytes, const GoesOn&) const;
-  int reserve_rings(uint32_t first, uint32_t count, bool* done, const GoesOn&) const;
 
   const int fd_;
   char* const base_;
@@ -187,7 +211,7 @@ class Group {
   uint64_t pid_namespace_ = 0;
   std::atomic<bool> aborted_{false};
   SeatChoice seat_choice_, messages_seat_choice_;
-  bool has_slots_ = false, has_ring_ = false, has_every_ring_ = false;
+  bool has_slots_ = false, has_ring_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };

@@ -5,8 +5,7 @@
 //   reduce_scatter  each rank reduces what is for it, out of all inputs, to its output.
 //   all_gather      each rank copies the others' inputs to its outputs.
 //
-// A rank is done once all are: until then its input is read, and its part of the others' is not yet written. That takes
-// one count of each signal of the rings, which are not used.
+// A rank is done once all are: until then its input is read, and its part of the others' is not yet written.
 //
 // A rank that leaves with an error first tells the group (its poison), then takes its block from those who are still in
 // the call, unless they are out in a moment: in_place of their RankCtl. What they read there afterwards is not what was
@@ -16,28 +15,8 @@
 
 namespace c10d_custom {
 
-// Bytes of a part, for each rank: shorter ones that only one rank is to read come to it as fast by way of the rings,
-// without a wait at the end. Measured at 2 and 4 ranks.
-constexpr uint64_t kLeast = 16 << 10;
-
 // Where this call's input begins in this rank's arena, as it announces it; 0 if the call is not one for this file.
-uint64_t Collective::own_place() {
-  switch (args.op) {
-    case kAllReduce:
-      if (in(0) != out(0)) return 0;
-      break;
-    case kAllGather:
-      if (in_bytes(0) < n * kLeast) return 0;
-      break;
-    case kReduceScatter:  // its parts one after the other
-      if (input_bytes() < n * n * kLeast) return 0;
-      for (uint32_t r = 1; r < n; ++r)
-        if (in(r) != in(r - 1) + in_bytes(r - 1)) return 0;
-      break;
-    default: return 0;
-  }
-  return g.arenas.place(in(0), input_bytes());
-}
+uint64_t Collective::own_place() { return worth_in_place() ? g.arenas.place(in(0), input_bytes()) : 0; }
 
 // Whether all have announced such a place; the same answer on every rank.
 bool Collective::all_placed() {
@@ -74,7 +53,7 @@ class InPlace {
     const bool moved = c.args.op == kAllReduce   ? all_reduce()
                        : c.args.op == kAllGather ? all_gather()
                                                  : reduce_scatter();
-    return moved && still_well() && meet();
+    return moved && still_well() && c.meet();
   }
 
   // Says that this rank reaches into the others' arenas, and then looks at the poison: see part_from_peers. An
@@ -138,17 +117,6 @@ class InPlace {
     if ((since_ += bytes) < kLook) return true;
     since_ = 0;
     return c.all_go_on(first_peer());
-  }
-
-  bool meet() {
-    RankCtl& mine = c.g.ctl(me);
-    const uint64_t done = ++c.g.blocks_done;
-    c.g.advance(mine.in, done);
-    c.g.advance(mine.out, done);
-    c.g.advance(mine.red, done);
-    for (uint32_t r = 0; r < n; ++r)
-      if (r != me && !c.wait(c.g.ctl(r).red, done, done, r)) return false;
-    return true;
   }
 
   Collective& c;

@@ -1,9 +1,10 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | RankCtl[n] | has_cells[n][n] | board[n + 1] | tables[n] | small[n][2] | ring[n] |
+//   SegmentHeader | tree | RankCtl[n] | has_cells[n][n] | board[n + 1] | tables[n] | small[n][2] | ring[n] |
 //   { Flow[n], pair ring[n - 1] }[n] | { PairCtl, cells }[n][n] | arena[n]
 //
-// The parts up to the board have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. Of the
+// The parts up to the board have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. In a group
+// of many ranks each RankCtl has pages of its own, which its rank takes when it joins. Of the
 // others each rank takes its own, when it first needs them: its table and small slots with the first call that moves
 // anything, its ring with the first large collective, its pair rings with its first large all_to_all, a pair's cells
 // with the first send between its ranks, its arena with the tensors that are made in it. Most groups never need all of
@@ -22,7 +23,7 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733eull;  // bumped whenever the layout changes
+constexpr uint64_t kMagic = 0x63313064'6375733full;  // bumped whenever the layout changes
 constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
@@ -35,6 +36,11 @@ struct Geometry {
   uint32_t cells;            // cells in one ordered pair's ring
   uint32_t board_bytes;      // one slot of the board that backend/hosts keeps in the segment; 0: there is none
   uint64_t arena_bytes = 0;  // one rank's arena; 0: there are none
+  // What algorithm.h chooses by.
+  uint32_t fan_in = 0;                 // branches of a counter of the combining tree; 0: each rank looks at every other
+  uint32_t two_steps_bytes = 0;        // reductions of so many bytes in slots are shared out; 0: none
+  uint32_t in_place_bytes = 16 << 10;  // of a part that only one rank reads, where inputs lie in arenas
+  uint32_t forced = 0;                 // an Algorithm that all calls go by which can; 0: the one that is best
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
@@ -45,6 +51,14 @@ struct alignas(kLine) Signal {
   std::atomic<uint64_t> value;
   std::atomic<uint64_t> wake_at;  // written by all
   std::atomic<uint32_t> wakes;    // wake-ups; written by the owner
+};
+
+// Of the combining tree: how many times its branches have come, over the life of the group, and how many of those with
+// a flag.
+struct alignas(kLine) TreeCounter {
+  static constexpr uint64_t kFlag = 1ull << 40;
+  std::atomic<uint64_t> come;          // written by the ranks below it
+  std::atomic<uint64_t> flags_before;  // come / kFlag after the last round; written by who made it full
 };
 
 // Rung by anyone who changed something its owner may be asleep for.
@@ -65,7 +79,7 @@ struct alignas(64) Fingerprint {
   uint32_t reserved;
   double factor;   // PREMUL_SUM: this rank's; not compared
   uint64_t outer;  // what larger call this one is part of, 0 if none
-  uint64_t place;  // 1 + where its input begins in its arena; 0: elsewhere. Not compared
+  uint64_t place;  // 1 + where its input begins in its arena; 0: elsewhere. Of all_to_all: its bytes. Not compared
 };
 static_assert(sizeof(Fingerprint) == 64, "one cache line");
 
@@ -90,6 +104,7 @@ struct alignas(kLine) RankCtl {
   std::atomic<uint32_t> mark;                // written by its owner, for the layers above
   std::atomic<uint32_t> progress;            // of the last all_to_all by pair rings, in thousandths
   std::atomic<uint32_t> monitored_barriers;  // entered so far
+  std::atomic<uint64_t> rounds;              // of the combining tree, to which it has come; written by its owner
   std::atomic<uint32_t> has_pair_rings;      // whether they have memory, and its row of Flow; written by its owner
   // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
   // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
@@ -117,6 +132,7 @@ struct SegmentHeader {
   uint64_t bytes;
   Geometry geometry;
   Poison poison, disagreement;
+  Signal all_come;  // rounds of the combining tree * 2, + 1 with a flag; its owner is who came last to the last round
 };
 
 // A cell of the ring of one ordered pair of ranks; see p2p.h for what the kinds mean.
@@ -145,11 +161,13 @@ struct Flow {
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+constexpr uint32_t kManyRanks = 16;  // a group of so many has a page or more for each RankCtl
+
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t ctl, has_cells, board, tables, small, rings, flows, pairs, arenas, total;
-  size_t table_bytes, small_bytes, ring_bytes, flow_bytes, pair_rings_bytes, pair_bytes, cell_stride;
+  size_t tree, ctl, has_cells, board, tables, small, rings, flows, pairs, arenas, total;
+  size_t ctl_bytes, table_bytes, small_bytes, ring_bytes, flow_bytes, pair_rings_bytes, pair_bytes, cell_stride;
 };
 
 }  // namespace c10d_custom

@@ -37,7 +37,14 @@ bool ring_personal(Collective& c) {
   auto in_blocks = [&](uint64_t bytes) { return bytes / chunk + (bytes % chunk != 0); };
   auto piece = [&](uint64_t size, uint64_t k) { return k * chunk >= size ? 0 : std::min(chunk, size - k * chunk); };
 
-  if (from_root && fills && !c.has_memory(&Group::reserve_every_ring)) return false;
+  // Each rank takes its own ring, and the root writes there: the first time, once all have. Where parts differ some
+  // have announced the call before they knew that it takes rings.
+  if (from_root && !g.every_ring_is_there) {
+    if (!c.has_memory(&Group::reserve_ring)) return false;
+    c.announce_once();
+    if (!c.agree_once() || (c.uneven() && !c.meet())) return false;
+    g.every_ring_is_there = true;
+  }
   const ReduceFn kernel = reduces ? c.kernel() : nullptr;
   std::vector<const void*> src(n);
   auto fill = [&](uint64_t k) {

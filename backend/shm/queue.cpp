@@ -235,6 +235,7 @@ void CollectiveQueue::announce_next() {
 
 bool CollectiveQueue::next_is_ready() const {
   if (jobs_.empty() || !jobs_.front().announced) return false;
+  if (g_.tree.in_use()) return g_.all_have_come();
   for (uint32_t r = 0; r < g_.n; ++r)
     if (g_.ctl(r).arrive.value.load(std::memory_order_acquire) < jobs_.front().ticket->seq) return false;
   return true;

@@ -1,5 +1,9 @@
 // Messages that fit a small slot: the input travels with the announcement.
 //
+// A sum that all need, of more than a few ranks, is shared out (in two steps): each rank reduces its part of all slots,
+// leaves it in its own, in the place that nobody else reads, and once all have, each copies the parts. So a rank reads
+// twice the input, not the input of each (reduce-scatter + all-gather: Rabenseifner 2004).
+//
 // A slot may be rewritten two calls later without any further signal, for the reason given at
 // RankCtl::fingerprint.
 #include "collective.h"
@@ -7,33 +11,6 @@
 #include <algorithm>
 
 namespace c10d_custom {
-
-// The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
-// announcements, from everyone's table (all_to_all.cpp). Ranks may answer differently for a gather or scatter whose
-// parts differ: then it is decided anew once all have agreed, and is small if every rank says so of its own part.
-bool Collective::fits_small() {
-  const uint64_t slot = g.geometry.small_bytes;
-  auto longest = [&](uint64_t own, const Span* spans, uint32_t count) {
-    for (uint32_t i = 0; i < count && uses_table(); ++i) own = std::max(own, spans[i].bytes);
-    return own;
-  };
-  switch (args.op) {
-    case kBarrier:
-    case kMonitoredBarrier: return true;
-    case kBroadcast: return (is_root() ? in_bytes(0) : out_bytes(0)) <= slot;
-    case kAllReduce:
-    case kReduce:
-    case kReduceScatter: return input_bytes() <= slot;
-    case kGather: return longest(in_bytes(0), args.out, args.nout) <= slot;
-    case kScatter: return longest(out_bytes(0), args.in, args.nin) <= slot / n;
-    case kAllGather: {
-      for (uint32_t i = 0; i < n; ++i)
-        if (out_bytes(i) > slot) return false;
-      return true;
-    }
-    default: return false;
-  }
-}
 
 void Collective::stage_small() {
   char* slot = g.small(me, seq);
@@ -44,15 +21,11 @@ void Collective::stage_small() {
 }
 
 bool Collective::collect_small_all_to_all() {
+  const uint64_t slot = g.geometry.small_bytes;
   for (uint32_t r = 0; r < n; ++r) {
-    uint64_t offset = 0, room = g.geometry.small_bytes;  // of r's slot, whatever r's table says
-    for (uint32_t i = 0; i <= me; ++i) {
-      const uint64_t size = i < me ? g.table(r, seq)[i] : out_bytes(r);
-      if (size > room) return fail(kMismatch, int32_t(r)), false;
-      room -= size;
-      if (i < me) offset += size;
-    }
-    if (out_bytes(r)) memcpy(out(r), g.small(r, seq) + offset, out_bytes(r));
+    const uint64_t size = out_bytes(r), at = g.table(r, seq)[2 * n + me];
+    if (at > slot || size > slot - at) return fail(kMismatch, int32_t(r)), false;  // whatever r's table says
+    if (size) memcpy(out(r), g.small(r, seq) + at, size);
   }
   return true;
 }
@@ -62,6 +35,25 @@ void Collective::announce_small() {
   const bool moves = args.op != kBarrier && args.op != kMonitoredBarrier;
   if (moves && (!from_root || is_root())) stage_small();
   announce();
+}
+
+// Of all ranks' slots, from `at` on.
+void Collective::reduce_slots(char* to, uint64_t at, uint64_t bytes) {
+  const void* few[64];
+  std::unique_ptr<const void*[]> many;
+  const void** src = few;
+  if (n > 64) many = std::make_unique<const void*[]>(n), src = many.get();
+  for (uint32_t r = 0; r < n; ++r) src[r] = g.small(r, seq) + at;
+  kernel()(to, src, n, bytes / args.item_bytes, factors());
+}
+
+void Collective::reduce_in_two_steps() {
+  const uint64_t size = in_bytes(0), lines = (size + 63) / 64;
+  auto begin = [&](uint32_t r) { return std::min(size, lines * r / n * 64); };
+  const uint64_t own = begin(me);
+  if (begin(me + 1) > own) reduce_slots(g.small(me, seq) + own, own, begin(me + 1) - own);
+  if (!meet() || (args.op == kReduce && !is_root())) return;
+  for (uint32_t r = 0; r < n; ++r) memcpy(out(0) + begin(r), g.small(r, seq) + begin(r), begin(r + 1) - begin(r));
 }
 
 void Collective::finish_small() {
@@ -98,17 +90,16 @@ void Collective::finish_small() {
     case kAllReduce:
     case kReduce:
     case kReduceScatter: {
+      if (in_two_steps()) {
+        reduce_in_two_steps();
+        break;
+      }
       if (args.op == kReduce && !is_root()) break;
       if (!out_bytes(0)) break;
       uint64_t offset = 0;
       if (args.op == kReduceScatter)
         for (uint32_t r = 0; r < me; ++r) offset += in_bytes(r);
-      const void* few[64];
-      std::unique_ptr<const void*[]> many;
-      const void** src = few;
-      if (n > 64) many = std::make_unique<const void*[]>(n), src = many.get();
-      for (uint32_t r = 0; r < n; ++r) src[r] = g.small(r, seq) + offset;
-      kernel()(out(0), src, n, out_bytes(0) / args.item_bytes, factors());
+      reduce_slots(out(0), offset, out_bytes(0));
       break;
     }
     default: break;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../shm/algorithm.h"
 #include "../shm/api.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
@@ -205,7 +206,9 @@ void read_traces(const std::vector<c10d_handle*>& groups) {
 void world(uint32_t n, uint64_t seed, uint64_t steps) {
   // Small rings, so that windows wrap and close; of four ranks, pair rings that are no multiple of what is written at
   // once.
-  const Geometry geometry{n, n == 4 ? 5u : 3u, 4096, 4096, 1024, 4, 0};
+  Geometry geometry{n, n == 4 ? 5u : 3u, 4096, 4096, 1024, 4, 0};
+  geometry.fan_in = uint32_t(seed / 100 % 3 ? 1 + seed / 100 % 3 : 0);  // none, 2, 3
+  geometry.forced = uint32_t(seed / 100 % uint32_t(Algorithm::kCount));
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   require(fd >= 0, "no segment", 0, 0);
@@ -245,8 +248,9 @@ Status agree(c10d_handle* g, Op op, uint32_t n, std::vector<uint64_t> in, std::v
 }
 
 // The sizes and factors of device calls, read back by every rank; no byte is touched (the addresses are no good).
-void devices(uint32_t n) {
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+void devices(uint32_t n, uint32_t fan_in) {
+  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  geometry.fan_in = fan_in;
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
@@ -282,8 +286,9 @@ void devices(uint32_t n) {
 }
 
 // Many collectives in flight, small ones and large, waited for in any order or by nobody.
-void in_flight(uint32_t n) {
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+void in_flight(uint32_t n, uint32_t fan_in) {
+  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  geometry.fan_in = fan_in;
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
@@ -384,11 +389,13 @@ void crowd() {
 
 int main(int argc, char** argv) {
   const uint64_t steps = argc > 1 ? strtoull(argv[1], nullptr, 10) : 300;
-  for (uint64_t seed = 1; seed <= 5; ++seed)
+  for (uint64_t seed = 1; seed <= 6; ++seed)
     for (uint32_t n : {1u, 2u, 3u, 4u, 5u}) world(n, seed * 100 + n, steps);
   faults();
   crowd();
-  for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n);
-  for (uint32_t n : {2u, 3u, 5u}) in_flight(n);
+  for (uint32_t fan_in : {0u, 2u}) {
+    for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n, fan_in);
+    for (uint32_t n : {2u, 3u, 5u}) in_flight(n, fan_in);
+  }
   std::puts("group_test: ok");
 }

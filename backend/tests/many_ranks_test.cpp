@@ -41,7 +41,11 @@ void require(bool ok, const char* what, long number) {
   std::abort();
 }
 
-Geometry geometry(uint32_t ranks) { return {ranks, 8, 128 << 10, 16 << 10, 16 << 10, 32, 0, 0}; }
+Geometry geometry(uint32_t ranks) {
+  Geometry g{ranks, 8, 128 << 10, 16 << 10, 16 << 10, 32, 0, 0};
+  g.fan_in = ranks >= kManyRanks ? 8 : 0;
+  return g;
+}
 
 int create(uint32_t ranks) {
   const Geometry g = geometry(ranks);

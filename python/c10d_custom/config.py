@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+ALGORITHMS = "best", "slots", "two_steps", "rings", "in_place"  # in the order of backend/shm/algorithm.h
 REPLACEABLE = ("gloo",)  # backends whose name this one can answer to (c10d/replacing.py)
 
 
@@ -90,6 +91,21 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "how long a waiting rank stays awake, yielding its core, before it sleeps, in "
         "microseconds; where yielding takes so long that other work must have had the core, it sleeps at once for a "
         "while (backend/shm/spinner.h)",
+    )
+    tree_ranks: int = _number(
+        "C10D_CUSTOM_TREE_RANKS",
+        16,
+        2,
+        4096,
+        "from how many ranks of a host on they tell each other of a call by a combining tree, in which each looks at a "
+        "few of the others, not at all",
+    )
+    algorithm: str = _choice(
+        "C10D_CUSTOM_ALGORITHM",
+        "best",
+        ALGORITHMS,
+        "for tests and measurements: which way collectives of CPU tensors on one host go, where they can "
+        "(docs/internals/cost-model.md)",
     )
     threads: int = _number(
         "C10D_CUSTOM_THREADS",

@@ -14,7 +14,7 @@ from c10d_custom.creation.local_datagrams import Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
 from c10d_custom.transport.shm import segment
-from c10d_custom.transport.shm.segment import geometry
+from c10d_custom.transport.shm.algorithm import at_once, geometry
 
 ROWS = "its ranks on the host", "MiB when it is made"  # of docs/sharp-bits.md
 
@@ -29,7 +29,7 @@ def test_a_block_has_a_line_for_each_rank(many):
 def test_rings_take_no_memory_before_they_are_used():
     fd = segment._create(Config(), 4)
     try:
-        assert os.fstat(fd).st_blocks * 512 < segment.at_once(geometry(Config(), 4, 0)) / 8
+        assert os.fstat(fd).st_blocks * 512 < at_once(geometry(Config(), 4, 0)) / 8
     finally:
         os.close(fd)
 

@@ -23,6 +23,7 @@ class Geometry(c.Structure):
         *((n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")),
         ("board_bytes", c.c_uint32),
         ("arena_bytes", c.c_uint64),
+        *((n, c.c_uint32) for n in ("fan_in", "two_steps_bytes", "in_place_bytes", "forced")),
     ]
 
 

@@ -16,14 +16,15 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, byref, c_uint64
+from ctypes import byref, c_uint64
 from typing import TYPE_CHECKING, Any
 
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
-from ...native import Geometry, lib
+from ...native import lib
 from ...native import free_memory as memory
 from ...threads import selectors, socket, time
+from .algorithm import at_once, geometry
 
 if TYPE_CHECKING:
     from ...config import Config
@@ -38,47 +39,12 @@ _HELLO = struct.Struct(f"<{_TOKEN}sI")
 _HANDED, _REFUSED = b"s", b"n"
 _STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
-_ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
-_LARGE_PAGE = 2 << 20
 _NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
-_RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-
-def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
-    # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
-    cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
-    # Operations cut a block among the ranks, at cache lines.
-    block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
-    small, cell = config.small_bytes, config.cell_bytes
-    return Geometry(ranks, config.window, block, small, cell, cells, board_bytes, _arena(ranks))
-
-
-def _arena(ranks: int) -> int:
-    """Bytes of one rank's arena: of the segment's length, not of memory."""
-    if ranks == 1 or not _files_may_be_large():
-        return 0
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # The C library says anything where a sandbox refuses sysinfo.
-    return max(0, min(memory, _ARENAS // ranks)) // _LARGE_PAGE * _LARGE_PAGE
-
-
-def _files_may_be_large() -> bool:
-    """Whether no limit is set to the length of this process's files. Asked without the module `resource`, which takes
-    its time to be imported."""
-    limits = (c_uint64 * 2)()
-    return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
 
 
 # SegmentCall of backend/shm/api.h
 _CALLS = ("memfd_create", "fchmod", "ftruncate", "fallocate", "fcntl(F_ADD_SEALS)", "mmap")
-
-
-def at_once(made: Geometry) -> int:
-    """How many bytes of a segment collectives take, but large all_to_alls: a few of them when it is made, the rings
-    with the first large one. Pair rings and cells come on top."""
-    for_each = made.window * made.block_bytes + 2 * made.small_bytes
-    return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
 
 
 def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_bytes: int, at: Any) -> None:

@@ -15,7 +15,8 @@ from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, fast, lib
 from ...native.fast import CoreTicket
 from ...threads import threading
 from ..base import LocalTransport, Ticket, is_out_of_reach, plain_error, rank_name
-from .segment import geometry, open_segment
+from .algorithm import geometry
+from .segment import open_segment
 
 if TYPE_CHECKING:
     from ...call import Buffer, Message

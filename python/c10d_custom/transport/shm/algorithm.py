@@ -1,0 +1,69 @@
+"""The sizes of a group's segment, and the numbers by which its ranks choose the way of each collective
+(backend/shm/algorithm.cpp). Rank 0 decides them; the others read them."""
+
+from __future__ import annotations
+
+import os
+from ctypes import CDLL, byref, c_uint64
+from typing import TYPE_CHECKING
+
+from ...config import ALGORITHMS
+from ...native import Geometry
+
+if TYPE_CHECKING:
+    from ...config import Config
+
+_ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
+_LARGE_PAGE = 2 << 20
+_RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
+_FAN_IN = 8  # branches of a counter of the combining tree: as many cores as mostly share a cache
+_TWO_STEPS = 4096  # bytes of a reduction: shorter ones gain less than another synchronisation costs
+_FEW = 3  # ranks: of these, each rank may as well read everyone's input
+_IN_PLACE = 16 << 10  # bytes of a part that only one rank reads; measured at 2 and 4 ranks
+
+
+def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
+    # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
+    cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
+    # Operations cut a block among the ranks, at cache lines.
+    block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
+    many = ranks >= config.tree_ranks
+    # Where ranks outnumber cores it is turns on them that cost, not bytes.
+    shared_out = many or _FEW < ranks <= len(os.sched_getaffinity(0))
+    return Geometry(
+        ranks=ranks,
+        window=config.window,
+        block_bytes=block,
+        small_bytes=config.small_bytes,
+        cell_bytes=config.cell_bytes,
+        cells=cells,
+        board_bytes=board_bytes,
+        arena_bytes=_arena(ranks),
+        fan_in=_FAN_IN if many else 0,
+        two_steps_bytes=_TWO_STEPS if shared_out else 0,
+        in_place_bytes=_IN_PLACE,
+        forced=ALGORITHMS.index(config.algorithm),
+    )
+
+
+def at_once(made: Geometry) -> int:
+    """How many bytes of a segment collectives take, but large all_to_alls: a few of them when it is made, the rings
+    with the first large one. Pair rings and cells come on top."""
+    for_each = made.window * made.block_bytes + 2 * made.small_bytes
+    return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
+
+
+def _arena(ranks: int) -> int:
+    """Bytes of one rank's arena: of the segment's length, not of memory."""
+    if ranks == 1 or not _files_may_be_large():
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # The C library says anything where a sandbox refuses sysinfo.
+    return max(0, min(memory, _ARENAS // ranks)) // _LARGE_PAGE * _LARGE_PAGE
+
+
+def _files_may_be_large() -> bool:
+    """Whether no limit is set to the length of this process's files. Asked without the module `resource`, which takes
+    its time to be imported."""
+    limits = (c_uint64 * 2)()
+    return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
