@@ -7,8 +7,8 @@
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
-#include "../shm/poll_wait.h"
 #include "../shm/transfers.h"
+#include "../shm/waiting.h"
 #include "atomic_words.h"
 #include "call_slots.h"
 
@@ -22,9 +22,6 @@ constexpr int kLooks = 16;
 
 enum Step : uint32_t { kBegin, kInside, kBetween };
 
-// ns: how long a wait yields its core between looks before it sleeps: then, a twentieth of what it has lasted, or less.
-constexpr int64_t kYield = 2 * 1000 * 1000;
-
 constexpr int64_t kStopped = 1000 * 1000 * 1000;  // ns over the time given: more than a busy machine takes
 
 // `done` until it is not kPending, or for so long from `now` on.
@@ -33,7 +30,7 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
   int64_t waited = now - r->since;
   for (int look = 1;; ++look) {
     if (const int st = done(); st != kPending) return st;
-    if (waited >= kYield || look % kLooks == 0) {
+    if (waited >= awake_over_mpi(d->awake_ns) || look % kLooks == 0) {
       now = now_ns();
       if (now > until) return kPending;
       waited = now - r->since;
@@ -41,7 +38,7 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
       int over = 0;
       if (d->idle && d->testall(1, d->idle, &over, d->statuses)) return kUsage;
     }
-    poll_wait(waited, kYield);
+    rest_between_looks(waited, awake_over_mpi(d->awake_ns));
   }
 }
 
@@ -100,7 +97,7 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
     if (done) return kOk;
     const int64_t now = now_ns();
     if (now > until) return kPending;
-    poll_wait(now - r->since, kYield);
+    rest_between_looks(now - r->since, awake_over_mpi(d->awake_ns));
   }
 }
 

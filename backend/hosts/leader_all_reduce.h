@@ -24,6 +24,7 @@ struct LeaderAllReduce {
   char* const* between;   // the messages with the hosts' results, in order; one is this host's own
   uint32_t nbetween, own_between;
   const Alarm* alarm;  // or null
+  int64_t awake_ns;    // C10D_CUSTOM_SPIN_US
 };
 
 struct LeaderCall {

@@ -100,7 +100,7 @@ void c10d_leave(c10d_handle* h) {
 void c10d_close(c10d_handle* h) {
   if (h->fork_generation != g_fork_generation || h->closed.exchange(true)) return;
   h->group->leave();
-  while (h->users.load(std::memory_order_seq_cst)) usleep(100);
+  while (h->users.load(std::memory_order_seq_cst)) rest_between_rare_looks();
   delete h->group;
   h->group = nullptr;
 }

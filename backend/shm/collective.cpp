@@ -203,7 +203,7 @@ Status Collective::mismatch(uint32_t peer) {
   for (uint32_t r = 0; r < n; ++r)
     while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until && g.alive(r) &&
            !g.left(r) && !g.aborted())
-      usleep(500);
+      rest_between_rare_looks();
   return fail(kMismatch, int32_t(peer));
 }
 

@@ -5,11 +5,10 @@
 #include <deque>
 
 #include "condition.h"
+#include "waiting.h"
 
 namespace c10d_custom {
 namespace {
-
-constexpr int64_t kIdle = 1000 * 1000 * 1000;  // ns
 
 struct Errand {
   void (*run)(void*);
@@ -46,7 +45,7 @@ class Crew {
 
   bool another_comes(std::unique_lock<std::mutex>& hold) {
     ++idle_;
-    const int64_t until = now_ns() + kIdle;
+    const int64_t until = now_ns() + idle::kThread;
     for (int64_t now; errands_.empty() && (now = now_ns()) < until;) changed_.wait_for(hold, until - now);
     --idle_;
     return !errands_.empty();

@@ -13,7 +13,7 @@
 #include "os.h"
 #include "pages.h"
 #include "seat.h"
-#include "spinner.h"
+#include "waiting.h"
 #include "layout.h"
 #include "team.h"
 
@@ -215,11 +215,6 @@ class Group {
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };
-
-constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // ns between two calls of `interrupted`
-constexpr int64_t kElsewhere = 100 * 1000;             // ns between two calls of `elsewhere` in a sleep
-constexpr int64_t kSlice = 10 * 1000 * 1000;           // ns between two looks at the peers' health
-constexpr int64_t kLongSlice = 50 * 1000 * 1000;       // the same, in a wait that is ten times as long
 
 // Returns a descriptor, or -errno; *total as c10d_segment_create's.
 int create_segment(const Geometry&, uint64_t* total);

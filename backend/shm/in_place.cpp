@@ -140,7 +140,7 @@ void Collective::part_from_peers() {
   for (uint32_t r = 0; r < n; ++r)
     while (reaches(r)) {
       if (now_ns() >= until) return g.arenas.cut_off(in(0));
-      usleep(100);
+      rest_between_rare_looks();
     }
 }
 

@@ -15,9 +15,6 @@ namespace {
 constexpr uint64_t kEagerLimit = 16 << 10;
 // How many times what the ring takes a receiver keeps of short messages from one sender.
 constexpr uint64_t kRoom = 8;
-// How long the helper leaves a new request to its issuer, who will most likely wait for it.
-constexpr int64_t kHelperTick = 500 * 1000;
-constexpr int64_t kHelperLinger = 50 * 1000 * 1000;  // ns without a post before its thread is given back
 
 }  // namespace
 
@@ -193,8 +190,8 @@ bool Messenger::aid() {
 void Messenger::help() {
   std::unique_lock<std::mutex> hold(mutex_);
   while (!closing_) {
-    if (live_.empty() && now_ns() - last_post_ > kHelperLinger) break;
-    helper_cv_.wait_for(hold, kHelperTick);
+    if (live_.empty() && now_ns() - last_post_ > idle::kMessagesKeep) break;
+    helper_cv_.wait_for(hold, idle::kMessagesTick);
     if (driving_ || live_.empty()) continue;
     driving_ = true;
     while (!live_.empty() && !closing_ && waiters_ == 0) step(hold, INT64_MAX);

@@ -22,15 +22,12 @@
 #include <vector>
 
 #include "collective.h"
-#include "poll_wait.h"
 #include "transfers.h"
+#include "waiting.h"
 
 namespace c10d_custom {
 
 namespace {
-
-constexpr int64_t kYield = 300 * 1000;      // ns: how long a wait yields its core between looks before it sleeps
-constexpr int64_t kLook = 2 * 1000 * 1000;  // ns between two looks at who is gone
 
 class PipelinedRun {
  public:
@@ -252,12 +249,12 @@ class PipelinedRun {
   bool idle(int64_t since) {
     const int64_t now = now_ns();
     const bool awaits = arrived < started;
-    if (now - looked_ > kLook) {
+    if (now - looked_ > kSliceOverMpi) {
       looked_ = now;
       if (!look(now, awaits)) return false;
     }
     if (!awaits && g.elsewhere) g.elsewhere(g.elsewhere_context);
-    poll_wait(now - since, kYield);
+    rest_between_looks(now - since, awake_over_mpi(g.spinner.awake_ns));
     return true;
   }
 

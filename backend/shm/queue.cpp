@@ -5,20 +5,7 @@
 #include "crew.h"
 
 namespace c10d_custom {
-namespace {
-
-// How long the worker leaves a small collective to who issued it.
-constexpr int64_t kGrace = 300 * 1000;
-// How long who wants to be told of one waits for its peers: less than it takes to wake a thread that does.
-constexpr int64_t kHardly = 5 * 1000;
-// ns without a submit of a small one before it looks no more. A look costs a program that computes up to 40 us on a
-// virtual machine, as a wake-up does, and most small collectives come alone.
-constexpr int64_t kLinger = 1000 * 1000;
-// ns without a submit before it is given back: a thread that is lent anew takes a third longer to come than one that
-// sleeps here.
-constexpr int64_t kKeep = 10 * 1000 * 1000;
-
-}  // namespace
+using namespace idle;
 
 Status Ticket::wait(int64_t timeout_ns) {
   const int64_t until = deadline_after(now_ns(), timeout_ns);

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "os.h"
+#include "waiting.h"
 
 namespace c10d_custom {
 namespace {
@@ -109,7 +109,7 @@ uint64_t Room::of(const Limit& limit, uint64_t enough) {
 RoomLock::RoomLock(const Room& room) : fd_(::open(room.shared_by().c_str(), O_RDONLY | O_CLOEXEC)) {
   const int64_t until = now_ns() + kPatience;
   while (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) && (errno == EWOULDBLOCK || errno == EINTR) && now_ns() < until)
-    usleep(500);
+    rest_between_rare_looks();
 }
 
 RoomLock::~RoomLock() {

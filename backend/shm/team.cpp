@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "waiting.h"
+
 namespace c10d_custom {
 
 Team::~Team() {
@@ -46,11 +48,7 @@ void Team::run(uint32_t parts, Part part, const void* context) {
   }
   while (take_one()) {
   }
-  for (uint32_t looks = 0; done_.load(std::memory_order_acquire) < parts; ++looks)
-    if (looks < 1000)
-      cpu_relax();
-    else
-      sched_yield();  // a helper may need this core
+  wait_for_a_part([&] { return done_.load(std::memory_order_acquire) >= parts; });
 }
 
 // Does a part that nobody has taken; false where there is none.
@@ -75,7 +73,7 @@ void Team::help() {
       continue;
     }
     const int64_t now = now_ns();
-    if (!until) until = now + kAwake;
+    if (!until) until = now + idle::kPartAwake;
     if (now < until) {
       for (int i = 0; i < 32; ++i) cpu_relax();
       continue;

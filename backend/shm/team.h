@@ -61,7 +61,6 @@ class Team {
 
   static constexpr uint64_t kWorth = 1 << 20;   // bytes of a call
   static constexpr uint64_t kLeast = 16 << 10;  // bytes of a part
-  static constexpr int64_t kAwake = 50 * 1000;  // ns that a helper looks for the next job before it sleeps
 
   uint32_t size_ = 1;
   bool shares_ = false;

@@ -95,6 +95,7 @@ struct Rank {
     way.startall = startall, way.testall = testall;
     way.board = network.board[host].data(), way.stride = kStride, way.ranks = kLocal, way.local = local;
     way.between = between, way.nbetween = kHosts, way.own_between = host;
+    way.awake_ns = 200 * 1000;
     fast_path.limit = kLimit, fast_path.way = &way, fast_path.calls = table.data();
     fast_path.log = log, fast_path.room = 4;
     for (uint32_t i = 0; i < kLengths; ++i) {

@@ -83,6 +83,7 @@ class LeaderAllReduce(c.Structure):
         ("nbetween", c.c_uint32),
         ("own_between", c.c_uint32),
         ("alarm", c.POINTER(Alarm)),
+        ("awake_ns", c.c_int64),
     ]
 
 

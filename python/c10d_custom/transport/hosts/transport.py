@@ -126,7 +126,7 @@ class HierarchicalTransport(Transport):
                 abandon(True)
                 raise
             cleanup.pop_all()
-        self._open_algorithms(MpiCalls(job.MPI))
+        self._open_algorithms(MpiCalls(job.MPI), config.spin_us * 1000)
         self._log = CallLog(config.trace)
         self.local.on_failure(lambda error: self.failed(error))
         self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
@@ -158,7 +158,7 @@ class HierarchicalTransport(Transport):
         finally:
             neighbours.close()
 
-    def _open_algorithms(self, calls: MpiCalls) -> None:
+    def _open_algorithms(self, calls: MpiCalls, awake_ns: int) -> None:
         hosts, limits = self.hosts, self.limits
         self._progress = Progress(self.link, calls, self.local.handle)
         self.pipelined = PipelinedReduce(self.link, calls, hosts, self.chunk, self.local.attempt, self.health.trouble)
@@ -166,6 +166,7 @@ class HierarchicalTransport(Transport):
             call_slots, idle = CallSlots(self.local.handle, hosts.local, limits.leader), self._progress.request
             self.flat = FlatExchange(self.link, hosts, call_slots, limits.flat, self.balances)
             self.leader = LeaderAllReduce(self.link, calls, hosts, self.flat, idle, limits.leader, self._fast_path.add)
+            self.leader.way.awake_ns = awake_ns
             self._fast_path.serve(self.leader)
             if not self.health.sound():
                 self._fast_path.stop()

@@ -1,0 +1,142 @@
+// How long each kind of wait stays awake, and what it does then: the only place that says so.
+//
+//   waits for                  stays awake                               then
+//   a rank of this host        1 us looking, then yielding its core      sleeps until it is woken
+//   what MPI brings            yielding its core                         looks again and again, after a sleep
+//   who leaves an arena, a lock, the log of a disagreement: seldom       the same, from the start
+//   another thread's part of   looking a thousand times                  yields its core: such a thread waits for
+//   nobody a copy or a sum work, as a thread of ours  a moment, where some has just come        sleeps until it is
+//   woken, then ends
+//
+// One setting, C10D_CUSTOM_SPIN_US, is the time of the first; the second's is ten times that, for nobody wakes who
+// waits for MPI, and a sleep is longer than most answers take.
+//
+// Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
+// wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between
+// looks, and it goes to the very rank we wait for. Where cores are busy with other work, a yield gives
+// that work a whole time slice, and only a sleeper, woken, comes before it: so a yield that took
+// longer than ranks hold a core for is the last for a while, and longer and longer as it goes on so.
+#pragma once
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "os.h"
+
+namespace c10d_custom {
+
+// A sleeper on this host looks up now and then, all in ns: at its peers' health, and less often in a wait that is ten
+// times as long; at what the caller wants to have driven meanwhile; at what the interpreter's signal handlers say.
+constexpr int64_t kSlice = 10 * 1000 * 1000;
+constexpr int64_t kLongSlice = 50 * 1000 * 1000;
+constexpr int64_t kElsewhere = 100 * 1000;
+constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;
+// And who waits for MPI.
+constexpr int64_t kSliceOverMpi = 2 * 1000 * 1000;
+
+class Spinner {
+ public:
+  explicit Spinner(int64_t awake_ns) : awake_ns(awake_ns) {}
+
+  const int64_t awake_ns;  // C10D_CUSTOM_SPIN_US
+
+  // Looks until `done` or the limit; `between` looks it may do something else. Returns whether it is done.
+  // `leaves`: asked before the first yield, whether to sleep rather (seat.h).
+  template <class Done, class Between, class Leaves>
+  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves) {
+    int64_t now = began;
+    for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
+      for (int i = 0; i < 32; ++i) {
+        if (done()) return true;
+        cpu_relax();
+      }
+    if (now < sleep_until_.load(std::memory_order_relaxed) || leaves(now)) return false;
+    const int64_t first = now;
+    for (const int64_t until = std::min(deadline, began + awake_ns); now < until;) {
+      between();
+      sched_yield();
+      if (done()) {
+        count(now - first);
+        return true;
+      }
+      const int64_t before = now;
+      now = now_ns();
+      if (now - before > kYieldToOthers) {
+        count(before - first);
+        avoid(now);
+        return false;
+      }
+    }
+    count(now - first);
+    return false;
+  }
+
+ private:
+  // Threads may lose each other's; it is an estimate.
+  void count(int64_t ns) { yielding_.store(yielding_.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed); }
+
+  void avoid(int64_t now) {
+    const bool again = yielding_.load(std::memory_order_relaxed) < kSoon;
+    const int64_t next = again ? std::min(4 * avoided_.load(std::memory_order_relaxed), kMost) : kLeast;
+    avoided_.store(next, std::memory_order_relaxed);
+    yielding_.store(0, std::memory_order_relaxed);
+    sleep_until_.store(now + next, std::memory_order_relaxed);
+  }
+
+  static constexpr int64_t kSpin = 1000;                      // ns: an answer that is under way already
+  static constexpr int64_t kYieldToOthers = 2 * 1000 * 1000;  // longer than that, a yield went to other work
+  static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
+  // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest
+  // meanwhile.
+  static constexpr int64_t kSoon = 50 * 1000 * 1000;
+
+  std::atomic<int64_t> sleep_until_{0}, avoided_{kLeast / 4}, yielding_{0};
+};
+
+// Between two looks of a wait for what no futex tells of, that has lasted so long and stays awake for `awake_ns`: what
+// comes from MPI, or from a rank that polls MPI.
+inline void rest_between_looks(int64_t waited_ns, int64_t awake_ns) {
+  constexpr int64_t kLong = 100 * 1000 * 1000;  // ns
+  if (waited_ns < awake_ns)
+    sched_yield();
+  else
+    usleep(waited_ns < kLong ? 50 : 1000);
+}
+
+inline int64_t awake_over_mpi(int64_t awake_ns) { return 10 * awake_ns; }
+
+// The same of a wait that seldom happens, and may end late.
+inline void rest_between_rare_looks() { usleep(500); }
+
+// For a part that another thread of this process has begun.
+template <class Done>
+void wait_for_a_part(Done done) {
+  for (uint32_t looks = 0; !done(); ++looks)
+    if (looks < 1000)
+      cpu_relax();
+    else
+      sched_yield();  // it may need this core
+}
+
+// Of threads that wait for work, in ns.
+namespace idle {
+constexpr int64_t kPartAwake = 50 * 1000;  // a helper's, for the next part of a copy or a sum
+// The worker of a group's collectives leaves a small one so long to who issued it; who wants to be told of one waits so
+// long for its peers, less than it takes to wake a thread that does.
+constexpr int64_t kGrace = 300 * 1000, kHardly = 5 * 1000;
+// Without a submit of a small one for so long it looks no more. A look costs a program that computes up to 40 us on a
+// virtual machine, as a wake-up does, and most small collectives come alone.
+constexpr int64_t kLinger = 1000 * 1000;
+// Without any submit for so long it is given back: a thread that is lent anew takes a third longer to come than one
+// that sleeps here.
+constexpr int64_t kKeep = 10 * 1000 * 1000;
+// The helper of a group's messages leaves a new request so long to its issuer, who will most likely wait for it; and
+// without a post for so long it is given back.
+constexpr int64_t kMessagesTick = 500 * 1000, kMessagesKeep = 50 * 1000 * 1000;
+constexpr int64_t kThread = 1000 * 1000 * 1000;  // one that is lent to nobody, before it ends
+}  // namespace idle
+
+}  // namespace c10d_custom
