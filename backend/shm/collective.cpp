@@ -225,7 +225,20 @@ bool Collective::agree() {
 // written a result.
 bool Collective::agree_by_tree() {
   bool flag;
-  if (!has_come(&flag)) return false;
+  // Two that differ are told so by who has come, however late the others are. Longer than kPollInterrupt in the end, for
+  // each wait begins that anew.
+  for (int64_t look = kSlice;; look = std::min(2 * look, 3 * kPollInterrupt)) {
+    const int64_t until = std::min(deadline, deadline_after(now_ns(), look));
+    uint32_t peer;
+    const Status st = g.wait_for_all(&flag, &peer, until);
+    if (st != kTimeout || until == deadline) {
+      if (!waited_to_agree(st, peer)) return false;
+      break;
+    }
+    for (uint32_t r = 0; r < n; ++r)
+      if (r != me && g.ctl(r).arrive.value.load(std::memory_order_acquire) >= seq && differs(r))
+        return mismatch(r), false;
+  }
   if (!flag) return true;
   for (uint32_t r = 0; r < n; ++r)
     if (r != me && differs(r)) return mismatch(r), false;
@@ -234,14 +247,14 @@ bool Collective::agree_by_tree() {
   const uint32_t looked_at = args.op == kReduceScatter ? 1 : n;  // who cuts as rank 0 does cuts as all do
   for (uint32_t r = 0; r < looked_at && fit; ++r) fit = r == me || !parts_differ(r);
   g.come(!fit, [](uint32_t) { return false; });
-  if (!has_come(&flag)) return false;
+  if (!all_come(&flag)) return false;
   if (!flag) return true;
   for (uint32_t r = 0; r < n; ++r)
     if (r != me && parts_differ(r)) return mismatch(r), false;
   return all_parts_fit();
 }
 
-bool Collective::has_come(bool* flag) {
+bool Collective::all_come(bool* flag) {
   uint32_t peer;
   const Status st = g.wait_for_all(flag, &peer, deadline);
   return waited_to_agree(st, peer);
@@ -264,7 +277,7 @@ bool Collective::meet() {
   if (g.tree.in_use()) {
     bool flag;
     g.come(false, [](uint32_t) { return false; });
-    return has_come(&flag);
+    return all_come(&flag);
   }
   RankCtl& mine = g.ctl(me);
   const uint64_t done = ++g.blocks_done;

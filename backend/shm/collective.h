@@ -122,7 +122,7 @@ class Collective {
   bool all_parts_fit();
   bool agree_by_tree();
   // Waits until all have come to this rank's round of the combining tree.
-  bool has_come(bool* flag);
+  bool all_come(bool* flag);
   // Whether two ranks give each other what they expect, as their tables say.
   bool parts_fit(uint32_t a, uint32_t b) const;
   // In gather and scatter each part is known to two: the root, and the rank whose part it is. So these announce their
