@@ -1,6 +1,6 @@
 // What a group of many ranks costs, counted: the memory that it has when it is made, and the system calls of who waits
-// for one rank that is late, or for all; and that the end of a rank is every other one's error. Ranks are processes: a
-// thread of one's own process is alive without a question.
+// for one rank that is late, or for all; that the end of a rank is every other one's error; and what they compute.
+// Ranks are processes: a thread of one's own process is alive without a question.
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,9 +12,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "../shm/api.h"
 #include "../shm/layout.h"
+#include "../shm/reduce.h"
 
 using namespace c10d_custom;
 
@@ -44,6 +46,7 @@ void require(bool ok, const char* what, long number) {
 Geometry geometry(uint32_t ranks) {
   Geometry g{ranks, 8, 128 << 10, 16 << 10, 16 << 10, 32, 0, 0};
   g.fan_in = ranks >= kManyRanks ? 8 : 0;
+  g.two_steps_bytes = 4096;
   return g;
 }
 
@@ -135,6 +138,82 @@ void one_dies() {
   }
 }
 
+Status call(c10d_handle* g, Op op, uint64_t count, std::vector<Span> in, std::vector<Span> out, Failure* f) {
+  CallArgs a{};
+  a.op = op, a.redop = kSum, a.dtype = kInt64, a.root = op == kGather ? 3 : -1, a.count = count, a.item_bytes = 8;
+  a.timeout_ns = 60 * kSecond;
+  a.nin = uint32_t(in.size()), a.in = in.data(), a.nout = uint32_t(out.size()), a.out = out.data();
+  const Status st = Status(c10d_run(g, &a));
+  c10d_last_failure(f);
+  return st;
+}
+
+// Sums of all sizes, by both ways of small ones and by the rings.
+void sums() {
+  ranks([](c10d_handle* g, uint32_t r) {
+    Failure f;
+    for (uint64_t items : {1ul, 9ul, 511ul, 512ul, 1000ul, 2048ul, 2049ul, 40000ul}) {
+      std::vector<int64_t> v(items);
+      for (uint64_t i = 0; i < items; ++i) v[i] = int64_t(r * 1000 + i);
+      const Span s{v.data(), items * 8};
+      require(call(g, kAllReduce, items, {s}, {s}, &f) == kOk, "all_reduce of items", long(items));
+      for (uint64_t i = 0; i < items; ++i)
+        require(v[i] == int64_t(1000 * kRanks * (kRanks - 1) / 2 + kRanks * i), "sum of item", long(i));
+    }
+  });
+}
+
+// One rank's count differs: every other rank's error names it, and it one of the others.
+void one_differs() {
+  for (const uint32_t deviant : {0u, 17u, kRanks - 1}) {
+    ranks([&](c10d_handle* g, uint32_t r) {
+      Failure f;
+      std::vector<int64_t> v(8);
+      const uint64_t items = r == deviant ? 5 : 4;
+      const Span s{v.data(), items * 8};
+      require(barrier(g, &f) == kOk, "barrier", r);
+      require(call(g, kAllReduce, items, {s}, {s}, &f) == kMismatch, "a call that differs", r);
+      require((r == deviant) != (f.peer == int32_t(deviant)), "whom it names", f.peer);
+    });
+  }
+}
+
+// Every pair's own size, and a gather of parts that differ; then two ranks do not agree on one, and nobody is written
+// to.
+void uneven() {
+  ranks([](c10d_handle* g, uint32_t r) {
+    Failure f;
+    for (uint32_t call_ = 0; call_ < 3; ++call_) {
+      const bool last = call_ == 2;
+      auto items = [&](uint32_t from, uint32_t to) {
+        return uint64_t((from + 2 * to + call_) % 3) * (call_ ? 300 : 1);
+      };
+      std::vector<std::vector<int64_t>> sent(kRanks), got(kRanks);
+      std::vector<Span> in, out;
+      for (uint32_t p = 0; p < kRanks; ++p) {
+        sent[p].assign(items(r, p) + 1, r * 1000 + p), got[p].assign(items(p, r) + 1, -1);
+        in.push_back({sent[p].data(), (items(r, p) + (last && r == 7 && p == 40)) * 8});
+        out.push_back({got[p].data(), items(p, r) * 8});
+      }
+      const Status st = call(g, kAllToAll, kNever, in, out, &f);
+      require(st == (last ? kMismatch : kOk), "all_to_all", st);
+      for (uint32_t p = 0; p < kRanks; ++p)
+        for (uint64_t i = 0; i <= items(p, r); ++i)
+          require(got[p][i] == (last || i == items(p, r) ? -1 : int64_t(p * 1000 + r)), "from rank", p);
+      if (last) return;
+
+      std::vector<int64_t> part(r % 5 + 1, r), whole(kRanks * 5, -1);
+      std::vector<Span> parts;
+      for (uint32_t p = 0; p < kRanks; ++p) parts.push_back({&whole[p * 5], (p % 5 + 1) * 8});
+      if (r != 3) parts.clear();
+      const uint64_t count = r == 3 ? kNever : part.size();
+      require(call(g, kGather, count, {{part.data(), part.size() * 8}}, parts, &f) == kOk, "gather", r);
+      for (uint32_t p = 0; r == 3 && p < kRanks; ++p)
+        for (uint64_t i = 0; i < 5; ++i) require(whole[p * 5 + i] == (i <= p % 5 ? int64_t(p) : -1), "part of", p);
+    }
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -142,5 +221,8 @@ int main() {
   one_is_late();
   all_are_late();
   one_dies();
+  sums();
+  one_differs();
+  uneven();
   std::puts("many_ranks_test: ok");
 }

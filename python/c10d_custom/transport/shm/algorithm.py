@@ -17,7 +17,9 @@ _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs
 _LARGE_PAGE = 2 << 20
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _FAN_IN = 8  # branches of a counter of the combining tree: as many cores as mostly share a cache
-_TWO_STEPS = 4096  # bytes of a reduction: shorter ones gain less than another synchronisation costs
+# Bytes of a reduction that is shared out: shorter ones gain less than another synchronisation costs, and where ranks
+# outnumber cores and it costs turns on them, those of all ranks together.
+_TWO_STEPS, _TWO_STEPS_OF_ALL = 4096, 512 << 10
 _FEW = 3  # ranks: of these, each rank may as well read everyone's input
 _IN_PLACE = 16 << 10  # bytes of a part that only one rank reads; measured at 2 and 4 ranks
 
@@ -27,9 +29,6 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
     # Operations cut a block among the ranks, at cache lines.
     block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
-    many = ranks >= config.tree_ranks
-    # Where ranks outnumber cores it is turns on them that cost, not bytes.
-    shared_out = many or _FEW < ranks <= len(os.sched_getaffinity(0))
     return Geometry(
         ranks=ranks,
         window=config.window,
@@ -39,11 +38,19 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
         cells=cells,
         board_bytes=board_bytes,
         arena_bytes=_arena(ranks),
-        fan_in=_FAN_IN if many else 0,
-        two_steps_bytes=_TWO_STEPS if shared_out else 0,
+        fan_in=_FAN_IN if ranks >= config.tree_ranks else 0,
+        two_steps_bytes=_two_steps(ranks),
         in_place_bytes=_IN_PLACE,
         forced=ALGORITHMS.index(config.algorithm),
     )
+
+
+def _two_steps(ranks: int) -> int:
+    if ranks <= _FEW:
+        return 0
+    mask = len(os.sched_getaffinity(0))
+    cores = mask if mask > 1 else os.cpu_count() or 1  # a launcher has given each rank a core
+    return _TWO_STEPS if ranks <= cores else max(_TWO_STEPS, _TWO_STEPS_OF_ALL // ranks)
 
 
 def at_once(made: Geometry) -> int:
