@@ -32,6 +32,17 @@ extern "C" int __wrap_fcntl(int fd, int command, ...) {
   return __real_fcntl(fd, command, argument);
 }
 
+struct Taken {
+  uint64_t from, bytes;
+};
+static std::vector<Taken> taken;  // pages of files, by this process
+
+extern "C" int __real_fallocate(int fd, int mode, off_t from, off_t bytes);
+extern "C" int __wrap_fallocate(int fd, int mode, off_t from, off_t bytes) {
+  taken.push_back({uint64_t(from), uint64_t(bytes)});
+  return __real_fallocate(fd, mode, from, bytes);
+}
+
 namespace {
 
 constexpr int64_t kSecond = 1000 * 1000 * 1000;
@@ -87,6 +98,7 @@ void ranks(const Be& be) {
   const int fd = create(kRanks);
   for (uint32_t r = 0; r < kRanks; ++r) {
     if (fork()) continue;
+    taken.clear();
     c10d_handle* g;
     require(!c10d_open(dup(fd), r, 0, nullptr, &g), "open", r);
     be(g, r);
@@ -140,7 +152,8 @@ void one_dies() {
 
 Status call(c10d_handle* g, Op op, uint64_t count, std::vector<Span> in, std::vector<Span> out, Failure* f) {
   CallArgs a{};
-  a.op = op, a.redop = kSum, a.dtype = kInt64, a.root = op == kGather ? 3 : -1, a.count = count, a.item_bytes = 8;
+  a.op = op, a.redop = kSum, a.dtype = kInt64, a.root = op == kGather || op == kScatter ? 3 : -1, a.count = count,
+  a.item_bytes = 8;
   a.timeout_ns = 60 * kSecond;
   a.nin = uint32_t(in.size()), a.in = in.data(), a.nout = uint32_t(out.size()), a.out = out.data();
   const Status st = Status(c10d_run(g, &a));
@@ -161,6 +174,36 @@ void sums() {
         require(v[i] == int64_t(1000 * kRanks * (kRanks - 1) / 2 + kRanks * i), "sum of item", long(i));
     }
   });
+}
+
+// Whoever writes to it most takes the memory of each part, and so has it on its own node: nobody another's.
+void pages_are_their_ranks() {
+  taken.clear();
+  ranks([](c10d_handle* g, uint32_t r) {
+    Failure f;
+    std::vector<int64_t> v(1 << 15), parts(kRanks << 12);
+    const Span s{v.data(), v.size() * 8}, small{v.data(), 8}, part{v.data(), 8 << 12};
+    require(call(g, kAllReduce, 1, {small}, {small}, &f) == kOk, "small all_reduce", r);
+    std::vector<Span> all;
+    for (uint32_t p = 0; p < kRanks && r == 3; ++p) all.push_back({&parts[p << 12], 8 << 12});
+    require(call(g, kScatter, 1 << 12, all, {part}, &f) == kOk, "scatter", r);
+    require(call(g, kAllReduce, v.size(), {s}, {s}, &f) == kOk, "all_reduce", r);
+    const Layout l(geometry(kRanks));
+    uint64_t own = 0;
+    for (const auto& [from, bytes] : taken) {
+      bool mine = false;
+      for (const auto& [begin, each] : {std::pair(l.ctl, l.ctl_bytes), std::pair(l.tables, l.table_bytes),
+                                        std::pair(l.small, 2 * l.small_bytes), std::pair(l.rings, l.ring_bytes)})
+        mine = mine || (from + 4096 > begin + r * each && from + bytes < begin + (r + 1) * each + 4096);
+      require(mine, "memory of another rank, taken by", r);
+      own += bytes;
+    }
+    require(own >= l.ring_bytes + 2 * l.small_bytes, "memory that it took itself", long(own));
+  });
+  // The maker's: of no rank's RankCtl.
+  const Layout l(geometry(kRanks));
+  for (const auto& [from, bytes] : taken)
+    require(from + bytes <= l.ctl || from >= l.has_cells, "RankCtls that the maker took", long(from));
 }
 
 // One rank's count differs: every other rank's error names it, and it one of the others.
@@ -222,6 +265,7 @@ int main() {
   all_are_late();
   one_dies();
   sums();
+  pages_are_their_ranks();
   one_differs();
   uneven();
   std::puts("many_ranks_test: ok");
