@@ -24,6 +24,14 @@ uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters) {
   return left;
 }
 
+uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t count, CpuPlace* places, uint32_t room) {
+  const Topology made =
+      Topology::read(sys ? sys : "/sys", cpus ? std::vector<uint32_t>(cpus, cpus + count) : allowed_cpus());
+  const uint32_t all = uint32_t(made.cpus().size());
+  std::copy_n(made.cpus().begin(), std::min(all, room), places);
+  return all;
+}
+
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
 }

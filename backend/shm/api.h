@@ -6,6 +6,8 @@
 #pragma once
 #include <cstdint>
 
+#include "topology.h"
+
 #define C10D_API extern "C" __attribute__((visibility("default")))
 
 namespace c10d_custom {
@@ -145,6 +147,12 @@ using c10d_arena = c10d_custom::Arena;
 // How many bytes this process can still get, as room.h's Room::left; whose limit that is, in `whose`, which has room
 // for so many characters.
 C10D_API uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters);
+
+// The cores that this process may run on, and what they share (topology.h): writes the first `room` of them, returns
+// how many there are. sys: where /sys is mounted; cpus: those that count instead, so many, as in tests; null: the
+// machine's own.
+C10D_API uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t count, c10d_custom::CpuPlace* places,
+                                uint32_t room);
 
 // Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
 // -errno. Bytes in *total; of a failure, the SegmentCall that failed.
