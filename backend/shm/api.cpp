@@ -32,6 +32,8 @@ uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t count, Cp
   return all;
 }
 
+uint64_t c10d_group_cache_bytes(uint32_t ranks) { return group_cache_bytes(ranks); }
+
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
 }

@@ -16,6 +16,7 @@ BACKEND = Path(__file__).resolve().parents[2] / "backend"
 # C++ -> (Python, fields that have other names in C++)
 PAIRS = {
     "Geometry": (native.Geometry, {}),
+    "CpuPlace": (native.CpuPlace, {}),
     "Span": (native.Span, {}),
     "CallArgs": (native.CallArgs, {"inputs": "in", "outputs": "out"}),
     "MessageArgs": (native.MessageArgs, {}),

@@ -13,7 +13,7 @@ from c10d_custom.creation.gathering import Processes
 from c10d_custom.creation.local_datagrams import Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
-from c10d_custom.transport.shm import segment
+from c10d_custom.transport.shm import algorithm, segment
 from c10d_custom.transport.shm.algorithm import at_once, geometry
 
 ROWS = "its ranks on the host", "MiB when it is made"  # of docs/sharp-bits.md
@@ -24,6 +24,31 @@ def test_a_block_has_a_line_for_each_rank(many):
     made = geometry(Config(block_bytes=4096), many, 0)
     assert made.block_bytes % 4096 == 0 and made.block_bytes // many >= 64
     assert made.block_bytes < 4096 + 64 * many, "no more than it takes"
+
+
+@pytest.mark.parametrize("many", [16, 48, 64, 192, 256])
+@pytest.mark.parametrize("cache", [32 << 20, 210 << 20, 768 << 20])
+def test_all_rings_together_fit_half_the_cache(many, cache):
+    window, block = algorithm._rings(Config(), many, lambda ranks: cache)
+    assert window * block <= max(cache // 2 // many, 4 * -(-64 * many // 4096) * 4096)
+    assert 4 <= window <= 8 and block % 4096 == 0 and 64 * many <= block <= 128 << 10
+    with_one_more = (window + 1) * block if window < 8 else window * (block + 4096)
+    assert (window, block) == (8, 128 << 10) or with_one_more > cache // 2 // many, "no less than fits"
+
+
+def test_rings_are_as_configured_where_they_fit_anyway_or_nothing_is_known():
+    assert algorithm._rings(Config(), 8, lambda ranks: 1 << 20) == (8, 128 << 10)
+    assert algorithm._rings(Config(), 192, lambda ranks: 0) == (8, 128 << 10)
+
+
+def test_sums_are_shared_out_where_each_rank_has_a_core(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    assert [algorithm._two_steps(n) for n in (2, 3, 4, 16)] == [0, 0, 4096, 4096]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert algorithm._two_steps(64) == 4096, "bound to a core each"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert [algorithm._two_steps(n) for n in (2, 8, 64, 192)] == [0, 65536, 8192, 4096]
 
 
 def test_rings_take_no_memory_before_they_are_used():
@@ -42,7 +67,7 @@ def test_a_group_takes_what_the_docs_say_when_it_is_made():
     assert len(ranks) == len(said) == 6
     for many, mib in zip(map(int, ranks), said):
         fd = segment._create(Config(), many)
-        takes = os.fstat(fd).st_blocks * 512
+        takes = os.fstat(fd).st_blocks * 512 + (4096 * many if many >= 16 else 0)  # a page each, as they join
         os.close(fd)
         assert mib == pytest.approx(takes / 2**20, rel=0.03, abs=0.01), (many, takes)
 

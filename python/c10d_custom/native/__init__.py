@@ -28,10 +28,7 @@ class Geometry(c.Structure):
 
 
 class CpuPlace(c.Structure):
-    _fields_ = [
-        *((n, c.c_uint32) for n in ("cpu", "cache", "node", "socket")),
-        ("cache_bytes", c.c_uint64),
-    ]
+    _fields_ = [*((n, c.c_uint32) for n in ("cpu", "cache", "node", "socket")), ("cache_bytes", c.c_uint64)]
 
 
 class Span(c.Structure):
@@ -153,6 +150,7 @@ class Core(c.CDLL):
         "abi_version": (c.c_int,),
         "memory_left": (c.c_uint64, c.c_uint64, c.c_char_p, c.c_uint32),
         "topology": (c.c_uint32, c.c_char_p, c.POINTER(c.c_uint32), c.c_uint32, c.POINTER(CpuPlace), c.c_uint32),
+        "group_cache_bytes": (c.c_uint64, c.c_uint32),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
         "open": (c.c_int, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(_Handle)),
         "inside": (c.c_int, _Handle),

@@ -4,34 +4,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING
 
 from ...config import ALGORITHMS
-from ...native import Geometry
+from ...native import Geometry, lib
 
 if TYPE_CHECKING:
     from ...config import Config
 
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
-_LARGE_PAGE = 2 << 20
+_PAGE, _LARGE_PAGE = 4096, 2 << 20
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _FAN_IN = 8  # branches of a counter of the combining tree: as many cores as mostly share a cache
 # Bytes of a reduction that is shared out: shorter ones gain less than another synchronisation costs, and where ranks
 # outnumber cores and it costs turns on them, those of all ranks together.
 _TWO_STEPS, _TWO_STEPS_OF_ALL = 4096, 512 << 10
 _FEW = 3  # ranks: of these, each rank may as well read everyone's input
+_LOOKED_AT = 8 << 20  # bytes of all rings together: as many as any machine's last-level cache holds
+_FEWEST_BLOCKS = 4  # in a ring: one is filled, one reduced, one drained, and one is on its way between two of these
 _IN_PLACE = 16 << 10  # bytes of a part that only one rank reads; measured at 2 and 4 ranks
 
 
 def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
     # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
-    # Operations cut a block among the ranks, at cache lines.
-    block = max(config.block_bytes, -(-64 * ranks // 4096) * 4096)
+    window, block = _rings(config, ranks, lib.c10d_group_cache_bytes)
     return Geometry(
         ranks=ranks,
-        window=config.window,
+        window=window,
         block_bytes=block,
         small_bytes=config.small_bytes,
         cell_bytes=config.cell_bytes,
@@ -43,6 +45,20 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
         in_place_bytes=_IN_PLACE,
         forced=ALGORITHMS.index(config.algorithm),
     )
+
+
+def _rings(config: Config, ranks: int, cache_bytes: Callable[[int], int]) -> tuple[int, int]:
+    """(blocks in a ring, bytes of a block): as configured, or less, for all rings together to fit into half of the
+    ranks' last-level caches; the other half is for the tensors."""
+    # Operations cut a block among the ranks, at cache lines.
+    least = -(-64 * ranks // _PAGE) * _PAGE
+    window, block = config.window, max(config.block_bytes, least)
+    if ranks * window * block > _LOOKED_AT and (cache := cache_bytes(ranks)):
+        ring = cache // 2 // ranks
+        # Fewer blocks rather than shorter ones: each costs all ranks a synchronisation.
+        window = min(window, max(_FEWEST_BLOCKS, ring // block))
+        block = max(least, min(block, ring // window // _PAGE * _PAGE))
+    return window, block
 
 
 def _two_steps(ranks: int) -> int:
