@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_uint64
+from ctypes import CDLL, c_uint64
 from typing import TYPE_CHECKING
 
 from ...config import ALGORITHMS

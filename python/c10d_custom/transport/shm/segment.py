@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
-from ...native import lib
 from ...native import free_memory as memory
+from ...native import lib
 from ...threads import selectors, socket, time
 from .algorithm import at_once, geometry
 
