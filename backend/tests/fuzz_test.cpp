@@ -71,9 +71,9 @@ std::vector<Geometry> overflowing() {
 
 void headers(Random& random, uint64_t trial) {
   Geometry g{2, 3, 4096, 4096, 1024, 4, 0, 4096 * (random() % 3)};
-  uint32_t* const fields[] = {&g.ranks,      &g.window, &g.block_bytes, &g.small_bytes,
-                              &g.cell_bytes, &g.cells,  &g.board_bytes};
-  for (unsigned i = random() % 4; i; --i) *fields[random() % 7] = odd_number(random);
+  uint32_t* const fields[] = {&g.ranks,       &g.window, &g.block_bytes,     &g.small_bytes,    &g.cell_bytes, &g.cells,
+                              &g.board_bytes, &g.fan_in, &g.two_steps_bytes, &g.in_place_bytes, &g.forced};
+  for (unsigned i = random() % 4; i; --i) *fields[random() % std::size(fields)] = odd_number(random);
   if (random() % 8 == 0) g.arena_bytes = random() % 2 ? random() : (1ull << random() % 64) - random() % 2;
   if (random() % 3 == 0) {
     // Rings between ranks whose lengths add up to 2^64 bytes and a little: the sum in 64 bits is small.
@@ -106,13 +106,20 @@ void headers(Random& random, uint64_t trial) {
 
 struct World {
   static constexpr uint32_t n = 2;
-  const Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0, 1 << 20};
+  const Geometry geometry;
   const Layout layout{geometry};
   const uint32_t me, other;  // the victim's rank, the peer's
   c10d_handle* victim;
   char* base;
 
-  explicit World(uint32_t victims_rank) : me(victims_rank), other(1 - me) {
+  static Geometry sizes(uint32_t fan_in) {
+    Geometry g{n, 3, 4096, 4096, 1024, 4, 0, 1 << 20};
+    g.fan_in = fan_in, g.two_steps_bytes = fan_in ? 512 : 0;
+    return g;
+  }
+  // fan_in: 2: with a combining tree and sums in two steps, 0: without.
+  explicit World(uint32_t victims_rank, uint32_t fan_in = 0)
+      : geometry(sizes(fan_in)), me(victims_rank), other(1 - me) {
     uint64_t total;
     const int fd = c10d_segment_create(&geometry, &total);
     base = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -125,7 +132,7 @@ struct World {
   }
   RankCtl& ctl(uint32_t r) { return *reinterpret_cast<RankCtl*>(base + layout.ctl + r * sizeof(RankCtl)); }
   uint64_t* table(uint32_t r, uint64_t seq) {
-    return reinterpret_cast<uint64_t*>(base + layout.tables + r * layout.table_bytes) + (seq & 1) * 2 * n;
+    return reinterpret_cast<uint64_t*>(base + layout.tables + r * layout.table_bytes) + (seq & 1) * 3 * n;
   }
   PairCtl& pair(uint32_t src, uint32_t dst) {
     return *reinterpret_cast<PairCtl*>(base + layout.pairs + (src * n + dst) * layout.pair_bytes);
@@ -137,6 +144,7 @@ struct World {
   Flow& flow(uint32_t src, uint32_t dst) {
     return reinterpret_cast<Flow*>(base + layout.flows + src * (layout.flow_bytes + layout.pair_rings_bytes))[dst];
   }
+  Signal& all_come() { return reinterpret_cast<SegmentHeader*>(base)->all_come; }
   // What the victim looks at only where it is told that it is there.
   void tell_what_there_is() {
     memset(base + layout.has_cells, 1, n * n);
@@ -191,9 +199,15 @@ void join_call(World& w, Random& random) {
   for (uint32_t i = 0; i < World::n; ++i) {
     table[i] = i == w.me ? said[World::n + w.other] : odd_bytes(random);
     table[World::n + i] = i == w.me ? said[w.other] : odd_bytes(random);
+    table[2 * World::n + i] = random() % 2 ? 0 : odd_bytes(random);
   }
   if (random() % 2) table[w.other] = 0 - table[w.me] + random() % 4096;  // a sum that overflows
   mine.arrive.value.store(random() % 256 ? seq : random());
+  if (w.geometry.fan_in) {
+    const uint64_t rounds = victim.rounds.load() + random() % 2;
+    mine.rounds.store(rounds);
+    w.all_come().value.store(random() % 64 ? 2 * rounds + random() % 2 : random());
+  }
   for (Signal RankCtl::* s : {&RankCtl::in, &RankCtl::red, &RankCtl::out, &RankCtl::took}) {
     const uint64_t own = (victim.*s).value.load();
     (mine.*s).value.store(pick<uint64_t>(random, {own, own + 1, own + 3, own, own + 2, random() % 64}));
@@ -285,7 +299,7 @@ void victim_calls(World& w, Random& random, uint64_t trial) {
 }
 
 void hostile_peer(Random& random, uint64_t trial) {
-  World w(uint32_t(random() % 2));
+  World w(uint32_t(random() % 2), random() % 2 ? 2 : 0);
   std::atomic<bool> over{false};
   Random theirs(random());
   std::thread peer([&] {
@@ -305,19 +319,19 @@ void hostile_peer(Random& random, uint64_t trial) {
   peer.join();
 }
 
-// A table of all_to_all whose sizes add up to 0 in 64 bits, and lead to 64 KiB before the peer's slot.
+// A table of all_to_all that leads to 64 KiB before the peer's slot, whether one adds up its sizes or takes its word.
 void overflowing_table() {
   World w(1);
   constexpr uint64_t far = 64 << 10;
   std::vector<char> sent(16), got(8), back(far);
-  const Span in[] = {{sent.data(), 8}, {sent.data() + 8, 8}}, out[] = {{back.data(), far}, {got.data(), 8}};
+  const Span in[] = {{sent.data(), 8}, {sent.data() + 8, 8}}, out[] = {{back.data(), 8}, {got.data(), 8}};
   CallArgs a{};
   a.op = kAllToAll, a.dtype = kInt64, a.root = -1, a.count = kNever, a.item_bytes = 8, a.timeout_ns = 1000 * kMs;
   a.nin = a.nout = 2, a.in = in, a.out = out;
   Fingerprint f{};
   f.seq = 1, f.op = a.op, f.dtype = a.dtype, f.root = a.root, f.count = a.count;
   w.ctl(0).fingerprint[1] = f;
-  const uint64_t table[] = {0 - far, far, 0, 8};
+  const uint64_t table[] = {0 - far, 8, 0, 8, 0, 0 - far};
   memcpy(w.table(0, 1), table, sizeof table);
   w.ctl(0).arrive.value.store(1);
   require(c10d_run(w.victim, &a) == kMismatch, "a table that makes no sense was taken", 0);
@@ -352,7 +366,7 @@ void odd_places() {
 // --- arguments
 
 void arguments(Random& random, uint64_t trial) {
-  World w(uint32_t(random() % 2));
+  World w(uint32_t(random() % 2), random() % 2 ? 2 : 0);
   std::vector<char> data(64);
   std::vector<Span> spans(random() % 4, Span{data.data(), 8});
   CallArgs a{};
