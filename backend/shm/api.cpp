@@ -362,7 +362,11 @@ void c10d_keep_trace(c10d_handle* h, uint32_t calls) {
 
 void c10d_set_threads(c10d_handle* h, uint32_t threads) {
   Use g(h);
-  if (!g.status) g->team.set_size(threads);
+  if (g.status) return;
+  if (threads)
+    g->team.set_size(threads);
+  else
+    g->team.set_by_load([&group = *g.operator->()] { return team_size(group); });
 }
 
 uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {

@@ -242,7 +242,7 @@ C10D_API int c10d_roll(c10d_handle*, uint32_t rank, uint32_t round, uint32_t* no
 // Keeps the last `calls` collectives, and as many messages; asked for once, before the first call.
 C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
 // How many threads share the copies and reductions of a large collective, the one that runs it among them: 1, unless
-// asked for before the first call.
+// asked for before the first call. 0: as many as this rank has idle cores for, up to 4 (team_size.h).
 C10D_API void c10d_set_threads(c10d_handle*, uint32_t threads);
 // What is kept, under way and queued: collectives, then messages, each in order. Writes the last `room` of
 // them, and returns how many there are (0 once the group is closed).

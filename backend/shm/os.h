@@ -1,5 +1,6 @@
 // The system calls we live on: time, futexes shared between processes, threads.
 #pragma once
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <cstdio>
 #include <system_error>
 #include <thread>
 
@@ -43,6 +45,24 @@ inline void futex_wait(const void* word, uint32_t expected, int64_t ns) {
 
 inline void futex_wake(const void* word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, nullptr, nullptr, 0); }
 inline void futex_wake_all(const void* word) { futex_wake(word, INT_MAX); }
+
+// Threads that run or want to, of the whole machine; -1: not known.
+inline long running_threads() {
+  char text[128];
+  const int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  text[got > 0 ? got : 0] = 0;
+  long running;
+  return sscanf(text, "%*s %*s %*s %ld", &running) == 1 ? running : -1;
+}
+
+// Cores of the machine that nobody runs on; below 0: so many threads wait for one. Where it is not known, none.
+inline long idle_cores() {
+  const long running = running_threads();
+  return running < 0 ? 0 : sysconf(_SC_NPROCESSORS_ONLN) - running;
+}
 
 // The application's first thread: the one that takes its signals.
 inline bool main_thread() { return syscall(SYS_gettid) == getpid(); }

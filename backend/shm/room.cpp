@@ -7,9 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
+#include "cgroups.h"
 #include "waiting.h"
 
 namespace c10d_custom {
@@ -18,62 +17,16 @@ namespace {
 constexpr uint64_t kNoLimit = 1ull << 60;          // a cgroup's without one is a number near 2^63 (version 1), or "max"
 constexpr int64_t kPatience = 1000 * 1000 * 1000;  // ns: with who holds the lock, perhaps stopped
 
-std::string text(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  std::string all;
-  char part[4096];
-  for (ssize_t got; (got = read(fd, part, sizeof part)) > 0;) all.append(part, size_t(got));
-  ::close(fd);
-  return all;
-}
-
-// The number after `key` where a line begins with it; false: there is none.
-bool number(const std::string& from, const char* key, uint64_t* value) {
-  const size_t length = strlen(key);
-  for (size_t line = 0; line < from.size(); line = from.find('\n', line) + 1) {
-    if (!from.compare(line, length, key)) {
-      const char* const at = from.c_str() + line + length;
-      char* end;
-      *value = strtoull(at, &end, 10);
-      return end != at;
-    }
-    if (from.find('\n', line) == std::string::npos) break;
-  }
-  return false;
-}
-
 }  // namespace
 
 Room::Room(std::string root, const char* cgroups, const char* machine) : machine_(machine) {
-  const std::string own = text(cgroups);  // lines "number:controllers:path"
-  for (size_t line = 0; line < own.size();) {
-    const size_t end = std::min(own.find('\n', line), own.size());
-    const size_t first = own.find(':', line), second = own.find(':', first + 1);
-    if (second < end) {
-      const std::string controllers = "," + own.substr(first + 1, second - first - 1) + ",";
-      const std::string path = own.substr(second + 1, end - second - 1);
-      if (!own.compare(line, first - line, "0"))
-        on_the_way(root, path, "memory.max", "memory.current", "inactive_file ");
-      else if (controllers.find(",memory,") != std::string::npos)
-        on_the_way(root + "/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
-    }
-    line = end + 1;
-  }
-}
-
-// The limits of the cgroup and of those it is in; inside a container, what is to be seen of them.
-void Room::on_the_way(const std::string& root, std::string path, const char* limit, const char* usage,
-                      const char* cache) {
-  while (!path.empty() && path.back() == '/') path.pop_back();
-  for (;;) {
-    const std::string folder = root + path;
+  for (const Cgroup& each : own_cgroups(root, cgroups, "memory")) {
+    const char* const limit = each.version_1 ? "memory.limit_in_bytes" : "memory.max";
+    const char* const usage = each.version_1 ? "memory.usage_in_bytes" : "memory.current";
+    const char* const cache = each.version_1 ? "total_inactive_file " : "inactive_file ";
     uint64_t most;
-    if (number(text(folder + "/" + limit), "", &most) && most < kNoLimit)
-      limits_.push_back({most, folder, usage, cache});
-    const size_t up = path.rfind('/');
-    if (up == std::string::npos) return;
-    path.resize(up);
+    if (number_after(file_text(each.folder + "/" + limit), "", &most) && most < kNoLimit)
+      limits_.push_back({most, each.folder, usage, cache});
   }
 }
 
@@ -95,14 +48,14 @@ uint64_t Room::of_machine(uint64_t enough) const {
   if (machine_ == "/proc/meminfo" && !sysinfo(&info))
     if (const uint64_t unused = uint64_t(info.freeram) * info.mem_unit; unused >= enough) return unused;
   uint64_t kib;
-  return number(text(machine_), "MemAvailable:", &kib) ? kib << 10 : INT64_MAX;
+  return number_after(file_text(machine_), "MemAvailable:", &kib) ? kib << 10 : INT64_MAX;
 }
 
 uint64_t Room::of(const Limit& limit, uint64_t enough) {
   uint64_t taken, cached;
-  if (!number(text(limit.folder + "/" + limit.usage), "", &taken)) return INT64_MAX;
+  if (!number_after(file_text(limit.folder + "/" + limit.usage), "", &taken)) return INT64_MAX;
   const uint64_t free = limit.bytes - std::min(limit.bytes, taken);
-  if (free >= enough || !number(text(limit.folder + "/memory.stat"), limit.cache, &cached)) return free;
+  if (free >= enough || !number_after(file_text(limit.folder + "/memory.stat"), limit.cache, &cached)) return free;
   return free + cached;
 }
 

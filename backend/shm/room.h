@@ -32,7 +32,6 @@ class Room {
     std::string folder;
     const char *usage, *cache;  // its file that says how much is taken; what its memory.stat calls file caches
   };
-  void on_the_way(const std::string& root, std::string path, const char* limit, const char* usage, const char* cache);
   uint64_t of_machine(uint64_t enough) const;
   uint64_t tightest(uint64_t enough) const;
   static uint64_t of(const Limit&, uint64_t enough);

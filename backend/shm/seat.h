@@ -7,14 +7,14 @@
 // Where there is none they go on by yielding, which is the best that they can do there: one that sleeps would find its
 // core taken by other work.
 #pragma once
-#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
+
+#include "os.h"
 
 namespace c10d_custom {
 
@@ -32,14 +32,7 @@ inline bool core_is_free() {
   cpu_set_t cores;
   // Where there are more cores than fit, it fails.
   if (!sched_getaffinity(0, sizeof cores, &cores) && CPU_COUNT(&cores) < 2) return false;
-  char text[128];
-  const int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return true;  // not known
-  const ssize_t got = read(fd, text, sizeof text - 1);
-  close(fd);
-  text[got > 0 ? got : 0] = 0;
-  long running;  // threads that run or want to, of the whole machine
-  return sscanf(text, "%*s %*s %*s %ld", &running) != 1 || running <= sysconf(_SC_NPROCESSORS_ONLN);
+  return running_threads() <= sysconf(_SC_NPROCESSORS_ONLN);  // not known: it may be
 }
 
 // One waiting thread's choice at a time; of more, some are lost, which costs a sleep.

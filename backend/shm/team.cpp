@@ -13,16 +13,30 @@ Team::~Team() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
+// Helpers of this rank that are awake still count as idle, and so do, for want of better, as many of each rank on the
+// same cores, which have the same to do. What else runs, as the program's own threads, keeps its core.
+uint32_t Team::size_by_load() {
+  if (allowed_) {
+    const TeamSize allowed = allowed_();
+    size_ = allowed.threads, sharers_ = allowed.sharers;
+    allowed_ = nullptr;
+  }
+  if (size_ < 2) return 1;
+  const long awake = long(helpers_.size()) - long(sleepers_.load(std::memory_order_relaxed));
+  const long idle = idle_() + awake * long(sharers_);
+  return idle < 1 ? 1 : uint32_t(std::min(long(size_), 1 + idle / long(sharers_)));
+}
+
 // How many parts, at most one for each thread that there is.
 uint32_t Team::cut(uint64_t bytes) {
-  while (helpers_.size() + 1 < size_) {
+  while (helpers_.size() + 1 < now_) {
     helpers_.emplace_back();
     if (start_thread(helpers_.back(), [this] { help(); })) {  // this machine gives no more: then fewer
       helpers_.pop_back();
-      size_ = uint32_t(helpers_.size()) + 1;
+      size_ = now_ = uint32_t(helpers_.size()) + 1;
     }
   }
-  return uint32_t(std::min<uint64_t>(size_, bytes / kLeast));
+  return uint32_t(std::min<uint64_t>(now_, bytes / kLeast));
 }
 
 void Team::reduce(ReduceFn kernel, void* to, const void* const* src, uint32_t nsrc, uint64_t bytes, uint64_t item,

@@ -1,15 +1,14 @@
 #include "topology.h"
 
-#include <fcntl.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
+
+#include "cgroups.h"
 
 namespace c10d_custom {
 namespace {
@@ -17,18 +16,9 @@ namespace {
 constexpr uint32_t kMost = 1 << 14;  // cpus; what names more is not a list of the kernel's
 constexpr uint32_t kUnknown = ~0u;
 
-// What a short file says, up to the end of its first line; "" where there is none.
+// The first line of a file.
 std::string line_of(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return "";
-  std::string text;
-  char piece[4096];
-  for (ssize_t got; text.size() < 1 << 20 && (got = read(fd, piece, sizeof piece)) != 0;) {
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) break;
-    text.append(piece, size_t(got));
-  }
-  close(fd);
+  const std::string text = file_text(path);
   return text.substr(0, text.find('\n'));
 }
 
@@ -95,13 +85,13 @@ std::vector<uint32_t> parse_cpu_list(const std::string& text) {
   return numbers;
 }
 
-std::vector<uint32_t> allowed_cpus() {
+std::vector<uint32_t> allowed_cpus(uint32_t pid) {
   std::vector<uint32_t> cpus;
   for (uint32_t room = 1024; room <= kMost; room *= 2) {  // the kernel refuses a mask shorter than its own
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(CPU_ALLOC(room), [](cpu_set_t* m) { CPU_FREE(m); });
     const size_t bytes = CPU_ALLOC_SIZE(room);
     if (!mask) break;
-    if (sched_getaffinity(0, bytes, mask.get())) {
+    if (sched_getaffinity(pid_t(pid), bytes, mask.get())) {
       if (errno == EINVAL) continue;
       break;
     }

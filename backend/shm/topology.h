@@ -48,8 +48,8 @@ class Topology {
 // be told different sizes: one of them decides for all.
 uint64_t group_cache_bytes(uint32_t ranks);
 
-// The cpus that the calling thread may run on, rising; empty: not known.
-std::vector<uint32_t> allowed_cpus();
+// The cpus that a process's first thread may run on, 0: the calling thread; rising; empty: not known.
+std::vector<uint32_t> allowed_cpus(uint32_t pid = 0);
 
 // Numbers in the kernel's form for lists, as "0-3,8,10-11", rising; what cannot be read ends it.
 std::vector<uint32_t> parse_cpu_list(const std::string& text);

@@ -98,7 +98,7 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         2,
         4096,
         "from how many ranks of a host on they tell each other of a call by a combining tree, in which each looks at a "
-        "few of the others, not at all",
+        "few of the others, rather than at all of them",
     )
     algorithm: str = _choice(
         "C10D_CUSTOM_ALGORITHM",
@@ -109,11 +109,13 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
     )
     threads: int = _number(
         "C10D_CUSTOM_THREADS",
-        1,
-        1,
+        0,
+        0,
         64,
         "how many threads of a rank share the copies and reductions of a collective of 1 MiB and more, the calling one "
-        "among them; for ranks with several cores to themselves (`bench --threads` shows what that gains)",
+        "among them (`bench --threads` shows what that gains); 0: up to 4 where a rank has at least 4 cores to itself, "
+        "of its affinity mask and its cgroup's share of the processors, and so many in each call as find an idle core; "
+        "else one",
     )
     launcher: str = _choice(
         "C10D_CUSTOM_LAUNCHER",
