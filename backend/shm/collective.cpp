@@ -225,8 +225,8 @@ bool Collective::agree() {
 // written a result.
 bool Collective::agree_by_tree() {
   bool flag;
-  // Two that differ are told so by who has come, however late the others are. Longer than kPollInterrupt in the end, for
-  // each wait begins that anew.
+  // Two that differ are told so by who has come, however late the others are. Longer than kPollInterrupt in the end,
+  // for each wait begins that anew.
   for (int64_t look = kSlice;; look = std::min(2 * look, 3 * kPollInterrupt)) {
     const int64_t until = std::min(deadline, deadline_after(now_ns(), look));
     uint32_t peer;
