@@ -7,7 +7,7 @@
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
-#include "../shm/transfers.h"
+#include "transfers.h"
 #include "../shm/waiting.h"
 #include "atomic_words.h"
 #include "call_slots.h"

@@ -4,7 +4,7 @@
 // MPI is known here only as two function pointers and opaque requests: this code is linked with no MPI, and serves any.
 // The messages are persistent requests that Python has made. Each begins with a Head.
 #pragma once
-#include "../shm/alarm.h"
+#include "alarm.h"
 #include "../shm/api.h"
 #include "head.h"
 #include "sequencer.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "../shm/os.h"
-#include "../shm/transfers.h"
+#include "transfers.h"
 
 using namespace c10d_custom;
 

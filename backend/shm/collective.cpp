@@ -389,7 +389,7 @@ bool Collective::run_large() {
     case kAllToAll: return pair_rings_all_to_all(*this);
     case kReduceScatter:
     case kGather:
-    case kScatter: return ring_personal(*this);
+    case kScatter: return ring_scatter_gather(*this);
     default: return fails(kUsage, -1);
   }
 }

@@ -163,7 +163,7 @@ class Collective {
 // agree, and then go on, so that the first blocks are copied while the slowest rank arrives.
 bool ring_all_reduce(Collective&);        // all_reduce.cpp; also reduce
 bool ring_multicast(Collective&);         // multicast.cpp: broadcast, all_gather
-bool ring_personal(Collective&);          // personal.cpp: scatter, gather, reduce_scatter
+bool ring_scatter_gather(Collective&);    // scatter_gather.cpp: scatter, gather, reduce_scatter
 bool pair_rings_all_to_all(Collective&);  // all_to_all.cpp
 
 // What is left to do of a call on which all ranks have agreed, and whose inputs are all in their ranks' arenas.
@@ -172,5 +172,15 @@ bool in_place(Collective&);  // in_place.cpp: all_reduce, all_gather, reduce_sca
 // The same, over several hosts.
 bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense
 bool ring_pipelined_reduce(Collective&);
+
+// Runs one collective to its end in the calling thread. Calls of one group must not overlap.
+// `announced`: by announce_early.
+Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*, bool announced = false);
+
+// Whether the input of a call that makes sense travels with its announcement.
+bool is_small(Group&, const CallArgs&);
+// Tells the other ranks of such a call, which `execute` is to carry out as the next of this group; they then have what
+// they need of this one. False, and nothing done, where that would take a wait.
+bool announce_early(Group&, uint64_t seq, const CallArgs&);
 
 }  // namespace c10d_custom

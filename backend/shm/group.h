@@ -219,14 +219,4 @@ class Group {
 // Returns a descriptor, or -errno; *total as c10d_segment_create's.
 int create_segment(const Geometry&, uint64_t* total);
 
-// Runs one collective to its end in the calling thread. Calls of one group must not overlap.
-// `announced`: by announce_early.
-Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*, bool announced = false);
-
-// Whether the input of a call that makes sense travels with its announcement.
-bool is_small(Group&, const CallArgs&);
-// Tells the other ranks of such a call, which `execute` is to carry out as the next of this group; they then have what
-// they need of this one. False, and nothing done, where that would take a wait.
-bool announce_early(Group&, uint64_t seq, const CallArgs&);
-
 }  // namespace c10d_custom

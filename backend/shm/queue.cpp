@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collective.h"
 #include "crew.h"
 
 namespace c10d_custom {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../shm/api.h"
-#include "../shm/pipelined_reduce.h"
+#include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 

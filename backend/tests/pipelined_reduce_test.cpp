@@ -1,4 +1,4 @@
-// Reductions over hosts (shm/pipelined_reduce.cpp): each rank is a thread, each host a segment, and MPI a place for
+// Reductions over hosts (hosts/pipelined_reduce.cpp): each rank is a thread, each host a segment, and MPI a place for
 // each two ranks where a message lies until the other takes it out of its sender's memory. Random sizes, cuts, roots
 // and layouts, with ordinary collectives of the hosts between, against what the sums must be; then what ends a call
 // early.
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "../shm/api.h"
-#include "../shm/pipelined_reduce.h"
+#include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"

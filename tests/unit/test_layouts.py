@@ -44,7 +44,7 @@ def layout(structure):
 
 def program():
     """C++ that prints the same of the core's structs. A list of as many names as a struct has fields fits no other."""
-    lines = ['#include "api.h"', '#include "layout.h"', '#include "pipelined_reduce.h"', "#include <cstdio>"]
+    lines = ['#include "api.h"', '#include "layout.h"', '#include "../hosts/pipelined_reduce.h"', "#include <cstdio>"]
     lines += ['#include "../hosts/leader_all_reduce.h"', "using namespace c10d_custom;"]
     body = []
     for name, (structure, renamed) in PAIRS.items():

@@ -1,5 +1,5 @@
-"""ctypes binding of what groups over several hosts alone use of the core: names and layouts of backend/shm/api.h,
-alarm.h and pipelined_reduce.h, and of backend/hosts."""
+"""ctypes binding of what groups over several hosts alone use of the core: names and layouts of backend/shm/api.h and of
+backend/hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PipelinedSlot(c.Structure):
 
 
 class Alarm(c.Structure):
-    """See backend/shm/alarm.h."""
+    """See backend/hosts/alarm.h."""
 
     _fields_ = [("unread", c.c_int32), ("kept", c.c_uint32)]
 
@@ -30,7 +30,7 @@ LOOKED, LATE, TRANSFER = 1, 2, 3  # PipelinedEnd
 
 
 class PipelinedReduce(c.Structure):
-    """See backend/shm/pipelined_reduce.h."""
+    """See backend/hosts/pipelined_reduce.h."""
 
     _fields_ = [
         ("startall", c.c_void_p),

@@ -27,7 +27,7 @@ closes no connection: that is for the waits' deadlines.
 The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
 (`alarm`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
 (health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kLook in
-backend/shm/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in
+backend/hosts/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in
 backend/shm/group.h).
 """
 
@@ -101,7 +101,7 @@ class FailureDetector:
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         self._readable = select.poll()
         self._readable.register(self._epoll, select.POLLIN)
-        self.alarm = over_hosts.Alarm(self._epoll.fileno(), 0)  # see backend/shm/alarm.h
+        self.alarm = over_hosts.Alarm(self._epoll.fileno(), 0)  # see backend/hosts/alarm.h
         self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()

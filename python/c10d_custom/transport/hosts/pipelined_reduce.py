@@ -1,5 +1,5 @@
 """Reductions over hosts of more than fits a message: all_reduce, and reduce to one rank. One call of the native core
-(backend/shm/pipelined_reduce.h) does it all, from the sums inside the hosts to the result in every tensor; here are
+(backend/hosts/pipelined_reduce.h) does it all, from the sums inside the hosts to the result in every tensor; here are
 made the memory in which chunks wait for the other hosts, and the MPI requests that move them.
 
 What the network carries: all_reduce sends S bytes from each of two hosts, 2 (M-1)/M S from each of M

@@ -1,7 +1,7 @@
 // What this process does with MPI, counted for the thread that sees to it that what it sends leaves
 // (hosts/mpi_driver.h), where there is one.
 #pragma once
-#include "os.h"
+#include "../shm/os.h"
 
 namespace c10d_custom {
 

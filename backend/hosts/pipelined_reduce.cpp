@@ -21,9 +21,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "collective.h"
+#include "../shm/collective.h"
 #include "transfers.h"
-#include "waiting.h"
+#include "../shm/waiting.h"
 
 namespace c10d_custom {
 

@@ -11,7 +11,7 @@
 
 namespace c10d_custom {
 
-bool ring_personal(Collective& c) {
+bool ring_scatter_gather(Collective& c) {
   Group& g = c.g;
   const uint32_t n = c.n, me = c.me, op = c.args.op;
   const bool reduces = op == kReduceScatter, to_root = op == kGather, from_root = op == kScatter;
