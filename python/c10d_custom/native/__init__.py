@@ -27,10 +27,7 @@ class Geometry(c.Structure):
 
 
 class CpuPlace(c.Structure):
-    _fields_ = [
-        *((n, c.c_uint32) for n in ("cpu", "cache", "node", "socket")),
-        ("cache_bytes", c.c_uint64),
-    ]
+    _fields_ = [*((n, c.c_uint32) for n in ("cpu", "cache", "node", "socket")), ("cache_bytes", c.c_uint64)]
 
 
 class Span(c.Structure):
