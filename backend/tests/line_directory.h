@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -16,13 +17,15 @@ constexpr uint64_t kLineBytes = 64;
 
 inline thread_local int rank = -1;  // of this thread; -1: it is none, and not counted
 
+enum Kind { kControl, kData, kWaiting };
+
 class Directory {
  public:
-  // What is counted as data, not as control, begins at `data`.
-  void watch(const void* base, uint64_t bytes, uint64_t data, uint32_t ranks) {
+  // kind: of the line at an offset.
+  void watch(const void* base, uint64_t bytes, uint32_t ranks, std::function<Kind(uint64_t)> kind) {
     std::lock_guard<std::mutex> hold(mutex_);
     lines_.assign(bytes / kLineBytes + 1, Line{});
-    ranks_ = ranks, bytes_ = bytes, data_at_ = data;
+    ranks_ = ranks, bytes_ = bytes, kind_ = std::move(kind);
     base_.store(reinterpret_cast<uintptr_t>(base), std::memory_order_seq_cst);
   }
   void forget() { base_.store(0); }
@@ -31,7 +34,8 @@ class Directory {
   void count(bool on) {
     std::lock_guard<std::mutex> hold(mutex_);
     counts_ = on;
-    if (on) control_.assign(ranks_ * ranks_, 0), data_ = control_;
+    if (on)
+      for (auto& each : moved_) each.assign(ranks_ * ranks_, 0);
   }
 
   // `touch` does the access: with its count as one step, for what ranks wait for.
@@ -44,7 +48,7 @@ class Directory {
     for (uint64_t i = (from - base) / kLineBytes; i <= (from + bytes - 1 - base) / kLineBytes; ++i) {
       Line& line = lines_[i];
       if (counts_ && !writes && line.writer && line.writer != rank + 1 && !(line.holders & me))
-        ++(i * kLineBytes < data_at_ ? control_ : data_)[uint64_t(rank) * ranks_ + line.writer - 1];
+        ++moved_[kind_(i * kLineBytes)][uint64_t(rank) * ranks_ + line.writer - 1];
       if (writes)
         line.holders = me, line.writer = uint8_t(rank + 1);
       else
@@ -54,8 +58,7 @@ class Directory {
   }
 
   // Lines that a rank has read and another had written since it last did: [reader * ranks + writer].
-  const std::vector<uint64_t>& control() const { return control_; }
-  const std::vector<uint64_t>& data() const { return data_; }
+  const std::vector<uint64_t>& moved(Kind kind) const { return moved_[kind]; }
 
  private:
   struct Line {
@@ -64,9 +67,10 @@ class Directory {
   };
   std::mutex mutex_;
   std::vector<Line> lines_;
-  std::vector<uint64_t> control_, data_;
+  std::vector<uint64_t> moved_[3];
+  std::function<Kind(uint64_t)> kind_;
   uint32_t ranks_ = 0;
-  uint64_t bytes_ = 0, data_at_ = 0;
+  uint64_t bytes_ = 0;
   std::atomic<uintptr_t> base_{0};
   bool counts_ = false;
 };
