@@ -1,7 +1,8 @@
 """The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the
 measurement of gloo in tests/gloo_support.json; which versions of torch the suite ran on, from
 tests/torch_api/versions.json; what frameworks made of this backend, from tests/ecosystem/frameworks/outcomes.json; what
-has run on a GPU, from the reports in tests/gpu/results; what each file is for, from the first sentence in it.
+has run on a GPU, from the reports in tests/gpu/results; what each file is for, from the first sentence in it; which
+cache lines move in a call, from scripts/bench/lines.py, and what a test of the core expects of that.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write
@@ -175,13 +176,28 @@ def of_scripts():
     return table(["file", ""], rows)
 
 
+def lines():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from bench import lines
+
+    return lines
+
+
+def lines_moved():
+    return table(lines().HEAD, lines().rows())
+
+
 PAGES = {
+    "docs/internals/cost-model.md": {"lines": lines_moved},
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
     "docs/support.md": {"support": support, "versions": versions},
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},
 }
+
+
+WHOLE = {"backend/tests/access_count_expected.inc": lambda: lines().expected()}  # files that are nothing else
 
 
 def filled(page, text):
@@ -196,9 +212,9 @@ def filled(page, text):
 
 def main(check):
     stale = []
-    for page in PAGES:
+    for page in (*PAGES, *WHOLE):
         before = (ROOT / page).read_text()
-        after = filled(page, before)
+        after = WHOLE[page]() if page in WHOLE else filled(page, before)
         if before != after:
             stale.append(page)
             if not check:

@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its modules are of the package `bench`
 
-from bench import bar, call_steps, cost_check, groups, model_command, small_calls  # noqa: E402
+from bench import bar, beside, call_steps, cost_check, groups, model_command, small_calls  # noqa: E402
 from c10d_custom.bench import command, ranks  # noqa: E402
 from c10d_custom.bench.timing import Plan  # noqa: E402
 
@@ -82,6 +82,14 @@ def _parser() -> argparse.ArgumentParser:
             small_calls.run, args.ranks, small_calls.SmallCalls(args.against, _plan(args), args.json)
         ),
         *("--ranks", "--against", "--rounds", "--seconds", "--json"),
+    )
+    add(
+        "beside",
+        "what large asynchronous all_reduces cost a loop of matmuls, with one thread a rank and with as many as it has "
+        "by default",
+        lambda args: ranks.run(beside.run, args.ranks, beside.Beside(args.rounds, args.json)),
+        *("--ranks", "--rounds", "--json"),
+        rounds=dict(help="turns of each (default: %(default)s)"),
     )
     made = add(
         "groups",

@@ -38,6 +38,15 @@ def test_small_calls_and_the_steps_of_an_asynchronous_one_are_timed_for_each_bac
         assert ratio == f"{theirs / ours:.1f}" and over == f"{ours - nothing:.2f}"
 
 
+def test_matmuls_are_timed_alone_and_beside_all_reduces(tmp_path):
+    out = run([*OWN_BENCH, "beside", "--rounds", "2", "--json", tmp_path / "run.json"])
+    assert out.returncode == 0, out.stderr
+    took = json.loads((tmp_path / "run.json").read_text())["seconds"]
+    assert list(took) == ["alone", "threads1", "custom"]
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in took.values())
+    assert "threads by default cost them" in out.stdout
+
+
 def test_ddp_steps_are_timed_beside_a_group_that_does_nothing(tmp_path):
     out = bench(
         "--ddp", "8x2,16x3", "--batch", "2", "--against", "gloo,noop", "--json",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import ddp, models, ranks, references, sweep
+from . import ddp, machine, models, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -195,6 +195,19 @@ def add_to(commands: Any) -> None:
         help="DDP steps, and what communication costs them, of models of so many Linear layers (WIDTHxLAYERS), and of "
         f"{', '.join(models.NAMED)} (without a value: {_MODELS})",
     )
+    instead.add_argument(
+        "--machine",
+        action="store_true",
+        help="how this host's cores lie, and all_reduce, all_gather, all_to_all and barrier at 2 ranks to as many as "
+        "cores (or as -r says), beside gloo and, where installed, raw MPI and DeepSpeed's op, on a page",
+    )
+    bench.add_argument(
+        "--limit",
+        type=positive,
+        default=machine.LIMIT,
+        metavar="SECONDS",
+        help="--machine: what it may take in all (default: %(default)s)",
+    )
     bench.add_argument(
         "--batch", type=positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
     )
@@ -207,6 +220,8 @@ def _why_not(args: Any) -> str | None:
     """Why these options cannot be, together or here; None if they can."""
     if args.ranks is not None and ranks.launched():
         return "-r starts ranks, and here the launcher has started them"
+    if args.machine and ranks.launched():
+        return "--machine starts ranks, and here a launcher has started some"
     if args.factor < 2 or (args.ranks is not None and args.ranks < 2):
         return "needs at least 2 ranks, and a factor of at least 2"
     if not args.begin <= args.end:
@@ -238,6 +253,8 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)
+    if args.machine:
+        return machine.main(machine.Machine(args.limit, args.ranks, args.json, args.plot))
     args.against = args.threads or args.against
     if args.ddp:
         return ranks.run(
