@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "cpu_relax.h"
 #include "group.h"
 #include "p2p.h"
 #include "queue.h"
@@ -31,6 +32,8 @@ uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t count, Cp
   std::copy_n(made.cpus().begin(), std::min(all, room), places);
   return all;
 }
+
+void c10d_stay_cool(int stays) { stay_cool(stays); }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);
