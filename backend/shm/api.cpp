@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "cpu_relax.h"
 #include "group.h"
 #include "p2p.h"
 #include "queue.h"
@@ -33,6 +34,7 @@ uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t count, Cp
 }
 
 uint64_t c10d_group_cache_bytes(uint32_t ranks) { return group_cache_bytes(ranks); }
+void c10d_stay_cool(int stays) { stay_cool(stays); }
 
 int c10d_segment_create(const void* geometry, uint64_t* total) {
   return create_segment(*static_cast<const Geometry*>(geometry), total);

@@ -157,6 +157,9 @@ C10D_API uint32_t c10d_topology(const char* sys, const uint32_t* cpus, uint32_t 
 // Bytes of last-level cache that so many ranks can count on (topology.h); 0: not known.
 C10D_API uint64_t c10d_group_cache_bytes(uint32_t ranks);
 
+// Of this process, from now on: whether its waits use the deeper of the processor's states (cpu_relax.h).
+C10D_API void c10d_stay_cool(int);
+
 // Creates the segment (a memfd, mode 0600, no name in any file system). Returns its descriptor, or
 // -errno. Bytes in *total; of a failure, the SegmentCall that failed.
 C10D_API int c10d_segment_create(const void* geometry, uint64_t* total);

@@ -228,7 +228,7 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
           [&] {
             if (elsewhere) elsewhere(elsewhere_context);
           },
-          [&](int64_t now) { return leaves_core(*peer, now); }))
+          [&](int64_t now) { return leaves_core(*peer, now); }, &s.value))
     return kOk;
 
   struct Reaches final : Wait {

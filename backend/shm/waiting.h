@@ -8,8 +8,9 @@
 //   nobody a copy or a sum work, as a thread of ours  a moment, where some has just come        sleeps until it is
 //   woken, then ends
 //
-// One setting, C10D_CUSTOM_SPIN_US, is the time of the first; the second's is ten times that, for nobody wakes who
-// waits for MPI, and a sleep is longer than most answers take.
+// The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
+// is the time of the first; the second's is ten times that, for nobody wakes who waits for MPI, and a sleep is longer
+// than most answers take.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between
@@ -24,6 +25,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cpu_relax.h"
 #include "os.h"
 
 namespace c10d_custom {
@@ -44,15 +46,15 @@ class Spinner {
   const int64_t awake_ns;  // C10D_CUSTOM_SPIN_US
 
   // Looks until `done` or the limit; `between` looks it may do something else. Returns whether it is done.
-  // `leaves`: asked before the first yield, whether to sleep rather (seat.h).
+  // `leaves`: asked before the first yield, whether to sleep rather (seat.h). `line`: where `done` looks, if that is
+  // one line.
   template <class Done, class Between, class Leaves>
-  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves) {
+  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves, const void* line = nullptr) {
+    const Relaxing how = line ? relaxing() : Relaxing::kPause;
     int64_t now = began;
     for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
-      for (int i = 0; i < 32; ++i) {
-        if (done()) return true;
-        cpu_relax();
-      }
+      for (int i = 0; i < 16; ++i)  // of two looks each
+        if (relax_until(line, kCycles, done, how)) return true;
     if (now < sleep_until_.load(std::memory_order_relaxed) || leaves(now)) return false;
     const int64_t first = now;
     for (const int64_t until = std::min(deadline, began + awake_ns); now < until;) {
@@ -86,6 +88,7 @@ class Spinner {
     sleep_until_.store(now + next, std::memory_order_relaxed);
   }
 
+  static constexpr uint32_t kCycles = 1000;                   // of the processor's clock: within the next
   static constexpr int64_t kSpin = 1000;                      // ns: an answer that is under way already
   static constexpr int64_t kYieldToOthers = 2 * 1000 * 1000;  // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield

@@ -107,6 +107,14 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "for tests and measurements: which way collectives of CPU tensors on one host go, where they can "
         "(docs/internals/cost-model.md)",
     )
+    cool: int = _number(
+        "C10D_CUSTOM_COOL",
+        0,
+        0,
+        1,
+        "1: for machines that must stay cool. Who waits sleeps at once, as with `C10D_CUSTOM_SPIN_US=0`, and, where the "
+        "processor can wait for a cache line (WAITPKG, MWAITX), in the deeper of its states",
+    )
     threads: int = _number(
         "C10D_CUSTOM_THREADS",
         0,

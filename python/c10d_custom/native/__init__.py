@@ -151,6 +151,7 @@ class Core(c.CDLL):
         "memory_left": (c.c_uint64, c.c_uint64, c.c_char_p, c.c_uint32),
         "topology": (c.c_uint32, c.c_char_p, c.POINTER(c.c_uint32), c.c_uint32, c.POINTER(CpuPlace), c.c_uint32),
         "group_cache_bytes": (c.c_uint64, c.c_uint32),
+        "stay_cool": (None, c.c_int),
         "segment_create": (c.c_int, c.POINTER(Geometry), c.POINTER(c.c_uint64)),
         "open": (c.c_int, c.c_int, c.c_uint32, c.c_int64, Interrupted, c.POINTER(_Handle)),
         "inside": (c.c_int, _Handle),

@@ -320,5 +320,7 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
 
 
 def _open(fd: int, rank: int, config: Config, interrupted: Any, at: Any) -> None:
-    if error := lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, at):
+    if config.cool:
+        lib.c10d_stay_cool(1)
+    if error := lib.c10d_open(fd, rank, 0 if config.cool else config.spin_us * 1000, interrupted, at):
         raise OSError(error, os.strerror(error))
