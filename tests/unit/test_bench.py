@@ -182,18 +182,6 @@ def test_under_torchrun_each_process_is_a_rank_and_what_a_reference_refuses_is_s
     ] * 2
 
 
-@pytest.mark.full("test_bench_steps times them beside one more")
-def test_ddp_steps_are_timed_for_each_backend(tmp_path):
-    out = bench("--ddp", "8x2", "--json", str(tmp_path / "ddp.json"), *QUICK)
-    assert out.returncode == 0, out.stderr
-    written = json.loads((tmp_path / "ddp.json").read_text())["ddp"]
-    assert [(r["model"], r["parameters"], r["reference"]) for r in written] == [
-        ("8x2", 144, "custom"),
-        ("8x2", 144, "gloo"),
-    ]
-    assert all(r["comm"] == max(r["step"] - r["local"], 0) for r in written)
-
-
 @pytest.mark.parametrize(
     "options, env, why",
     [
@@ -207,7 +195,6 @@ def test_ddp_steps_are_timed_for_each_backend(tmp_path):
         (["-d", "quint8"], {}, "not a dtype of numbers"),
         (["-d", "float32", "-o", "band"], {}, "no meaning"),
         (["-o", "premul_sum"], {}, "no such reduction"),
-        (["--ddp", "1024"], {}, "WIDTHxLAYERS"),
         (["--json", "/no/such/folder/run.json"], {}, "cannot write"),
     ],
 )

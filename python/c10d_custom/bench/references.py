@@ -15,11 +15,9 @@ from .. import empty
 from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
-from .deepspeed_op import DeepSpeedOp
 from .floor import Floor
 from .ranks import first_said
 from .raw_mpi import RawMpi
-from .raw_oneccl import RawOneCcl
 
 if TYPE_CHECKING:
     from .case import Case
@@ -106,7 +104,8 @@ class Backend:
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
 # "threads2": custom with two threads in each rank.
 _THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
-_OTHERS = ("mpi", "deepspeed", "oneccl", "ucc", "floor", "empty", noop.NAME)
+_OTHERS = ("mpi", "ucc", "floor", "empty", noop.NAME)
+MORE: dict[str, Callable[[int], Reference]] = {}  # from elsewhere: how to make one on so many hosts
 
 
 class ZeroCopy(Backend):
@@ -127,7 +126,7 @@ def placed(reference: Reference, buffers: Buffers) -> Buffers:
 
 def known(name: str) -> bool:
     """Whether `make` knows it; whether it can be timed here is another matter."""
-    return name in _OTHERS or _THREADS.fullmatch(name) is not None or dist.is_backend_available(name)
+    return name in _OTHERS or name in MORE or _THREADS.fullmatch(name) is not None or dist.is_backend_available(name)
 
 
 def make(names: Iterable[str], hosts: int) -> tuple[dict[str, Reference], dict[str, str]]:
@@ -152,13 +151,11 @@ def make(names: Iterable[str], hosts: int) -> tuple[dict[str, Reference], dict[s
 def _made(name: str, hosts: int) -> Reference:
     if threads := _THREADS.fullmatch(name):
         return Backend(_group_of_threads(threads[1]))
+    if name in MORE:
+        return MORE[name](hosts)
     match name:
         case "mpi":
             return RawMpi()
-        case "deepspeed":
-            return DeepSpeedOp(hosts)
-        case "oneccl":
-            return RawOneCcl()
         case "floor":
             return Floor(dist.barrier)
         case ZeroCopy.NAME:
