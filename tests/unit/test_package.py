@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "c10d_custom"
 
 # Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
-LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "threads"}
-LAYERS = ["bench", "trace", "doctor", "", "c10d", "lowering", "transport", "creation", "launch", "native", LEAVES]
-TOOLS = ("bench", "trace", "doctor")
+LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "plotting", "threads"}
+LAYERS = ["bench", "doctor", "", "c10d", "trace", "lowering", "transport", "creation", "launch", "native", LEAVES]
+TOOLS = ("bench", "doctor")
 MODULES = 37  # at most, with which a rank starts on one host, its packages among them
 PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
 

@@ -21,10 +21,8 @@ _PACKAGE = __package__.rpartition(".")[0]
 # Every module that is imported inside a function which may run after a group was made and before a call of it has
 # ended, and what those import in turn; tests/unit/test_read_ahead.py compares.
 NAMES = (
-    "transport.parts",
-    "transport.fingerprint",
-    "transport.trace_file",
     "transport.call_log",
+    "transport.disagreement",
     "transport.failure",
     "transport.shm.error_text",
     "c10d.monitored_barrier",

@@ -16,12 +16,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..plotting import INK, OTHER, pyplot
-from ..transport.trace_file import UNDER_WAY
-from .merge import SEEN, circles, holders, in_words, inside, latest, ranks_in_words, standings
+from ..transport.call_log import UNDER_WAY
+from .report import SEEN, circles, holders, in_words, inside, latest, ranks_in_words, standings
 
 if TYPE_CHECKING:
-    from ..transport.trace_file import Dump, GroupTrace, Record
-    from .merge import GroupStanding
+    from ..transport.call_log import Record
+    from .file import Dump, GroupTrace
+    from .report import GroupStanding
 
 MISSING = "missing"  # a bar's state: others are in a collective that this rank has not entered
 _TICK = 1e-6  # seconds: what the files resolve

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..call import Agreement, Message
     from ..native import Failure, PeerState
-    from .trace_file import Peer, Record
+    from .call_log import Peer, Record
 
 
 _KINDS = {

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ..call import Agreement, Message
     from ..config import Config
     from .base import Ticket
+    from .call_log import Peer, Record
     from .cuda.transport import CudaTransport
     from .tickets import Queue
-    from .trace_file import Peer, Record
 
 
 class ByDevice(Transport):

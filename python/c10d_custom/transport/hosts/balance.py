@@ -17,7 +17,7 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from ...call import SHAPES, Op
-from ..parts import moves, sizes_of
+from ..disagreement import moves, sizes_of
 
 if TYPE_CHECKING:
     from ...call import Call

@@ -15,9 +15,9 @@ from ...creation.exchange import Exchange
 from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from ...threads import start
 from ..base import rank_name
+from ..call_log import Fingerprint
+from ..disagreement import mismatch_table, sizes_of
 from ..failure import ErrorText
-from ..fingerprint import Fingerprint, mismatch_table
-from ..parts import sizes_of
 from .flat_exchange import fingerprint, parse
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...call import Call
     from ...creation.topology import Location
-    from ..parts import Sizes
+    from ..disagreement import Sizes
     from ..trouble import Trouble
     from .failure_detector import FailureDetector, Fault
 

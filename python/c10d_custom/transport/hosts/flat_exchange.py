@@ -17,7 +17,7 @@ from ... import native
 from ...call import ANY_COUNT, Op
 from ...dtypes import PREMUL_SUM
 from ...native import lib, over_hosts
-from ..parts import AT_THE_ROOT
+from ..disagreement import AT_THE_ROOT
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, Balances, fit, of_part
 from .layout import Reduction

@@ -24,9 +24,8 @@ from ...native.fast import NOT_BEGUN
 from ...native.torch_inside import without_functions
 from ...threads import threading
 from ..base import Transport, rank_name
-from ..call_log import CallLog
+from ..call_log import CallLog, Peer
 from ..tickets import Queue
-from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from ...creation.topology import Location
     from ...launch.mpi_job import Job
     from ..base import LocalTransport, Ticket
-    from ..trace_file import Record
+    from ..call_log import Record
     from .failure_detector import FailureDetector
     from .link import Buffer
     from .local_call import LocalCall

@@ -19,8 +19,8 @@ from ... import native
 from ...call import ANY_COUNT, Op, changed
 from ...native import lib
 from ..cuts import chunks, evenly
+from ..disagreement import AT_THE_ROOT
 from ..failure import LATER
-from ..parts import AT_THE_ROOT
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, fit, together
 from .flat_exchange import HEAD_BYTES, fingerprint

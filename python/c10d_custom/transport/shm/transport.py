@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...creation.gathering import Gathering
     from ...creation.local_datagrams import Neighbours
     from ...native.fast import FastCollective
-    from ..trace_file import Peer, Record
+    from ..call_log import Peer, Record
 
 
 _LONG, _FOREVER = 1e9, 2**63 - 1  # s, ns

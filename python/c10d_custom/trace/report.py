@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..transport.trace_file import UNDER_WAY
+from ..transport.call_log import UNDER_WAY
 
 if TYPE_CHECKING:
-    from ..transport.trace_file import Dump, GroupTrace, Peer, Record
+    from ..transport.call_log import Peer, Record
+    from .file import Dump, GroupTrace
 
 
 SEEN = {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"}  # of a Peer's states
@@ -205,7 +206,7 @@ def _describe_rank(rank: int, dump: Dump, groups: list[GroupStanding]) -> str:
         )
     else:
         text += "has made no call"
-    return f"{text}. Written on: {dump.reason}" + ("" if dump.whole else " (the file is cut off)")
+    return f"{text}. Written on: {dump.reason}"
 
 
 def circles(waits: Iterable[Wait]) -> list[tuple[int, ...]]:
