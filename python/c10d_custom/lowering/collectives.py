@@ -175,15 +175,20 @@ def check_list(
             raise UsageError(f"{name}: {what}[{i}] has {t.numel()} elements, expected {like.numel()}")
 
 
-def check_root(name: str, root: int, size: int) -> None:
-    if not 0 <= root < size:
-        raise UsageError(f"{name}: root rank {root} is not in a group of {size} ranks")
+def check_alike(name: str, output: torch.Tensor, t: torch.Tensor) -> None:
+    if output.dtype is not t.dtype:
+        raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
+    check_device(name, output, t, "output")
 
 
 def split_flat(name: str, flat: torch.Tensor, size: int, what: str) -> Sequence[torch.Tensor]:
     if flat.numel() % size:
         raise UsageError(f"{name}: {what} has {flat.numel()} elements, not a multiple of the {size} ranks")
     return flat.view(-1).split(flat.numel() // size) if flat.numel() else [flat.view(-1)] * size
+
+
+def _call(op: Op, name: str, t: torch.Tensor, timeout: float, count: int = 0, what: str = "tensor") -> Call:
+    return Call(op, name, check_tensor(name, t, what), timeout, count=count, device=device_of(t))
 
 
 class Lowering:
@@ -200,20 +205,26 @@ class Lowering:
             call.factor = float(factor)
         return call
 
+    def _rooted(self, op: Op, name: str, t: torch.Tensor, root: int, timeout: float) -> Call:
+        call = _call(op, name, t, timeout, t.numel())
+        if not 0 <= root < self.size:
+            raise UsageError(f"{name}: root rank {root} is not in a group of {self.size} ranks")
+        call.root = root
+        return call
+
+    def _check_whole(self, name: str, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """``whole``, the output or the input, has a part for each rank, as large as ``part``, the other of the two."""
+        check_alike(name, *((whole, part) if what == "output" else (part, whole)))
+        if whole.numel() != part.numel() * self.size:
+            raise UsageError(
+                f"{name}: {what} has {whole.numel()} elements, expected {part.numel()} x {self.size} ranks"
+            )
+
     def barrier(self, device: torch.device | None, timeout: float) -> Call:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
     def broadcast(self, t: torch.Tensor, root: int, timeout: float) -> Call:
-        call = Call(
-            Op.broadcast,
-            "broadcast",
-            check_tensor("broadcast", t),
-            timeout,
-            root=root,
-            count=t.numel(),
-            device=device_of(t),
-        )
-        check_root("broadcast", root, self.size)
+        call = self._rooted(Op.broadcast, "broadcast", t, root, timeout)
         if root == self.rank:
             call.inputs = [source(t)]
         else:
@@ -221,19 +232,12 @@ class Lowering:
         return call
 
     def all_reduce(self, t: torch.Tensor, op: Any, timeout: float) -> Call:
-        call = Call(
-            Op.all_reduce, "all_reduce", check_tensor("all_reduce", t), timeout, count=t.numel(), device=device_of(t)
-        )
-        self._reducing(call, op)
+        call = self._reducing(_call(Op.all_reduce, "all_reduce", t, timeout, t.numel()), op)
         call.inputs = call.outputs = [target_with_input(t, call)]
         return call
 
     def reduce(self, t: torch.Tensor, root: int, op: Any, timeout: float) -> Call:
-        call = Call(
-            Op.reduce, "reduce", check_tensor("reduce", t), timeout, root=root, count=t.numel(), device=device_of(t)
-        )
-        check_root("reduce", root, self.size)
-        self._reducing(call, op)
+        call = self._reducing(self._rooted(Op.reduce, "reduce", t, root, timeout), op)
         if root == self.rank:
             call.inputs = call.outputs = [target_with_input(t, call)]
         else:
@@ -241,7 +245,7 @@ class Lowering:
         return call
 
     def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, timeout: float) -> Call:
-        call = Call(Op.all_gather, "all_gather", check_tensor("all_gather", t), timeout, device=device_of(t))
+        call = _call(Op.all_gather, "all_gather", t, timeout)
         check_list("all_gather", outputs, self.size, t, "output list", equal=False)
         mine = outputs[self.rank].numel()
         if mine != t.numel():
@@ -255,13 +259,9 @@ class Lowering:
     def all_gather_single(self, output: torch.Tensor, t: torch.Tensor, timeout: float) -> Call:
         name = "all_gather_into_tensor"
         check_tensor(name, output, "output")
-        dtype = check_tensor(name, t, "input")
-        if output.dtype is not t.dtype:
-            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
-        check_device(name, output, t, "output")
-        if output.numel() != t.numel() * self.size:
-            raise UsageError(f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks")
-        call = Call(Op.all_gather, name, dtype, timeout, count=t.numel(), inputs=[source(t)], device=device_of(t))
+        call = _call(Op.all_gather, name, t, timeout, t.numel(), "input")
+        self._check_whole(name, "output", output, t)
+        call.inputs = [source(t)]
         in_place = is_plain(output) and t.data_ptr() == output.data_ptr() + self.rank * t.nbytes
         whole = output if in_place else self._apart(output, call.inputs, call)
         call.outputs = split_flat(name, whole, self.size, "output")
@@ -269,7 +269,7 @@ class Lowering:
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any, timeout: float) -> Call:
         name = "reduce_scatter"
-        call = Call(Op.reduce_scatter, name, check_tensor(name, output, "output"), timeout, device=device_of(output))
+        call = _call(Op.reduce_scatter, name, output, timeout, what="output")
         check_list(name, inputs, self.size, output, "input list", equal=False)
         if inputs[self.rank].numel() != output.numel():
             raise UsageError(
@@ -285,19 +285,8 @@ class Lowering:
     def reduce_scatter_single(self, output: torch.Tensor, t: torch.Tensor, op: Any, timeout: float) -> Call:
         name = "reduce_scatter_tensor"
         check_tensor(name, t, "input")
-        call = Call(
-            Op.reduce_scatter,
-            name,
-            check_tensor(name, output, "output"),
-            timeout,
-            count=output.numel(),
-            device=device_of(output),
-        )
-        if output.dtype is not t.dtype:
-            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
-        check_device(name, output, t, "output")
-        if t.numel() != output.numel() * self.size:
-            raise UsageError(f"{name}: input has {t.numel()} elements, expected {output.numel()} x {self.size} ranks")
+        call = _call(Op.reduce_scatter, name, output, timeout, output.numel(), "output")
+        self._check_whole(name, "input", t, output)
         self._reducing(call, op)
         call.inputs = split_flat(name, source(t), self.size, "input")
         call.outputs = [self._scattered(output, call)]
@@ -307,14 +296,7 @@ class Lowering:
         name = "all_to_all"
         if not inputs or not outputs:
             raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
-        call = Call(
-            Op.all_to_all,
-            name,
-            check_tensor(name, inputs[0], "input[0]"),
-            timeout,
-            count=ANY_COUNT,
-            device=device_of(inputs[0]),
-        )
+        call = _call(Op.all_to_all, name, inputs[0], timeout, ANY_COUNT, "input[0]")
         check_list(name, inputs, self.size, inputs[0], "input list", equal=False)
         check_list(name, outputs, self.size, inputs[0], "output list", equal=False)
         self._own_part(name, inputs, outputs)
@@ -332,10 +314,8 @@ class Lowering:
     ) -> Call:
         name = "all_to_all_single"
         check_tensor(name, output, "output")
-        call = Call(Op.all_to_all, name, check_tensor(name, t, "input"), timeout, count=ANY_COUNT, device=device_of(t))
-        if output.dtype is not t.dtype:
-            raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
-        check_device(name, output, t, "output")
+        call = _call(Op.all_to_all, name, t, timeout, ANY_COUNT, "input")
+        check_alike(name, output, t)
         call.inputs = self._split_rows(name, source(t), input_splits, "input")
         whole = self._apart(output, call.inputs, call)
         call.outputs = self._split_rows(name, whole, output_splits, "output")
@@ -343,10 +323,7 @@ class Lowering:
         return call
 
     def gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, root: int, timeout: float) -> Call:
-        call = Call(
-            Op.gather, "gather", check_tensor("gather", t), timeout, root=root, count=t.numel(), device=device_of(t)
-        )
-        check_root("gather", root, self.size)
+        call = self._rooted(Op.gather, "gather", t, root, timeout)
         call.inputs = [source(t)]
         if root == self.rank:
             check_list("gather", outputs, self.size, t, "gather list", equal=False)
@@ -359,32 +336,16 @@ class Lowering:
 
     def gather_single(self, output: torch.Tensor, t: torch.Tensor, root: int, timeout: float) -> Call:
         name = "gather_single"
-        call = Call(Op.gather, name, check_tensor(name, t), timeout, root=root, count=t.numel(), device=device_of(t))
-        check_root(name, root, self.size)
+        call = self._rooted(Op.gather, name, t, root, timeout)
         call.inputs = [source(t)]
         if root == self.rank:
             check_tensor(name, output, "output")
-            if output.dtype is not t.dtype:
-                raise UsageError(f"{name}: output is {output.dtype}, input is {t.dtype}")
-            check_device(name, output, t, "output")
-            if output.numel() != t.numel() * self.size:
-                raise UsageError(
-                    f"{name}: output has {output.numel()} elements, expected {t.numel()} x {self.size} ranks"
-                )
+            self._check_whole(name, "output", output, t)
             call.outputs = split_flat(name, self._apart(output, call.inputs, call), self.size, "output")
         return call
 
     def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, timeout: float) -> Call:
-        call = Call(
-            Op.scatter,
-            "scatter",
-            check_tensor("scatter", output),
-            timeout,
-            root=root,
-            count=output.numel(),
-            device=device_of(output),
-        )
-        check_root("scatter", root, self.size)
+        call = self._rooted(Op.scatter, "scatter", output, root, timeout)
         if root == self.rank:
             check_list("scatter", inputs, self.size, output, "scatter list", equal=False)
             self._own_part("scatter", inputs, [output] * self.size)
