@@ -18,7 +18,6 @@ from c10d_custom.creation.gathering import started
 from c10d_custom.doctor import command, gpus, memory, mpi, rank, report, self_test, settings, software
 from c10d_custom.doctor.finding import Finding, State
 from c10d_custom.launch import mpich_files
-from c10d_custom.native import free_memory
 
 ASK = "import sys; sys.argv = ['c10d_custom', 'doctor', *{!r}]; from c10d_custom.__main__ import main; sys.exit(main())"
 
@@ -191,7 +190,7 @@ def test_the_version_of_torch(monkeypatch, tested, state):
 
 @pytest.mark.parametrize("free, state", [(1 << 20, State.FAILS), (5 << 20, State.REMARK), (1 << 34, State.FINE)])
 def test_memory(monkeypatch, free, state):
-    monkeypatch.setattr(free_memory, "left", lambda: (free, "the cgroup /here"))
+    monkeypatch.setattr(native, "memory_left", lambda: (free, "the cgroup /here"))
     said = memory.memory()
     assert said.state is state and "left, of the cgroup /here" in said.text
 

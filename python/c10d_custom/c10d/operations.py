@@ -5,7 +5,7 @@ Each method takes the forms that c10d's callers use, for a Python override shado
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
 positional arguments stand one place before ours.
 
-Synchronous collectives may go the fast path (base.FastCollective), which takes plain CPU tensors in equal parts
+Synchronous collectives may go the fast path (transport.FastCollective), which takes plain CPU tensors in equal parts
 straight to the core; of what it does not take it has done nothing, and the slow path (issuing.py) goes on. The table
 below says for which, and what c10d's options say of each."""
 
@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ..call import SHAPES, Op, seconds_of
-from ..lowering.collectives import only, own_list
+from ..lowering import only, own_list
 from ..native import SLOW_PATH
 from .issuing import FastPath, Issuing
 from .torch_private import opaque_to_dynamo

@@ -99,7 +99,7 @@ def read_ahead() -> None:
                 found[full] = _InMemory(full, os.path.join(folder, *name.split(".")) + ".py")
             else:
                 found[full] = _FromElsewhere(full)
-    except (OSError, ImportError, AttributeError):  # they are found later, or not: base.py's `plain_error`
+    except (OSError, ImportError, AttributeError):  # they are found later, or not: transport's `plain_error`
         return
     if found and sys.meta_path is not None:
         _read.update(found)

@@ -28,7 +28,7 @@ from .issuing import followed, forget, stacks, written
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..transport.base import Transport
+    from ..transport import Transport
     from ..transport.call_log import Record
 
 

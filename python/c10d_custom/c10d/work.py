@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from ..call import StreamOp
-    from ..transport.base import Ticket, Transport
+    from ..transport import Ticket, Transport
 
 
 # How long a wait for the GPU sleeps before it asks again.
@@ -251,7 +251,7 @@ class Work(_TorchWork):
 
     def _await(self, seconds: float | None) -> None:
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
-        behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
+        behind that would still touch the tensors: what is not over is withdrawn first (transport/__init__.py)."""
         self._completer.refuse_inside(self._tickets)
         if len(self._tickets) > 1:
             self._want()  # all, not each in its turn

@@ -30,10 +30,10 @@ from urllib.parse import parse_qsl, urlparse
 from ..call import seconds_of
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
+from ..host import boot_id, host_key, network
 from ..threads import socket
 from . import launcher
 from .addresses import addresses
-from .host import boot_id, host_key, network
 from .mpi_job import INSTALL, job
 from .mpich_files import remove_files
 

@@ -277,3 +277,12 @@ def _quick_inside(lib: c.CDLL) -> Callable[[Any], int]:
 
 lib = _load()
 inside = _quick_inside(lib)
+
+
+def memory_left(enough: int = NEVER) -> tuple[int, str]:
+    """How much memory this process can still get, less some that stays with the program: (bytes, whose limit that is),
+    of what the machine has and what its cgroups allow (backend/shm/room.h). File caches count as free. To ask for them
+    takes the kernel a while: not where there are ``enough`` bytes without, and then the answer is as many at least."""
+    whose = c.create_string_buffer(4096)
+    free = lib.c10d_memory_left(enough, whose, len(whose))
+    return free, whose.value.decode(errors="replace")

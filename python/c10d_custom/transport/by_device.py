@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import threading, time
-from .base import Transport
+from . import Transport
 
 if TYPE_CHECKING:
     import torch
 
     from ..call import Agreement, Message
     from ..config import Config
-    from .base import Ticket
+    from . import Ticket
     from .call_log import Peer, Record
     from .cuda.transport import CudaTransport
     from .tickets import Queue

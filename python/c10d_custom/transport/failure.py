@@ -21,7 +21,6 @@ from ..errors import (
     TransportError,
     UsageError,
 )
-from ..native.free_memory import left
 
 if TYPE_CHECKING:
     from ..call import Call, Message
@@ -105,7 +104,7 @@ class ErrorText:
         error = os.strerror(self.f.actual)
         if self.f.actual != errno.ENOMEM:
             return f"no memory (fallocate: {error})"
-        free, whose = left()
+        free, whose = native.memory_left()
         return f"no memory ({error}; {whose} has {free >> 10} KiB left)"
 
     def _timed_out(self, found_by: str) -> CollectiveTimeoutError:

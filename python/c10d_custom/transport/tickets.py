@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..errors import AbortedError
 from ..native import lib
 from ..threads import Lent, lend, threading
-from .base import Ticket
+from . import Ticket
 
 if TYPE_CHECKING:
     from ..call import Call
-    from .base import Transport
+    from . import Transport
 
 
 _LINGER = 0.05  # s without a job, after which a Queue gives its thread back

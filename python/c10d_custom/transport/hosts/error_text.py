@@ -14,7 +14,7 @@ from ...call import ANY_COUNT
 from ...creation.exchange import Exchange
 from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from ...threads import start
-from ..base import rank_name
+from .. import rank_name
 from ..call_log import Fingerprint
 from ..disagreement import mismatch_table, sizes_of
 from ..failure import ErrorText

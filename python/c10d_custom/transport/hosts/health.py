@@ -14,7 +14,7 @@ from .failure_detector import Fault
 
 if TYPE_CHECKING:
     from ...native import Failure
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .failure_detector import FailureDetector
     from .layout import Hosts
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...call import changed
-from ...native.fast import NOT_BEGUN
-from ..base import Ticket
+from ...native.direct import NOT_BEGUN
+from .. import Ticket
 
 if TYPE_CHECKING:
     import torch
 
     from ...call import Message
-    from ..base import LocalTransport
+    from .. import LocalTransport
 
 
 class LocalMessages:

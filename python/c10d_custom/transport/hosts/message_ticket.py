@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Request, Status
 
     from ...call import Message
-    from ..base import Ticket
+    from .. import Ticket
     from .link import Buffer, MpiLink
 
 

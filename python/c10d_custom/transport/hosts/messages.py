@@ -30,7 +30,7 @@ from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
-from ...native.torch_inside import without_functions
+from ...native.direct import without_functions
 from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
@@ -56,7 +56,7 @@ from .room import Room
 if TYPE_CHECKING:
     from ...call import Message
     from ...errors import UsageError
-    from ..base import Ticket
+    from .. import Ticket
     from ..call_log import CallLog
     from .link import MpiLink
 

@@ -20,10 +20,9 @@ from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.gathering import Processes
 from ...errors import TransportError
-from ...native.fast import NOT_BEGUN
-from ...native.torch_inside import without_functions
+from ...native.direct import NOT_BEGUN, without_functions
 from ...threads import threading
-from ..base import Transport, rank_name
+from .. import Transport, rank_name
 from ..call_log import CallLog, Peer
 from ..tickets import Queue
 from ..trouble import Trouble
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ...config import Config
     from ...creation.topology import Location
     from ...launch.mpi_job import Job
-    from ..base import LocalTransport, Ticket
+    from .. import LocalTransport, Ticket
     from ..call_log import Record
     from .failure_detector import FailureDetector
     from .link import Buffer

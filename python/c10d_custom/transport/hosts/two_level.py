@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ...call import Buffer as Tensor
     from ...call import Call
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .algorithm import Limits
     from .balance import Balances
     from .flat_exchange import FlatExchange

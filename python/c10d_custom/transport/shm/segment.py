@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
-from ...native import Geometry, lib
-from ...native import free_memory as memory
+from ...native import Geometry, lib, memory_left
 from ...threads import selectors, socket, time
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def _all_well(failures: Sequence[str | None]) -> None:
 def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     wanted = geometry(config, size, board_bytes)
     takes = at_once(wanted)
-    free, whose = memory.left(takes)
+    free, whose = memory_left(takes)
     if takes > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.
         raise TransportError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import DOCTOR, TransportError
+from .errors import DOCTOR, TransportError
 
 
 def boot_id() -> str:
