@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from c10d_custom.bench import environment, noop, ranks, references, table
-from c10d_custom.bench.busy import burning
+from c10d_custom.bench.ranks import burning
 
 from . import models
 from .step_time import measure

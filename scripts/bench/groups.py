@@ -16,7 +16,7 @@ from typing import Any
 
 from c10d_custom import native
 from c10d_custom.bench import environment
-from c10d_custom.bench.busy import burning
+from c10d_custom.bench.ranks import burning
 
 from .forked import SECONDS, WHAT
 

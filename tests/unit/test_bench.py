@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.bench import busy, sweep_picture
+from c10d_custom.bench import ranks, sweep_picture
 from c10d_custom.bench.case import REDUCING, ROOTED
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.values import Values, differing
@@ -286,14 +286,14 @@ def test_what_a_check_expects_is_exact(dtype, size):
 
 
 def test_a_burner_ends_with_its_parent():
-    with busy.burning(2):
+    with ranks.burning(2):
         pass  # returns: both are dead and reaped
     parent = (
         "import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1], "
         "str(os.getpid())], "
         "stdout=subprocess.DEVNULL).pid)"
     )
-    out = subprocess.run([sys.executable, "-S", "-c", parent, busy._BURN], text=True, capture_output=True, timeout=60)
+    out = subprocess.run([sys.executable, "-S", "-c", parent, ranks._BURN], text=True, capture_output=True, timeout=60)
     pid, until = int(out.stdout), time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < until

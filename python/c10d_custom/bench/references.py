@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -15,9 +16,9 @@ from .. import empty
 from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
-from .floor import Floor
 from .ranks import first_said
 from .raw_mpi import RawMpi
+from .values import zeros
 
 if TYPE_CHECKING:
     from .case import Case
@@ -99,6 +100,41 @@ class Backend:
             send = partial(dist.send, target, group=self.group, group_dst=peer)
             recv = partial(dist.recv, target, group=self.group, group_src=peer)
         return there_and_back(case.rank, send, recv)
+
+
+_BYTES = 64 << 20  # copied between two barriers, at least: their cost must not count
+
+
+class Floor:
+    """The memory floor: all ranks copy the size's bytes, once, at the same time, from one private buffer to another. No
+    collective whose ranks each read and write so many bytes can take less where memory is what limits it."""
+
+    checked = False
+
+    def __init__(self, barrier: Callable[[], object]) -> None:
+        self.barrier = barrier
+
+    def repeats(self, case: Case) -> int:
+        """Copies in one call of the function; its time is divided by it. Ranks that outnumber the cores take turns, and
+        only a barrier at the end shows how long all of them took."""
+        return max(1, min(64, _BYTES // case.nbytes))
+
+    def bind(self, case: Case, buffers: Buffers) -> Callable[[], None]:
+        source, target = zeros(case.count, case.dtype), zeros(case.count, case.dtype)
+        to, of, size, times, barrier = (
+            target.data_ptr(),
+            source.data_ptr(),
+            case.nbytes,
+            self.repeats(case),
+            self.barrier,
+        )
+
+        def copies(keep: object = (source, target)) -> None:
+            for _ in range(times):
+                ctypes.memmove(to, of, size)
+            barrier()
+
+        return copies
 
 
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.

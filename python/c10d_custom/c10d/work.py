@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import AbortedError, CollectiveTimeoutError, TransportError
-from ..threads import Lent, lend, threading, time
+from ..threads import GPU, Lent, lend, rest, threading, time
 from .torch_private import register_work
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ..call import StreamOp
     from ..transport import Ticket, Transport
 
-
-# How long a wait for the GPU sleeps before it asks again.
-_GPU_STEP = 50e-6
 
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
@@ -358,7 +355,7 @@ class DeviceWork(Work):
         for stream_op in self._stream_ops:
             stream_op.join()
         if seconds and seconds > 0:
-            self._await_gpu(began + seconds, seconds)
+            self._await_gpu(began, seconds)
             super()._let_go()
         elif all(f.joined_at_home() for f in self._stream_ops):
             super()._let_go()
@@ -372,11 +369,11 @@ class DeviceWork(Work):
         super()._let_go()
         return True
 
-    def _await_gpu(self, deadline: float, seconds: float) -> None:
+    def _await_gpu(self, began: float, seconds: float) -> None:
         while not all(f.completed() for f in self._stream_ops):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + seconds:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
-            time.sleep(_GPU_STEP)
+            rest(GPU, time.monotonic() - began)
 
     def _let_go(self) -> None:
         if self._error is not None:

@@ -123,7 +123,7 @@ def sharing() -> Finding:
         try:
             need.probe()
         except ImportError:
-            continue  # no core: processor.py tells
+            continue  # no core: software.py tells
         except OSError as error:
             refused.append((need, error.strerror or str(error)))
     filtered = _status("Seccomp") == "2"

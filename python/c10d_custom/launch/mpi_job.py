@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
-from ..threads import socket, threading, time
+from ..threads import OVER_MPI, rest, socket, threading, time
 from . import launcher, leaving, libfabric, mpich_files
 from .mapped import mapped_files
 from .mpich_files import remove_files
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .pmi import PmiServer
 
 
-SPIN_SECONDS = 200e-6
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
 _LOOK = 20e-3  # s: while MPI starts
 _LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
@@ -69,7 +67,6 @@ class Job:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
         then still under way. ``check`` is called now and then, and may raise."""
         begun = checked = time.monotonic()
-        pause = SHORTEST_SLEEP
         while not self._complete(requests):
             now = time.monotonic()
             if now >= deadline:
@@ -77,11 +74,7 @@ class Job:
             if check is not None and now - checked >= CHECK_SECONDS:
                 checked = now
                 check()
-            if now - begun < SPIN_SECONDS:
-                os.sched_yield()
-            else:
-                time.sleep(min(pause, deadline - now))
-                pause = min(2 * pause, LONGEST_SLEEP)
+            rest(OVER_MPI, now - begun)
         return True
 
     def _complete(self, requests: Sequence[Any]) -> bool:
@@ -374,7 +367,7 @@ def _linger(job: Job) -> None:
     with contextlib.suppress(job.MPI.Exception):
         while not hasattr(sys, "last_value") and time.monotonic() < until:
             job.world.Iprobe()
-            time.sleep(SHORTEST_SLEEP)
+            time.sleep(OVER_MPI.often)
 
 
 def _finalize_unlocked(MPI: Any) -> None:

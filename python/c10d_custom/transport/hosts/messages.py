@@ -31,7 +31,7 @@ from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
 from ...native.direct import without_functions
-from ...threads import threading, time
+from ...threads import OVER_MPI, rest, threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .link import BackgroundTransfers, Buffer
@@ -98,7 +98,7 @@ class _Posted(MessageTicket):
                 if (error := self.engine.refusal(self.message)) is not None:
                     raise error
             self.engine.serve_this_host()
-            self.engine.link.pause(waited)
+            rest(OVER_MPI, waited)
         return self._done
 
 
