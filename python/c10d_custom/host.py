@@ -9,7 +9,7 @@ from .errors import DOCTOR, TransportError
 
 
 def boot_id() -> str:
-    """Of the running kernel. TransportError where it cannot be read."""
+    """Returns the boot id of the running kernel. TransportError where it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as f:
             return f.read().strip()

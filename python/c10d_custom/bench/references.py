@@ -151,7 +151,7 @@ class ZeroCopy(Backend):
 
 
 def placed(reference: Reference, buffers: Buffers) -> Buffers:
-    """The same buffers where ``reference`` takes them."""
+    """Returns the buffers, moved to memory that ``reference`` can take."""
     if not isinstance(reference, ZeroCopy):
         return buffers
     source, target = (None if t is None else empty(t.shape, dtype=t.dtype) for t in (buffers.source, buffers.target))

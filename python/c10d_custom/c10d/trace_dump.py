@@ -98,7 +98,7 @@ def _rank(groups: list[GroupTrace]) -> int:
 
 
 def _write(folder: str, reason: str, groups: list[GroupTrace]) -> str:
-    """Writes a file of ours. Returns its path."""
+    """Writes this process's own trace file (not torch's). Returns its path."""
     rank, host = _rank(groups), socket.gethostname()
     dump = Dump(rank, os.getpid(), host, time.time(), reason.partition("\n")[0], groups)
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -196,7 +196,7 @@ class Work(_TorchWork):
         return False
 
     def has_ended(self) -> bool:
-        """The same, asked by who does not wait for it."""
+        """Returns what is_completed does, for a caller that will not wait for the operation."""
         if not self._over:
             for ticket in self._tickets:
                 if not ticket.done():
@@ -268,7 +268,7 @@ class Work(_TorchWork):
         self.settle()
 
     def _await_tickets(self, deadline: float | None) -> Ticket | None:
-        """The first that was not done by then, or None."""
+        """Waits for all tickets. Returns the first that was not done at the deadline, or None."""
         for ticket in self._tickets:
             if deadline is None:
                 while not ticket.wait(_SLICE, True):

@@ -12,7 +12,7 @@ from .._version import __version__
 
 
 class State(IntEnum):
-    """As the command's exit status: the worst of all findings."""
+    """How well a check went. The worst of all findings is the command's exit status."""
 
     FINE = 0
     REMARK = 1  # groups work, and something about them is worth to know

@@ -49,7 +49,7 @@ def memory() -> Finding:
 
 
 def limits() -> Finding:
-    """Those of this process that a group can run into."""
+    """Finds the limits of this process that a group can run into."""
     soft = {
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "processes and threads of the user": resource.getrlimit(resource.RLIMIT_NPROC)[0],

@@ -30,7 +30,7 @@ _RANK = "import sys; sys.path.append(sys.argv[1]); from c10d_custom.doctor impor
 
 
 def self_test() -> Finding:
-    """FAILS where a rank fails or none of them ends."""
+    """Makes and uses a group of two ranks. The finding is FAILS where a rank fails or does not end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="c10d_custom-doctor-") as folder:
         failure = _run(Path(folder), began + DEADLINE)

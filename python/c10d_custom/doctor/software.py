@@ -14,7 +14,7 @@ _ENTRY_POINTS = (("torch.backends", "c10d_custom"), ("torch.distributed.backends
 
 
 def package() -> Finding:
-    """Whether torch finds it without an import of ours."""
+    """Finds out whether torch finds this package without an import of it."""
     missing = [group for group, name in _ENTRY_POINTS if not any(e.name == name for e in entry_points(group=group))]
     off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
     facts: dict[str, Any] = {
@@ -43,7 +43,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def torch() -> Finding:
-    """Its version, and whether the tests have run on it."""
+    """Finds torch's version, and whether the tests have run on it."""
     first, last = TESTED_TORCH
     facts: dict[str, Any] = {"tested": list(TESTED_TORCH), "torch": None}
     try:

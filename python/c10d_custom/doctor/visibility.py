@@ -40,7 +40,7 @@ def _memfd() -> None:
 
 
 def _segment() -> None:
-    """As the core makes one, seals, maps and locks it."""
+    """Makes, seals, maps and locks a segment, as the core does."""
     try:
         from ..native import Interrupted, lib
     except OSError as error:
@@ -117,7 +117,7 @@ NEEDS = (
 
 
 def sharing() -> Finding:
-    """What is refused of NEEDS."""
+    """Finds what the system refuses of NEEDS."""
     refused: list[tuple[Need, str]] = []
     for need in NEEDS:
         try:

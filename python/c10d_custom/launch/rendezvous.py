@@ -70,7 +70,7 @@ def env_rendezvous(
 
 
 def _filling_in(steps: Iterator[Rendezvous]) -> Iterator[Rendezvous]:
-    """What scripts read once they have a group."""
+    """Sets the variables that scripts read once they have a group."""
     for step in steps:
         launcher.fill_environment()
         yield step

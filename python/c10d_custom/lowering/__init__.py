@@ -123,7 +123,7 @@ def count_changes(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def put_back(call: Call | Message) -> None:
-    """What is left to do for a call that is done."""
+    """Copies the results of a call that is done to where its caller wants them."""
     if call.device is None:  # else done on the stream of the call
         copy_back(call.copy_back)
 
@@ -192,7 +192,7 @@ def _call(op: Op, name: str, t: torch.Tensor, timeout: float, count: int = 0, wh
 
 
 class Lowering:
-    """For one group: ``rank`` of ``size``."""
+    """Makes the calls of one group, on its ``rank`` of ``size``."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -212,7 +212,7 @@ _DLPACK = {
 if TYPE_CHECKING:
 
     class FastCollective(Protocol):
-        """Of one rank of one group."""
+        """The direct way of one rank's collectives in one group."""
 
         def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
             """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
@@ -229,7 +229,7 @@ if TYPE_CHECKING:
             """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
 
         def close(self) -> None:
-            """Both take the slow path from now on. While nobody is in it."""
+            """Sends both on the slow path from now on. To be called while nobody is in either."""
 
 
 class _ByCtypes:

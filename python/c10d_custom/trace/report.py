@@ -45,12 +45,12 @@ def group_key(group: GroupTrace) -> tuple[str, tuple[int, ...]]:
 
 
 def inside(record: Record) -> bool:
-    """Whether a rank whose last collective this is has got stuck in it."""
+    """Returns whether a rank whose last collective this is has got stuck in it."""
     return record.state != "done"
 
 
 class GroupStanding:
-    """One group, over all files."""
+    """What all files together say of one group."""
 
     def __init__(self, name: str, members: list[int]) -> None:
         self.name, self.members = name, members
@@ -253,7 +253,7 @@ def holders(waits: Sequence[Wait]) -> dict[int, set[int]]:
 
 
 def report(dumps: Iterable[Dump]) -> list[str]:
-    """Lines for a person."""
+    """Returns the report as lines for a person to read."""
     newest = latest(dumps)
     groups = standings(newest)
     lines = [_describe_rank(rank, dump, groups) for rank, dump in sorted(newest.items())]

@@ -79,7 +79,7 @@ class Row:
 
     @property
     def height(self) -> int:
-        """In lanes; a note has one of its own."""
+        """The row's height in lanes; a note has a lane of its own."""
         return max(1, len(self.lanes) + bool(self.note))
 
     @property
@@ -153,7 +153,7 @@ def positions(bars: Sequence[Bar]) -> dict[float, float]:
 
 
 def verdict(dumps: Iterable[Dump]) -> list[str]:
-    """Who holds up whom, in a line each."""
+    """Says who holds up whom, in a line each."""
     waits = [w for g in standings(latest(dumps)) for w in g.waits()]
     return [in_words(circle) for circle in circles(waits)] + [
         f"rank {rank} holds up {ranks_in_words(behind)}" for rank, behind in holders(waits).items()

@@ -212,7 +212,7 @@ class Transport(ABC):
     # --- memory of which its collectives need no copy
 
     def has_arena(self) -> bool:
-        """Whether `take` gives any, as far as is known."""
+        """Returns whether `take` gives memory, as far as is known."""
         return False
 
     def take(self, bytes: int) -> Any:
@@ -343,7 +343,7 @@ class LocalTransport(Transport):
 
     @abstractmethod
     def monitored_barriers(self, rank: int) -> int:
-        """How many a rank has entered."""
+        """Returns how many monitored barriers a rank has entered."""
 
     @abstractmethod
     def end_for_all(self, status: int, peer: int, by: int, number: int) -> None:

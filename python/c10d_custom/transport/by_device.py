@@ -129,7 +129,7 @@ class ByDevice(Transport):
         return [self._cuda[device].driver.uuid for device in list(self._ordinals)]
 
     def devices(self) -> list[torch.device]:
-        """Those of which this rank has used tensors."""
+        """Returns the devices of which this rank has used tensors."""
         return list(self._cuda)
 
     def _execute(self, number: int, call: Call) -> BaseException | None:

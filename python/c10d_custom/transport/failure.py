@@ -190,7 +190,7 @@ class ErrorText:
         return False
 
     def doing(self, ranks: Sequence[int]) -> str:
-        """What is known of what they do."""
+        """Returns what is known of what these ranks do."""
         return ""
 
     def table(self) -> str:

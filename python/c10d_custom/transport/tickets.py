@@ -216,7 +216,7 @@ class Queue:
         return self._starts
 
     def idle(self) -> bool:
-        """Whether nothing is under way, nor waits."""
+        """Returns whether nothing is under way, nor waits."""
         return not self._jobs and not lib.c10d_sequencer_under_way(self._sequencer)
 
     def close(self) -> None:

@@ -217,7 +217,7 @@ class LeaderFastPath:
         self.run: Callable[..., int] = made.run if made is not None else lambda *_: native.SLOW_PATH
 
     def serve(self, leader: LeaderAllReduce) -> None:
-        """From now on, calls that ``leader`` has prepared."""
+        """Carries out, from now on, calls that ``leader`` has prepared."""
         self._leader = leader
         # The core looks for the first length that a tensor up to the limit fits.
         self._state.limit, self._state.way = min(leader.limit, leader.lengths[-1]), addressof(leader.way)
@@ -235,7 +235,7 @@ class LeaderFastPath:
 
     @property
     def runner(self) -> int:
-        """The thread that is amid a call; 0: none."""
+        """The id of the thread that is amid a call; 0: none is."""
         return self._state.runner
 
     @property

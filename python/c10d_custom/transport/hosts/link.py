@@ -178,7 +178,7 @@ class MpiLink:
         return False
 
     def settle(self, requests: Sequence[Request], test: Test | None = None) -> bool:
-        """True if all become complete within a moment."""
+        """Returns whether all become complete within a moment."""
         until, test = time.monotonic() + _MOMENT, test or self.MPI.Request.Testall
         while not (done := test(requests)) and time.monotonic() < until:
             os.sched_yield()
@@ -279,7 +279,7 @@ class BackgroundTransfers:
         requests.extend(map(link.comm.Isend, ([memory.memory, link.MPI.BYTE],), (peer,), (tag,)))
 
     def discard(self, nbytes: int, source: int, tag: int) -> None:
-        """Receives what nobody wants."""
+        """Receives and drops a message that nobody wants."""
         scratch = Buffer(nbytes)
         self._link.receive(scratch.address, nbytes, source, tag, self.begin(scratch))
 

@@ -241,7 +241,7 @@ class Messages:
                     ticket.inner.want()
 
     def look_soon(self) -> None:
-        """The time of one that is waited for is over."""
+        """Has the next pass look at deadlines: the time of a message that is waited for is over."""
         self._due = 0.0
 
     def withdraw(self, ticket: MessageTicket) -> None:
@@ -485,7 +485,7 @@ class Messages:
         self._sends.pop(ticket.number, None)
 
     def _trouble_with(self, peer: int) -> Trouble | None:
-        """Why nothing is to be expected of a rank (-1: of any)."""
+        """Returns why nothing is to be expected of a rank (-1: of any)."""
         try:
             self._check([peer] if peer >= 0 else [])
         except Trouble as trouble:

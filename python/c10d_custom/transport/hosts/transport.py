@@ -44,7 +44,6 @@ from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
 if TYPE_CHECKING:
-    import torch
     from mpi4py.MPI import Request
 
     from ...call import Message
@@ -217,7 +216,7 @@ class HierarchicalTransport(Transport):
             self._queue.wake()
 
     def agree(self, call: Call, seconds: float) -> Agreement:
-        """As ShmTransport's, but for the factors and sizes."""
+        """Does what ShmTransport's does, but for the factors and sizes."""
         self.run(changed(call, memory=Memory.device, timeout=seconds))
         return Agreement(self._queue.number)
 
@@ -252,21 +251,11 @@ class HierarchicalTransport(Transport):
             return self._local_messages.post(message)
         return self._messages.post(message)
 
-    def fast_message(
-        self,
-        tensors: Sequence[torch.Tensor],
-        is_recv: bool,
-        peer: int,
-        tag: int,
-        nanoseconds: int,
-        wait: int,
-        posted: list[Any],
-        /,
-    ) -> int:
-        """As ShmTransport's, of messages between ranks of one host."""
+    def fast_message(self, *message: Any) -> int:
+        """Does what ShmTransport's does, for messages between ranks of one host."""
         if self._messages.may_have_refusals():
             return NOT_BEGUN  # `post` raises what they say
-        return self._local_messages.fast(tensors, is_recv, peer, tag, nanoseconds, wait, posted)
+        return self._local_messages.fast(*message)
 
     def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
         return self._local_messages.posted(posted, call)
@@ -291,7 +280,7 @@ class HierarchicalTransport(Transport):
         return (here, seen) if sequence == self.next_sequence() and self._queue.idle() else (False, [])
 
     def _strays(self, local: int, sequence: int, number: int) -> bool:
-        """As `in_a_collective_instead`, of one rank of this host."""
+        """Does what `in_a_collective_instead` does, for one rank of this host."""
         call_slots = self.flat.call_slots
         if local == self.hosts.local or not call_slots.has(local, sequence):
             return False

@@ -101,7 +101,7 @@ def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_by
 
 
 class _Descriptor:
-    """Closed at the end, if nobody has taken it."""
+    """A descriptor that is closed at the end, if nobody has taken it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -160,7 +160,7 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
 
 
 def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
-    """On rank 0: why there is no segment, and its descriptor."""
+    """Returns, on rank 0, why there is no segment, and its descriptor."""
     own = _Descriptor(-1)
     cleanup.callback(own.close)
     try:
@@ -267,7 +267,7 @@ def _accept(server: socket.socket) -> socket.socket | None:
 
 
 def _user(connection: socket.socket) -> int:
-    """Who is at its other end, says the kernel."""
+    """Returns who is at the connection's other end, as the kernel says."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
