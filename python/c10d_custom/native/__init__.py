@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 ABI_VERSION = 20
-RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 ENDED_HERE = ABORTED, INTERRUPTED  # by what one rank did, of its own will or in a signal handler
