@@ -133,8 +133,8 @@ def install_signal(config: Config) -> None:
         return
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            "C10D_CUSTOM_TRACE_SIGNAL: the first group of a process must be created in its main thread, as "
-            "Python sets signal handlers there only"
+            "C10D_CUSTOM_TRACE_SIGNAL: "
+            "the first group of a process must be created in its main thread, as Python sets signal handlers there only"
         )
     number = config.trace_signal
     before = signal.getsignal(number)

@@ -170,7 +170,7 @@ def host() -> Finding:
         "user": here.uid,
     }
     text = (
-        f"boot id {here.boot_id}, network namespace {here.network}, user {here.uid}: ranks of whom all "
-        "three are equal share memory"
+        f"boot id {here.boot_id}, network namespace {here.network}, user {here.uid}: "
+        "ranks of whom all three are equal share memory"
     )
     return Finding("host", text, facts=facts)

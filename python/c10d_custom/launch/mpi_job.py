@@ -137,8 +137,8 @@ def _begin(seconds: float | None, check: Callable[[], object]) -> Job:
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
             f"the launcher ({found.name}) says rank {found.rank} of {found.size}, but the MPI library says rank "
-            f"{begun.rank} of {begun.size}: they do not belong together. Use the mpiexec of the library ("
-            f"{_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
+            f"{begun.rank} of {begun.size}: they do not belong together. Use the mpiexec of the library "
+            f"({_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
             "another srun --mpi=... (srun --mpi=list)."
         )
     return begun
@@ -186,8 +186,8 @@ def startable() -> str:
     library = _library(MPI)
     if "open mpi" in library.lower():
         raise TransportError(
-            f"{library.partition(',')[0]} starts by its own mpirun only: start the job with that, or install another "
-            "MPI, in an environment without this one (pip install mpich)"
+            f"{library.partition(',')[0]} starts by its own mpirun only: "
+            "start the job with that, or install another MPI, in an environment without this one (pip install mpich)"
         )
     return library
 
@@ -217,8 +217,8 @@ def start(server: PmiServer, seconds: float, interface: str | None, check: Calla
             raise
         if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (server.rank, server.size):
             raise TransportError(
-                f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): start "
-                "the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
+                f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): "
+                "start the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
             )
         _job = _opened(MPI, server)
         require_threads(_job)
@@ -274,8 +274,8 @@ def _find_providers() -> None:
 def _not_started(seconds: float | None) -> TransportError:
     if _init is not None and _init.is_alive():
         return TransportError(
-            f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
-            "start it; did one fail before, or not call init_process_group?"
+            f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job start it; "
+            "did one fail before, or not call init_process_group?"
         )
     return TransportError("MPI failed to start; the reason is above")
 
@@ -296,8 +296,8 @@ def _import() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): {INSTALL} brings one; "
-            "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another"
+            f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): "
+            f"{INSTALL} brings one; MPI4PY_LIBMPI=/full/path/of/libmpi.so names another"
         ) from error
     return MPI
 

@@ -405,8 +405,8 @@ class Lowering:
             return
         if call.device is not None:
             raise UsageError(
-                f"{call.name}: parts of different sizes are for CPU tensors only: on {call.device}, that of rank "
-                f"{other} has {parts[other].numel()} elements, this rank's {call.count}"
+                f"{call.name}: parts of different sizes are for CPU tensors only: "
+                f"on {call.device}, that of rank {other} has {parts[other].numel()} elements, this rank's {call.count}"
             )
         call.count = ANY_COUNT
 

@@ -232,8 +232,8 @@ def _out_of_an_archive() -> Core:
             return Core(str(path))
     except FileNotFoundError as error:
         raise ImportError(
-            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. A tool that makes bundles has left "
-            "it out: docs/install.md, Bundles, says what to tell it"
+            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. "
+            "A tool that makes bundles has left it out: docs/install.md, Bundles, says what to tell it"
         ) from error
 
 

@@ -83,8 +83,8 @@ def count_changes(tensors: Sequence[torch.Tensor]) -> None:
     counted = [t for t in tensors if keys_of(t) & _COUNTED]
     if len(counted) < len(tensors) and not torch.is_inference_mode_enabled():
         raise RuntimeError(
-            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get a "
-            "normal tensor before doing inplace update."
+            "Inplace update to inference tensor outside InferenceMode is not allowed. "
+            "You can make a clone to get a normal tensor before doing inplace update."
         )
     torch._C._increment_version(counted)
 

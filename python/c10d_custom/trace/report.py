@@ -177,8 +177,8 @@ def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
     for r, member in enumerate(group.members):
         for m in group.messages(r):
             lines.append(
-                f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "
-                f"called {_ago(m.issued, newest[member].written)} before its file was written"
+                f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, called "
+                f"{_ago(m.issued, newest[member].written)} before its file was written"
             )
     return lines
 
@@ -284,8 +284,8 @@ def report(dumps: Iterable[Dump]) -> list[str]:
         lines.append("  nobody for anybody")
     for circle in circles(waits):
         lines.append(
-            f"circle: {in_words(circle)} (a deadlock, unless these are asynchronous operations that a rank will come "
-            "back to)"
+            "circle: "
+            f"{in_words(circle)} (a deadlock, unless these are asynchronous operations that a rank will come back to)"
         )
     for rank, behind in holders(waits).items():
         lines.append(f"rank {rank} waits for nobody here, and holds up {ranks_in_words(behind)}")

@@ -258,10 +258,8 @@ class Transport(ABC):
         """The UsageError for ``name``, called in such a handler."""
         return UsageError(
             f"{name} of group {self.name or '(unnamed)'}, rank {self.rank}: this thread is amid {self.under_way()} of "
-            "the same group, "
-            "which cannot end before this call returns (a signal handler, a callback or __del__ has called it). Call "
-            "it "
-            "afterwards, or use another group there."
+            "the same group, which cannot end before this call returns (a signal handler, a callback or __del__ has "
+            "called it). Call it afterwards, or use another group there."
         )
 
     @abstractmethod

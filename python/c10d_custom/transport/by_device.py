@@ -81,8 +81,8 @@ class ByDevice(Transport):
         device = cast("torch.device", call.device)
         if self.device_types is not None and device.type not in self.device_types:
             raise UsageError(
-                f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
-                f"{', '.join(self.device_types)} only"
+                f"{call.name}: "
+                f"the tensors are on {device}, but group {self.name} was made for {', '.join(self.device_types)} only"
             )
         cuda = self._cuda.get(device) or self._open(device)
         if not isinstance(call, Call):
@@ -107,9 +107,8 @@ class ByDevice(Transport):
             if self._opening == threading.get_ident():
                 raise UsageError(
                     f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has "
-                    "been "
-                    "interrupted by a signal handler that calls the group. Call it afterwards, or use another group "
-                    "there."
+                    "been interrupted by a signal handler that calls the group. "
+                    "Call it afterwards, or use another group there."
                 )
             self._changed.wait_for(lambda: self._opening is None)
             if device in self._cuda:

@@ -93,8 +93,8 @@ def mismatch_table(
     head = f"they differ in {', '.join(fields) or 'the sizes of their parts'}"
     if fields == ["device"] and all(f.device for f in known.values()):
         head += (
-            " (GPU 0 in a group is the one that a rank's collectives came to first, GPU 1 the next: all ranks must "
-            "take theirs in the same order)"
+            " (GPU 0 in a group is the one that a rank's collectives came to first, GPU 1 the next: "
+            "all ranks must take theirs in the same order)"
         )
     if first is not None and not fields and (pairs := unfit(first.op, first.root, parts)):
         head += f" ({named(pairs)})"
