@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import demo_mpi
-from c10d_custom.bench.step_time import measure
+from bench.step_time import measure
 from c10d_custom.launch.launcher import detect
 from demo_options import parse_args
 from demo_picture import draw

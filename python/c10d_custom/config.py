@@ -30,7 +30,7 @@ class _Setting:
         self.low, self.high, self.among = low, high, among
 
     def value(self, text: str) -> int | str:
-        """ValueError for a text that it cannot have."""
+        """Returns the value that a text stands for. ValueError for a text that the variable cannot have."""
         if isinstance(self.default, str):
             if self.among and text not in self.among:
                 raise ValueError(f"{self.variable}={text!r}: must be one of {', '.join(self.among)}")
@@ -112,8 +112,8 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         0,
         1,
-        "1: for machines that must stay cool. Who waits sleeps at once, as with `C10D_CUSTOM_SPIN_US=0`, and, where the "
-        "processor can wait for a cache line (WAITPKG, MWAITX), in the deeper of its states",
+        "1: for machines that must stay cool. Who waits sleeps at once, as with `C10D_CUSTOM_SPIN_US=0`, and, where "
+        "the processor can wait for a cache line (WAITPKG, MWAITX), in the deeper of its states",
     )
     threads: int = _number(
         "C10D_CUSTOM_THREADS",
@@ -209,7 +209,7 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
     )
 
     def __init__(self, **values: int | str) -> None:
-        """Defaults, but for these. TypeError for one that there is not."""
+        """Takes the defaults, but for the settings named. TypeError for a setting that there is not."""
         if unknown := values.keys() - SETTINGS.keys():
             raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
         for name, setting in SETTINGS.items():
@@ -261,7 +261,7 @@ def flight_recorder_file() -> str:
 
 
 def flight_recorder_on_failure() -> bool:
-    """Whether such a file is written when a group fails."""
+    """Returns whether torch's file of a trace is written when a group fails."""
     said = _torchs("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
     return said.lower() not in ("0", "n", "no", "f", "false")
 

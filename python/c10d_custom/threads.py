@@ -1,5 +1,5 @@
-"""Threads that a signal handler cannot leave half started, and threads of the process that are lent; and what threads,
-waits and sockets are made of, for all of this package.
+"""Threads that a signal handler cannot leave half started, and threads of the process that are lent; how a wait in
+Python spends its time; and what threads, waits and sockets are made of, for all of this package.
 
 threading.Thread.start, interrupted by a handler that raises, leaves a thread that dies at its first step, or one that
 runs and cannot be joined. Handlers run in the main thread only, so another one calls it.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import functools
 import os
 import queue
 import select
@@ -28,13 +29,19 @@ from collections import deque
 from collections.abc import Callable
 from importlib.util import module_from_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+from .config import Config
 
 __all__ = [
+    "GPU",
+    "IDLE_WORKER",
+    "OVER_MPI",
     "Lent",
     "allocate_lock",
     "lend",
     "queue",
+    "rest",
     "select",
     "selectors",
     "socket",
@@ -73,6 +80,37 @@ if _replaced():
     _made = _copies("_thread", "time", "select", "threading", "selectors", "socket", "queue")
     _thread, time, select, threading = (_made[name] for name in ("_thread", "time", "select", "threading"))
     selectors, socket, queue = (_made[name] for name in ("selectors", "socket", "queue"))
+
+
+class Waiting(NamedTuple):
+    """How a wait for one kind of thing looks for it. ``awake``: for how many times C10D_CUSTOM_SPIN_US it yields its
+    core between looks; then it sleeps between them ``often``, and ``rarely`` once it has lasted ``patience``, all in
+    seconds. (Waits in the core: backend/shm. Waits for the store, while a group is made, are as long as a store's
+    answer takes: creation/.)"""
+
+    awake: float
+    often: float
+    patience: float
+    rarely: float = 1e-3
+
+
+OVER_MPI = Waiting(1.5, 50e-6, 0.1)  # what MPI brings
+GPU = Waiting(0.5, 50e-6, 20e-3)
+IDLE_WORKER = Waiting(0.0, 100e-6, 0.05)  # of a thread that looks for what others may have to do
+
+
+def rest(kind: Waiting, waited: float) -> None:
+    """Between two looks of a wait that has lasted ``waited`` seconds."""
+    if waited < kind.awake * _spin():
+        os.sched_yield()
+    else:
+        time.sleep(kind.often if waited < kind.patience else kind.rarely)
+
+
+@functools.cache
+def _spin() -> float:
+    return Config.from_env().spin_us * 1e-6
+
 
 start_new_thread, allocate_lock = _thread.start_new_thread, _thread.allocate_lock
 _IDLE = 1.0  # s

@@ -12,9 +12,11 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its modules are of the package `bench`
 
-from bench import bar, beside, call_steps, cost_check, groups, model_command, small_calls  # noqa: E402
+from bench import bar, beside, call_steps, cost_check, ddp, groups, libraries, model_command, models, small_calls  # noqa: E402
 from c10d_custom.bench import command, ranks  # noqa: E402
 from c10d_custom.bench.timing import Plan  # noqa: E402
+
+_MODELS = "256x4,1024x6,2048x6"
 
 
 def _sizes_of_groups(text: str) -> tuple[int, ...]:
@@ -28,6 +30,14 @@ def _against_groups(text: str) -> tuple[str, ...]:
     names = command.backends(text)
     if name := groups.refused(names):
         raise argparse.ArgumentTypeError(f"{name} makes no groups")
+    return names
+
+
+def _models(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if not models.known(name)]:
+        named = ", ".join(models.NAMED)
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: WIDTHxLAYERS, as in {_MODELS}; or {named}")
     return names
 
 
@@ -100,7 +110,29 @@ def _parser() -> argparse.ArgumentParser:
         rounds=dict(help="how often each backend starts ranks (default: %(default)s)"),
     )
     made.add_argument("sizes", type=_sizes_of_groups, nargs="?", default="2,4,8", metavar="RANKS[,...]")
+    trained = add(
+        "ddp",
+        "DDP steps, and what communication costs them",
+        lambda args: ranks.run(
+            ddp.run,
+            args.ranks,
+            ddp.Ddp(args.models, args.batch, args.against, args.busy, args.rounds * args.seconds * 10, args.json),
+        ),
+        *("--ranks", "--against", "--rounds", "--seconds", "--busy", "--json"),
+    )
+    trained.add_argument(
+        "models",
+        type=_models,
+        nargs="?",
+        default=_MODELS,
+        metavar="MODEL[,...]",
+        help=f"of so many Linear layers (WIDTHxLAYERS), and of {', '.join(models.NAMED)} (default: %(default)s)",
+    )
+    trained.add_argument(
+        "--batch", type=command.positive, default=32, help="rows of each rank's batch (default: %(default)s)"
+    )
     model_command.add_to(commands)
+    command.add_to(commands, "sweep", libraries.run)
     return parser
 
 

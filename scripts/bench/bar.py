@@ -194,7 +194,7 @@ def plan(busy: int) -> list[Part]:
             for n in MANY
         ),
         Part("mpi", ("all_reduce", "-b", "64K", "--against", "mpi", *long), mpi_ranks=2),
-        Part("ddp", ("--ddp", "1024x6", "-r", "2", "--rounds", "10", *burn)),
+        Part("ddp", ("1024x6", "-r", "2", "--rounds", "10", *burn), command=(*parts.OWN, "ddp")),
     ]
 
 

@@ -18,7 +18,8 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BarrierOptions
 
 from c10d_custom.bench import environment, noop, ranks, table, timing
 from c10d_custom.bench.timing import Plan, Timed
-from c10d_custom.c10d.operations import ALL_REDUCE, BARRIER, FastPath
+from c10d_custom.c10d.operations import FastPath, fast_path
+from c10d_custom.call import Op
 
 SIZES = (4, 1 << 10, 16 << 10)  # bytes
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -53,8 +54,8 @@ def _layers(name: str, tensor: torch.Tensor, group: Any, alone: Any, nothing: An
         return {
             "whole": partial(dist.barrier, group),
             "method": partial(group.barrier, opts=options),
-            "core": _core(group, BARRIER, None),
-            "alone": _core(alone, BARRIER, None),
+            "core": _core(group, fast_path(Op.barrier, BarrierOptions), None),
+            "alone": _core(alone, fast_path(Op.barrier, BarrierOptions), None),
             "noop": partial(dist.barrier, nothing),
         }
     options = AllreduceOptions()
@@ -62,8 +63,8 @@ def _layers(name: str, tensor: torch.Tensor, group: Any, alone: Any, nothing: An
     return {
         "whole": partial(dist.all_reduce, tensor, group=group),
         "method": partial(group.allreduce, [tensor], options),
-        "core": _core(group, ALL_REDUCE, [tensor]),
-        "alone": _core(alone, ALL_REDUCE, [tensor]),
+        "core": _core(group, fast_path(Op.all_reduce, AllreduceOptions), [tensor]),
+        "alone": _core(alone, fast_path(Op.all_reduce, AllreduceOptions), [tensor]),
         "noop": partial(dist.all_reduce, tensor, group=nothing),
     }
 

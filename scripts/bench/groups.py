@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from c10d_custom import native
 from c10d_custom.bench import environment
-from c10d_custom.bench.busy import burning
-from c10d_custom.native import free_memory
+from c10d_custom.bench.ranks import burning
 
 from .forked import SECONDS, WHAT
 
@@ -41,7 +41,7 @@ def _room_for(size: int) -> bool:
     """Whether so many processes as large as this one, which has imported torch too, fit into half of what is free."""
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
-    return size * pages * mmap.PAGESIZE < free_memory.left()[0] // 2
+    return size * pages * mmap.PAGESIZE < native.memory_left()[0] // 2
 
 
 def _forked(size: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, list[float]]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT = 600  # s, of one part
+BENCH = "-m", "c10d_custom", "bench"
+OWN = (str(Path(__file__).parent),)
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Part:
     name: str
     options: tuple  # of bench
     mpi_ranks: int = 0  # 0: bench starts its ranks itself
+    command: tuple = BENCH  # to Python
 
     def launcher(self) -> list[str] | None:
         """None where there is no mpiexec to launch with: that of this Python, else of PATH."""
@@ -34,9 +37,7 @@ class Part:
             [
                 *(["mpiexec", "-n", str(self.mpi_ranks)] if self.mpi_ranks else []),
                 "python",
-                "-m",
-                "c10d_custom",
-                "bench",
+                *self.command,
                 *self.options,
             ]
         )
@@ -48,7 +49,7 @@ def run(part: Part) -> tuple[Any, str | None]:
         return None, "there is no mpiexec: pip install mpi4py mpich"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.json"
-        command = [*launcher, sys.executable, "-m", "c10d_custom", "bench", *part.options, "--json", str(file)]
+        command = [*launcher, sys.executable, *part.command, *part.options, "--json", str(file)]
         try:
             out = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import BarrierOptions
 
+from c10d_custom import lowering
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, UsageError
-from c10d_custom.lowering import collectives
 from device_tensors import contents, device_tensor, options, warm
 from thread_ranks import cpu_tensors, run_ranks
 
@@ -181,18 +181,18 @@ def test_ranks_that_name_different_devices_are_told():
 
 def test_tensors_of_one_call_are_on_one_device(monkeypatch):
     places = {}
-    monkeypatch.setattr(collectives, "device_of", lambda t: places.get(id(t)))
-    lower = collectives.Lowering(0, 2)
+    monkeypatch.setattr(lowering, "device_of", lambda t: places.get(id(t)))
+    lower = lowering.Lowering(0, 2)
     here, there = torch.zeros(4), torch.zeros(2)
     places[id(here)] = torch.device("cuda", 0)
-    for lowering in (
+    for lowered in (
         lambda: lower.all_gather_single(here, there, 1.0),
         lambda: lower.all_gather([there, here], there, 1.0),
         lambda: lower.reduce_scatter_single(there, here, ReduceOp.SUM, 1.0),
         lambda: lower.all_to_all_single(here, here.clone(), [], [], 1.0),
     ):
         with pytest.raises(UsageError, match="is on"):
-            lowering()
+            lowered()
 
 
 def on_cpu(tensor):

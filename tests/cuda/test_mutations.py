@@ -8,7 +8,7 @@ import torch
 
 from c10d_custom.transport.cuda import fused, p2p, peers, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
-from c10d_custom.transport.shm.transport import ShmTransport
+from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
 from test_device_messages import both_ways, in_turns

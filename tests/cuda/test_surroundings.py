@@ -15,7 +15,7 @@ from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import CustomBackendError
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import transport as cuda_transport
-from c10d_custom.transport.shm.transport import ShmTransport
+from c10d_custom.transport.shm import ShmTransport
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World

@@ -11,17 +11,17 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore, PrefixStore
 
+from c10d_custom import lowering
 from c10d_custom.c10d import issuing
 from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.call import Region
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.lowering import collectives
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
 from c10d_custom.transport.cuda.stream_op import poll
-from c10d_custom.transport.shm.transport import ShmTransport
+from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
 from fake_world import World
 
@@ -83,9 +83,9 @@ def standing_in(driver_of, two=False):
         return wrapped
 
     with (
-        mock.patch.object(collectives, "device_of", _device_of),
-        mock.patch.object(collectives, "source", kept(collectives.source)),
-        mock.patch.object(collectives, "target", kept(collectives.target)),
+        mock.patch.object(lowering, "device_of", _device_of),
+        mock.patch.object(lowering, "source", kept(lowering.source)),
+        mock.patch.object(lowering, "target", kept(lowering.target)),
         mock.patch.object(CustomProcessGroup, "_may_be_fast", _may_be_fast),
         mock.patch.object(cuda_driver, "driver_of", driver_of),
     ):

@@ -1,9 +1,9 @@
 """Signal handlers that raise amid a call, as Ctrl-C's does, or call the group they interrupt. On one host and, with
 --job, over hosts.
 
-Contract (transport/base.py): an exception that leaves a wait has withdrawn the operation, or has ended the group with
-an error on both sides; the caller's tensor is the caller's again. A handler that calls the group amid a collective gets
-an error at once, and the collective goes on."""
+Contract (transport/__init__.py): an exception that leaves a wait has withdrawn the operation, or has ended the group
+with an error on both sides; the caller's tensor is the caller's again. A handler that calls the group amid a collective
+gets an error at once, and the collective goes on."""
 
 import contextlib
 import random

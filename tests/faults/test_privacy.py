@@ -219,7 +219,7 @@ def test_a_segment_that_can_shrink_is_not_taken():
 # What makes objects of bytes by running what they say.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 LOAD_MODULES = "threads.py", "read_ahead.py"  # their own way, by exec of what Python's loaders have found
-WRITES_PICKLES = "flight_file.py"  # for torch's analyzer, which reads such
+WRITES_PICKLES = "flight_recorder.py"  # for torch's analyzer, which reads such
 CALLS = {"eval", "exec", "loads_pickle", "load", "Unpickler", "_tensor_to_object"}
 
 

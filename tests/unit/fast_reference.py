@@ -12,7 +12,7 @@ import torch
 from c10d_custom.call import AT_ROOT, ELSEWHERE, SHAPES, Op
 from c10d_custom.dtypes import BY_DTYPE, PACKED, REDUCES
 from c10d_custom.native import LISTED_INPUTS, LISTED_OUTPUTS, SLOW_PATH
-from c10d_custom.native.torch_inside import _CPU, _PLAIN, TYPES, count_changes, keys_of, nobody_watches
+from c10d_custom.native.direct import _CPU, _PLAIN, TYPES, count_changes, keys_of, nobody_watches
 
 _Side = tuple[int | bytes, int, int, bool]  # address or addresses, elements of a part, dtype's code, whether a list
 
@@ -36,7 +36,7 @@ def raw_tensor(t: torch.Tensor) -> tuple[int, int, int] | None:
 
 
 class FastCollective:
-    """Of native.fast."""
+    """Of native.direct."""
 
     def __init__(
         self, function: Callable[..., int], handle: int, rank: int, size: int, submit: Callable[..., int] | None = None

@@ -9,11 +9,11 @@ import pytest
 from c10d_custom import dtypes
 from c10d_custom.call import ANY_COUNT, SHAPES, Call, Op, Region
 from c10d_custom.errors import TransportError
-from c10d_custom.transport.fingerprint import Fingerprint, mismatch_table
+from c10d_custom.transport.call_log import Fingerprint
+from c10d_custom.transport.disagreement import mismatch_table, moves
 from c10d_custom.transport.hosts.balance import Balances, fit, of_part, together
 from c10d_custom.transport.hosts.link import MpiLink
 from c10d_custom.transport.hosts.transport import all_well
-from c10d_custom.transport.parts import moves
 
 FLOAT = dtypes.BY_CODE[next(code for code, dtype in dtypes.BY_CODE.items() if dtype.name == "float32")]
 UNEVEN = [op for op, shape in SHAPES.items() if shape.from_each or shape.to_each]

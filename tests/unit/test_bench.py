@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.bench import busy, sweep_picture
+from c10d_custom.bench import ranks, sweep_picture
 from c10d_custom.bench.case import REDUCING, ROOTED
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.values import Values, differing
@@ -182,18 +182,6 @@ def test_under_torchrun_each_process_is_a_rank_and_what_a_reference_refuses_is_s
     ] * 2
 
 
-@pytest.mark.full("test_bench_steps times them beside one more")
-def test_ddp_steps_are_timed_for_each_backend(tmp_path):
-    out = bench("--ddp", "8x2", "--json", str(tmp_path / "ddp.json"), *QUICK)
-    assert out.returncode == 0, out.stderr
-    written = json.loads((tmp_path / "ddp.json").read_text())["ddp"]
-    assert [(r["model"], r["parameters"], r["reference"]) for r in written] == [
-        ("8x2", 144, "custom"),
-        ("8x2", 144, "gloo"),
-    ]
-    assert all(r["comm"] == max(r["step"] - r["local"], 0) for r in written)
-
-
 @pytest.mark.parametrize(
     "options, env, why",
     [
@@ -207,7 +195,6 @@ def test_ddp_steps_are_timed_for_each_backend(tmp_path):
         (["-d", "quint8"], {}, "not a dtype of numbers"),
         (["-d", "float32", "-o", "band"], {}, "no meaning"),
         (["-o", "premul_sum"], {}, "no such reduction"),
-        (["--ddp", "1024"], {}, "WIDTHxLAYERS"),
         (["--json", "/no/such/folder/run.json"], {}, "cannot write"),
     ],
 )
@@ -299,14 +286,14 @@ def test_what_a_check_expects_is_exact(dtype, size):
 
 
 def test_a_burner_ends_with_its_parent():
-    with busy.burning(2):
+    with ranks.burning(2):
         pass  # returns: both are dead and reaped
     parent = (
         "import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1], "
         "str(os.getpid())], "
         "stdout=subprocess.DEVNULL).pid)"
     )
-    out = subprocess.run([sys.executable, "-S", "-c", parent, busy._BURN], text=True, capture_output=True, timeout=60)
+    out = subprocess.run([sys.executable, "-S", "-c", parent, ranks._BURN], text=True, capture_output=True, timeout=60)
     pid, until = int(out.stdout), time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < until

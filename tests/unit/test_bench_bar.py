@@ -23,8 +23,7 @@ def fake_runs(ours=1.0):
     theirs = {"custom": ours, "gloo": 30.0, "mpi": 2.0, "floor": 1.0, "noop": 0.5}
     runs = {}
     for part in bar.plan(busy=0):
-        args = parsed("bench", *part.options)
-        if args.ddp:
+        if part.command[-1] == "ddp":
             runs[part.name] = {
                 "ddp": [
                     {"model": "1024x6", "reference": "custom", "comm": ours},
@@ -32,6 +31,7 @@ def fake_runs(ours=1.0):
                 ]
             }
             continue
+        args = parsed("bench", *part.options)
         runs[part.name] = {
             "ranks": args.ranks or part.mpi_ranks,
             "results": [
@@ -71,8 +71,11 @@ def test_a_row_whose_part_failed_is_not_measured(capsys):
 
 def test_parts_are_commands_that_bench_takes():
     for part in (*bar.plan(busy=1), *cost_check.plan(busy=1)):
-        assert parsed("bench", *part.options).busy == 1
-        assert part.text().startswith("mpiexec -n 2 python" if part.mpi_ranks else "python -m c10d_custom bench ")
+        if part.command == parts.BENCH:
+            assert parsed("bench", *part.options).busy == 1
+            assert part.text().startswith("mpiexec -n 2 python" if part.mpi_ranks else "python -m c10d_custom bench ")
+        else:
+            assert part.command == (*parts.OWN, "ddp") and "--busy" in part.options
 
 
 def test_a_part_that_fails_says_why(monkeypatch, tmp_path):

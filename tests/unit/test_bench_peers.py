@@ -12,8 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from c10d_custom.bench.operations import OPERATIONS
-from unit.bench_cases import BENCH, MPIEXEC, QUICK, bench, case, mpi, rows, run
+from unit.bench_cases import MPIEXEC, OWN_BENCH, QUICK, bench, case, mpi, rows, run
 
+SWEEP = [*OWN_BENCH, "sweep"]  # bench, with more to compare with
 PREFIX = sysconfig.get_path("data")
 
 # What DeepSpeed offers, by gloo: the benchmark's side of it is what is tested. It leaves a file as DeepSpeed does.
@@ -59,7 +60,7 @@ def deepspeed(tmp_path):
 
 
 def small(*options, **env):
-    return bench("-r", "2", "-b", "4", "-e", "1K", "-f", "256", *options, *QUICK, **env)
+    return run([*SWEEP, "-r", "2", "-b", "4", "-e", "1K", "-f", "256", *options, *QUICK], **env)
 
 
 def test_what_cannot_be_had_is_one_line_and_the_rest_is_timed(tmp_path):
@@ -84,7 +85,7 @@ def test_what_cannot_be_had_is_one_line_and_the_rest_is_timed(tmp_path):
 def test_oneccl_without_its_library_is_one_line(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libccl.so.2").write_text("no library")
-    out = run([MPIEXEC, "-n", "2", *BENCH, "-e", "4", *QUICK, "--against", "oneccl,gloo"], CCL_ROOT=str(tmp_path))
+    out = run([MPIEXEC, "-n", "2", *SWEEP, "-e", "4", *QUICK, "--against", "oneccl,gloo"], CCL_ROOT=str(tmp_path))
     assert out.returncode == 0, out.stderr
     assert "oneccl is not timed: oneCCL needs its libraries (pip install 'oneccl" in out.stdout
     assert [row["backend"] for row in rows(out.stdout)] == ["custom", "gloo"]
@@ -173,7 +174,7 @@ def test_deepspeed():
 
 @pytest.mark.skipif(not Path(PREFIX, "lib", "libccl.so.2").exists(), reason="pip install 'oneccl<2022.2'")
 def test_oneccl():
-    command = [f"{PREFIX}/bin/mpiexec", "-n", "2", *BENCH, "all", "-c", "-b", "4", "-e", "1K", "-f", "256", *QUICK]
+    command = [f"{PREFIX}/bin/mpiexec", "-n", "2", *SWEEP, "all", "-c", "-b", "4", "-e", "1K", "-f", "256", *QUICK]
     out = run([*command, "--against", "oneccl"], LD_LIBRARY_PATH=f"{PREFIX}/lib")
     assert out.returncode == 0, out.stderr
     table = [row for row in rows(out.stdout) if row["backend"] == "oneccl"]

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
+from bench import models
 from bench.small_calls import IN_FLIGHT
-from c10d_custom.bench import models, noop
-from unit.bench_cases import OWN_BENCH, QUICK, bench, run
+from c10d_custom.bench import noop
+from unit.bench_cases import OWN_BENCH, QUICK, run
 
 CALLS = [
     "all_reduce, 4 B",
@@ -48,10 +49,10 @@ def test_matmuls_are_timed_alone_and_beside_all_reduces(tmp_path):
 
 
 def test_ddp_steps_are_timed_beside_a_group_that_does_nothing(tmp_path):
-    out = bench(
-        "--ddp", "8x2,16x3", "--batch", "2", "--against", "gloo,noop", "--json",
+    out = run([
+        *OWN_BENCH, "ddp", "8x2,16x3", "--batch", "2", "--against", "gloo,noop", "--json",
         str(tmp_path / "ddp.json"), *QUICK,
-    )  # fmt: skip
+    ])  # fmt: skip
     assert out.returncode == 0, out.stderr
     written = json.loads((tmp_path / "ddp.json").read_text())["ddp"]
     assert [(r["model"], r["reference"]) for r in written] == [

@@ -8,7 +8,7 @@ import pytest
 
 from c10d_custom.c10d.work import Completer, Work
 from c10d_custom.errors import AbortedError
-from c10d_custom.transport.base import Ticket
+from c10d_custom.transport import Ticket
 
 
 class _Transport:

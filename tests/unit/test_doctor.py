@@ -15,10 +15,9 @@ import torch
 
 from c10d_custom import native
 from c10d_custom.creation.gathering import started
-from c10d_custom.doctor import command, gpus, memory, mpi, rank, report, self_test, settings, software
+from c10d_custom.doctor import command, finding, gpus, memory, mpi, self_test, settings, software
 from c10d_custom.doctor.finding import Finding, State
 from c10d_custom.launch import mpich_files
-from c10d_custom.native import free_memory
 
 ASK = "import sys; sys.argv = ['c10d_custom', 'doctor', *{!r}]; from c10d_custom.__main__ import main; sys.exit(main())"
 
@@ -99,11 +98,11 @@ def test_the_reductions_are_those_for_this_processor():
 def test_the_text_is_one_screen():
     status, text = ask("--no-self-test")
     lines = text.splitlines()
-    assert len(lines) <= report.LINES and max(map(len, lines)) <= report.COLUMNS
+    assert len(lines) <= finding.LINES and max(map(len, lines)) <= finding.COLUMNS
     assert "self-test" not in text and [line for line in lines if line[2:].startswith("torch")]
     long = [Finding(name, "many words " * 200, State.REMARK) for name, _ in [*command.CHECKS, command.SELF_TEST]]
-    lines = report.text(long).splitlines()
-    assert len(lines) <= report.LINES and max(map(len, lines)) <= report.COLUMNS
+    lines = finding.text(long).splitlines()
+    assert len(lines) <= finding.LINES and max(map(len, lines)) <= finding.COLUMNS
 
 
 def test_without_mpi4py():
@@ -191,7 +190,7 @@ def test_the_version_of_torch(monkeypatch, tested, state):
 
 @pytest.mark.parametrize("free, state", [(1 << 20, State.FAILS), (5 << 20, State.REMARK), (1 << 34, State.FINE)])
 def test_memory(monkeypatch, free, state):
-    monkeypatch.setattr(free_memory, "left", lambda: (free, "the cgroup /here"))
+    monkeypatch.setattr(native, "memory_left", lambda: (free, "the cgroup /here"))
     said = memory.memory()
     assert said.state is state and "left, of the cgroup /here" in said.text
 
@@ -267,7 +266,7 @@ def test_the_self_test_ends_and_leaves_nobody(monkeypatch, tmp_path, first):
 
 def test_the_self_test_compares_values():
     with pytest.raises(ValueError, match="all_reduce gave other values"):
-        rank._expect(torch.ones(2), torch.zeros(2), "all_reduce")
+        self_test._expect(torch.ones(2), torch.zeros(2), "all_reduce")
 
 
 def test_the_ranks_of_the_self_test_know_of_no_launcher(monkeypatch):

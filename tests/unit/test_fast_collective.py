@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 
 from c10d_custom import dtypes, native
 from c10d_custom.call import Op
-from c10d_custom.native.fast import collective as fast_collective
+from c10d_custom.native.direct import collective as fast_collective
 from unit.fast_reference import FastCollective as InPython
 
 RANKS = 3

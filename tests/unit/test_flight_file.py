@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from c10d_custom import config, dtypes
-from c10d_custom.c10d import flight_file
-from c10d_custom.transport.flight_recorder import dump_of, scalar_type
-from c10d_custom.transport.trace_file import GroupTrace, Peer, Record
+from c10d_custom.trace import flight_recorder
+from c10d_custom.trace.file import GroupTrace
+from c10d_custom.trace.flight_recorder import dump_of, scalar_type
+from c10d_custom.transport.call_log import Peer, Record
 
 # --- when, and where
 
@@ -47,7 +48,7 @@ def test_a_file_takes_the_place_of_the_rank_s_older_one(tmp_path):
     (tmp_path / "rank_1").symlink_to(tmp_path / "target")
     (tmp_path / "rank_11").write_text("another rank's")
     for _ in range(2):
-        assert flight_file.write(beginning, 1, [], 256) == f"{beginning}1"
+        assert flight_recorder.write(beginning, 1, [], 256) == f"{beginning}1"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rank_1", "rank_11", "target"]
     assert (tmp_path / "target").read_text() == "not ours" and (tmp_path / "rank_11").read_text() == "another rank's"
     assert pickle.loads((tmp_path / "rank_1").read_bytes())["entries"] == []
@@ -60,7 +61,7 @@ def test_dtypes_have_the_names_that_torch_s_c_plus_plus_gives_them():
     headers = Path(torch.__file__).parent.glob("include/**/core/ScalarType.h")
     known = {name for h in headers for name in re.findall(r"_\([\w:<>]+, (\w+)\)", h.read_text())}
     ours = {d.name: scalar_type(d.name) for d in dtypes.BY_DTYPE.values()}
-    assert set(ours.values()) <= known, "_SCALAR_TYPES of transport/flight_recorder.py"
+    assert set(ours.values()) <= known, "_SCALAR_TYPES of trace/flight_recorder.py"
 
 
 def group_of(calls, entered, rank=0):

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError
-from c10d_custom.trace.merge import report
-from c10d_custom.transport.trace_file import read
+from c10d_custom.trace.file import from_text
+from c10d_custom.trace.report import report
 from harness import RankPool
 from harness.groups import group_with_timeout
 
@@ -89,7 +89,7 @@ def torch_says(folder, *options):
 
 
 def we_say(folder):
-    return "\n".join(report(read(path.read_text()) for path in (folder / "ours").iterdir()))
+    return "\n".join(report(from_text(path.read_text()) for path in (folder / "ours").iterdir()))
 
 
 def entries(folder, rank):

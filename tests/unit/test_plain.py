@@ -1,4 +1,4 @@
-"""Plain tensors that stand in for others (lowering/collectives.py)."""
+"""Plain tensors that stand in for others (lowering/__init__.py)."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from c10d_custom.errors import UsageError
-from c10d_custom.lowering.collectives import Lowering, overlaps_itself
+from c10d_custom.lowering import Lowering, overlaps_itself
 
 STRIDED = {
     "transposed": lambda: torch.arange(12.0).view(3, 4).t(),

@@ -33,8 +33,8 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.replacing", "replace"),
     ("c10d.replacing", "_in_the_table"),
     ("native", "_quick_inside"),
-    ("native.fast", "_set_up"),
-    ("native.torch_inside", "_in_c"),
+    ("native.direct", "_set_up"),
+    ("native.direct", "_in_c"),
 }
 WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another
     ("", "restore"),
@@ -44,7 +44,7 @@ WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; sh
     ("__main__", "main"),
     ("c10d.backend", "allocate_tensor"),
     ("c10d.issuing", "_sparse_all_reduce"),
-    ("transport.shm.transport", "take"),
+    ("transport.shm", "take"),
     ("transport.by_device", "_open"),  # the first CUDA tensor
     ("transport.by_device", "submit"),  # and after it
     ("transport.cuda.driver", "kernels"),

@@ -6,8 +6,9 @@ import xml.etree.ElementTree
 
 import pytest
 
+from c10d_custom.trace.file import Dump, GroupTrace, to_text
 from c10d_custom.trace.timeline import Bar, draw, positions, rows, verdict
-from c10d_custom.transport.trace_file import Dump, GroupTrace, Peer, Record, write
+from c10d_custom.transport.call_log import Peer, Record
 
 DAY = 1.75e9  # all times below are seconds after it
 
@@ -121,7 +122,7 @@ def test_the_verdict_says_who_holds_up_whom():
 
 def command(folder, *options):
     for d in stuck():
-        (folder / f"{d.rank}.trace").write_text(write(d))
+        (folder / f"{d.rank}.trace").write_text(to_text(d))
     traces = sorted(folder.glob("*.trace"))
     return subprocess.run(
         [

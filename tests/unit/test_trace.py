@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerLostError
-from c10d_custom.trace.merge import report
-from c10d_custom.transport.trace_file import Dump, GroupTrace, Peer, Record, read, write
+from c10d_custom.trace.file import Dump, GroupTrace, from_text, to_text
+from c10d_custom.trace.report import report
+from c10d_custom.transport.call_log import Peer, Record
 from harness import RankFailure, RankPool
 from harness.groups import group_with_timeout
 
@@ -51,7 +52,7 @@ def traced(_traced, monkeypatch):
 
 
 def files(folder):
-    return {d.rank: d for d in sorted((read(p.read_text()) for p in folder.iterdir()), key=lambda d: d.written)}
+    return {d.rank: d for d in sorted((from_text(p.read_text()) for p in folder.iterdir()), key=lambda d: d.written)}
 
 
 def own_calls(dump, group="0"):
@@ -66,7 +67,7 @@ def traces():
 
 def write_now():
     os.kill(os.getpid(), signal.SIGUSR2)
-    return read(traces()[-1].read_text())
+    return from_text(traces()[-1].read_text())
 
 
 # --- the file
@@ -84,13 +85,20 @@ def example():
 
 
 def test_a_file_is_read_as_it_was_written():
-    assert read(write(example())) == example()
+    assert from_text(to_text(example())) == example()
 
 
-def test_a_file_that_was_cut_off_says_so_and_keeps_its_whole_lines():
-    text = write(example())
-    cut = read(text[: text.index(" waiting")])
-    assert not cut.whole and [c.operation for c in cut.groups[0].calls] == ["all_reduce"]
+def test_a_file_that_was_cut_off_is_refused():
+    text = to_text(example())
+    with pytest.raises(ValueError, match="cut off"):
+        from_text(text[: text.index("waiting")])
+
+
+def test_each_call_and_each_rank_has_a_line():
+    lines = to_text(example()).splitlines()
+    for word in ("all_reduce", "recv"):
+        assert sum(f'"operation": "{word}"' in line for line in lines) == 1
+    assert sum('"pid": 12' in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,15 +106,16 @@ def test_a_file_that_was_cut_off_says_so_and_keeps_its_whole_lines():
     [
         "",
         "hello\nworld",
-        "c10d-custom trace 1\n",
-        "c10d-custom trace 2\n" + write(example())[20:],
-        write(example()).replace("4096", "many"),
-        write(example()).replace("  ranks:", "  rinks:"),
+        "[]",
+        '{"format": "c10d-custom trace 2"}',
+        to_text(example()).replace("c10d-custom trace 2", "c10d-custom trace 1"),
+        to_text(example()).replace("4096", "many"),
+        to_text(example()).replace('"peers"', '"pears"'),
     ],
 )
 def test_what_is_no_trace_is_refused(text):
     with pytest.raises(ValueError):
-        read(text)
+        from_text(text)
 
 
 # --- what is remembered
@@ -268,12 +277,12 @@ def stuck_case():
     os.kill(int(pids[0]), signal.SIGUSR2)
     folder, until = Path(os.environ["C10D_CUSTOM_TRACE_DIR"]), time.monotonic() + 10
     while (
-        not (found := [p for p in folder.glob("*rank0*") if p.read_text().endswith("\nend\n")])
+        not (found := [p for p in folder.glob("*rank0*") if p.read_text().endswith("]}\n")])
         and time.monotonic() < until
     ):
         time.sleep(0.01)
     dist.barrier(group)
-    return read(found[0].read_text()), group.group_name
+    return from_text(found[0].read_text()), group.group_name
 
 
 def test_a_signal_writes_the_trace_of_a_rank_that_waits_and_it_goes_on(traced):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import ddp, machine, models, ranks, references, sweep
+from . import machine, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MODELS = "256x4,1024x6,2048x6"
 _REDOP_NAMES = {"prod": "PRODUCT"}  # nccl-tests' name
 
 
@@ -85,22 +84,14 @@ def positive(text: str) -> int:
     return value
 
 
-def _models(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if not models.known(name)]:
-        named = ", ".join(models.NAMED)
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: WIDTHxLAYERS, as in {_MODELS}; or {named}")
-    return names
-
-
 def _calls(text: str) -> int | None:
     return None if text == "0" else positive(text)
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to an argparse parser's subparsers, with what it `run`s."""
+def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], object] = sweep.run) -> None:
+    """Adds the command to an argparse parser's subparsers, with what it `run`s. ``rank``: what each rank does."""
     bench = commands.add_parser(
-        "bench",
+        name,
         help="time collectives beside other backends and raw MPI",
         description=__doc__.split("\n\n")[1],
         epilog="Starts its ranks itself; under torchrun or mpirun, each process is one rank: "
@@ -141,9 +132,9 @@ def add_to(commands: Any) -> None:
         default="gloo",
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
-        "all_reduce in shared memory; oneccl: its C API; noop: a ProcessGroup that does nothing; floor: all ranks copy "
-        "so many bytes at once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and "
-        "said (default: %(default)s)",
+        "all_reduce in shared memory; noop: a ProcessGroup that does nothing; floor: all ranks copy so many bytes at "
+        "once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and said "
+        "(default: %(default)s)",
     )
     where.add_argument(
         "--threads",
@@ -187,33 +178,21 @@ def add_to(commands: Any) -> None:
     )
     instead = bench.add_argument_group("instead of the sweep over operations and sizes")
     instead.add_argument(
-        "--ddp",
-        type=_models,
-        nargs="?",
-        const=_MODELS,
-        metavar="MODEL[,...]",
-        help="DDP steps, and what communication costs them, of models of so many Linear layers (WIDTHxLAYERS), and of "
-        f"{', '.join(models.NAMED)} (without a value: {_MODELS})",
-    )
-    instead.add_argument(
         "--machine",
         action="store_true",
         help="how this host's cores lie, and all_reduce, all_gather, all_to_all and barrier at 2 ranks to as many as "
         "cores (or as -r says), beside gloo and, where installed, raw MPI and DeepSpeed's op, on a page",
     )
-    bench.add_argument(
+    instead.add_argument(
         "--limit",
         type=positive,
         default=machine.LIMIT,
         metavar="SECONDS",
         help="--machine: what it may take in all (default: %(default)s)",
     )
-    bench.add_argument(
-        "--batch", type=positive, default=32, help="--ddp: rows of each rank's batch (default: %(default)s)"
-    )
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
-    bench.set_defaults(run=lambda args: main(args, bench))
+    bench.set_defaults(run=lambda args: main(args, bench, rank))
 
 
 def _why_not(args: Any) -> str | None:
@@ -247,7 +226,7 @@ def _sizes(args: Any) -> Iterator[int]:
         size *= args.factor
 
 
-def main(args: Any, parser: argparse.ArgumentParser) -> int:
+def main(args: Any, parser: argparse.ArgumentParser, rank: Callable[[sweep.Sweep], object]) -> int:
     """The command's exit status: 0, or 1 where ranks failed or a check found wrong elements. Starts the ranks, or is
     one of them under a launcher. ``parser``: refuses what makes no sense, and exits with 2."""
     if why := _why_not(args):
@@ -256,12 +235,6 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
     if args.machine:
         return machine.main(machine.Machine(args.limit, args.ranks, args.json, args.plot))
     args.against = args.threads or args.against
-    if args.ddp:
-        return ranks.run(
-            ddp.run,
-            args.ranks or 2,
-            ddp.Ddp(args.ddp, args.batch, args.against, args.busy, args.rounds * args.seconds * 10, args.json),
-        )
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
     todo = sweep.Sweep(
         args.operation,
@@ -278,4 +251,4 @@ def main(args: Any, parser: argparse.ArgumentParser) -> int:
         args.json,
         args.plot,
     )
-    return ranks.run(sweep.run, args.ranks or 2, todo)
+    return ranks.run(rank, args.ranks or 2, todo)

@@ -45,7 +45,7 @@ def _memory_bytes() -> int:
 
 
 def about() -> dict[str, Any]:
-    """Of this process and this host."""
+    """Returns what figures of this process, on this host, depend on."""
     return {
         "torch": torch.__version__,
         "c10d_custom": __version__,

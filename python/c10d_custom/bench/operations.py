@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..call import SHAPES, Op
 from .values import Values, differing, overwrite, zeros
 
 if TYPE_CHECKING:
@@ -57,85 +58,41 @@ class Operation:
 
     def split(self, count: int, ranks: int) -> int:
         """``count`` rounded to what can be cut into equal parts, at least one element each."""
-        return max(1, count // ranks) * ranks if self.make in _CUT else count
+        return max(1, count // ranks) * ranks if self.make is _in_parts else count
 
 
-def _values(c: Case) -> Values:
-    return Values(c.dtype, c.redop, c.size)
+def _in_place(c: Case) -> Buffers:
+    """Of an operation whose tensor is its input and its output."""
+    t, v = zeros(c.count, c.dtype), Values(c.dtype, c.redop, c.size)
+
+    def expected() -> torch.Tensor | None:
+        if c.operation == "send_recv":  # there and back
+            return v.of(0 if c.rank == c.size - 1 else c.rank, c.count)
+        if c.operation == "broadcast":
+            return v.of(c.root, c.count)
+        return v.reduced(c.count) if c.root in (-1, c.rank) else None
+
+    return Buffers(t, t, lambda: v.of(c.rank, c.count), expected)
 
 
-def _all_reduce(c: Case) -> Buffers:
-    t, v = zeros(c.count, c.dtype), _values(c)
-    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count))
+def _in_parts(c: Case) -> Buffers:
+    """Of an operation whose input or output has a part for each rank."""
+    shape, v, each = SHAPES[Op[c.operation]], Values(c.dtype, c.redop, c.size), c.count // c.size
+    inputs, outputs = (c.count if whole else each for whole in (shape.from_each, shape.to_each))
+    elsewhere = shape.rooted and c.rank != c.root
+    first = c.rank * each if shape.from_each else 0  # of what comes to this rank, in each rank's input
 
+    def expected() -> torch.Tensor:
+        if shape.reduces:
+            return v.reduced(each, first)
+        return torch.cat([v.of(r, each, first) for r in (range(c.size) if shape.to_each else (c.root,))])
 
-def _reduce(c: Case) -> Buffers:
-    t, v = zeros(c.count, c.dtype), _values(c)
-    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.reduced(c.count) if c.rank == c.root else None)
-
-
-def _broadcast(c: Case) -> Buffers:
-    t, v = zeros(c.count, c.dtype), _values(c)
-    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(c.root, c.count))
-
-
-def _all_gather(c: Case) -> Buffers:
-    each, v = c.count // c.size, _values(c)
     return Buffers(
-        zeros(each, c.dtype),
-        zeros(c.count, c.dtype),
-        lambda: v.of(c.rank, each),
-        lambda: torch.cat([v.of(r, each) for r in range(c.size)]),
+        None if elsewhere and shape.from_each else zeros(inputs, c.dtype),
+        None if elsewhere and shape.to_each else zeros(outputs, c.dtype),
+        lambda: v.of(c.rank, inputs),
+        expected,
     )
-
-
-def _reduce_scatter(c: Case) -> Buffers:
-    each, v = c.count // c.size, _values(c)
-    return Buffers(
-        zeros(c.count, c.dtype),
-        zeros(each, c.dtype),
-        lambda: v.of(c.rank, c.count),
-        lambda: v.reduced(each, c.rank * each),
-    )
-
-
-def _all_to_all(c: Case) -> Buffers:
-    each, v = c.count // c.size, _values(c)
-    return Buffers(
-        zeros(c.count, c.dtype),
-        zeros(c.count, c.dtype),
-        lambda: v.of(c.rank, c.count),
-        lambda: torch.cat([v.of(r, each, c.rank * each) for r in range(c.size)]),
-    )
-
-
-def _gather(c: Case) -> Buffers:
-    each, v = c.count // c.size, _values(c)
-    return Buffers(
-        zeros(each, c.dtype),
-        zeros(c.count, c.dtype) if c.rank == c.root else None,
-        lambda: v.of(c.rank, each),
-        lambda: torch.cat([v.of(r, each) for r in range(c.size)]),
-    )
-
-
-def _scatter(c: Case) -> Buffers:
-    each, v = c.count // c.size, _values(c)
-    return Buffers(
-        zeros(c.count, c.dtype) if c.rank == c.root else None,
-        zeros(each, c.dtype),
-        lambda: v.of(c.root, c.count),
-        lambda: v.of(c.root, each, c.rank * each),
-    )
-
-
-def _send_recv(c: Case) -> Buffers:
-    t, v = zeros(c.count, c.dtype), _values(c)
-    whose = 0 if c.rank == c.size - 1 else c.rank
-    return Buffers(t, t, lambda: v.of(c.rank, c.count), lambda: v.of(whose, c.count))
-
-
-_CUT = {_all_gather, _reduce_scatter, _all_to_all, _gather, _scatter}
 
 
 def _parts(n: int) -> float:
@@ -143,14 +100,14 @@ def _parts(n: int) -> float:
 
 
 OPERATIONS = {
-    "all_reduce": Operation(_all_reduce, lambda n: 2 * _parts(n)),
-    "broadcast": Operation(_broadcast, lambda n: 1),
-    "reduce": Operation(_reduce, lambda n: 1),
-    "all_gather": Operation(_all_gather, _parts),
-    "reduce_scatter": Operation(_reduce_scatter, _parts),
-    "all_to_all": Operation(_all_to_all, _parts),
-    "gather": Operation(_gather, _parts),
-    "scatter": Operation(_scatter, _parts),
+    "all_reduce": Operation(_in_place, lambda n: 2 * _parts(n)),
+    "broadcast": Operation(_in_place, lambda n: 1),
+    "reduce": Operation(_in_place, lambda n: 1),
+    "all_gather": Operation(_in_parts, _parts),
+    "reduce_scatter": Operation(_in_parts, _parts),
+    "all_to_all": Operation(_in_parts, _parts),
+    "gather": Operation(_in_parts, _parts),
+    "scatter": Operation(_in_parts, _parts),
     # There and back between the first rank and the last: other hosts' where there are several.
-    "send_recv": Operation(_send_recv, lambda n: 2, lambda rank, ranks: rank in (0, ranks - 1)),
+    "send_recv": Operation(_in_place, lambda n: 2, lambda rank, ranks: rank in (0, ranks - 1)),
 }

@@ -1,16 +1,19 @@
-"""How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us."""
+"""How the benchmark's ranks start: by torchrun or mpirun, if one of them started this process; else by us. And what
+keeps their cores busy meanwhile."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import socket
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -116,3 +119,25 @@ def hosts() -> list[dict[str, Any]]:
     return [
         {"name": first[b][0], "ranks": n, "cores": first[b][1], "load": round(first[b][2], 2)} for b, n in ranks.items()
     ]
+
+
+# They go when their parent does, however it ends.
+_BURN = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(10 ** 6):
+        pass
+"""
+
+
+@contextmanager
+def burning(count: int) -> Iterator[None]:
+    """Inside, ``count`` processes burn a core each, for figures on a machine that has other work."""
+    burners = [subprocess.Popen([sys.executable, "-S", "-c", _BURN, str(os.getpid())]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for b in burners:
+            b.kill()
+        for b in burners:
+            b.wait()

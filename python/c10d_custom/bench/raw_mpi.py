@@ -47,8 +47,8 @@ class RawMpi:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         if MPI.COMM_WORLD.size != dist.get_world_size():
             raise Unavailable(
-                f"MPI counts {MPI.COMM_WORLD.size} ranks where this job has {dist.get_world_size()}: is mpirun "
-                f"that of the library mpi4py found, {version()}?"
+                f"MPI counts {MPI.COMM_WORLD.size} ranks where this job has {dist.get_world_size()}: "
+                f"is mpirun that of the library mpi4py found, {version()}?"
             )
         self.MPI, self.comm = MPI, MPI.COMM_WORLD.Split(0, dist.get_rank())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -16,10 +17,9 @@ from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
 from .deepspeed_op import DeepSpeedOp
-from .floor import Floor
 from .ranks import first_said
 from .raw_mpi import RawMpi
-from .raw_oneccl import RawOneCcl
+from .values import zeros
 
 if TYPE_CHECKING:
     from .case import Case
@@ -103,10 +103,46 @@ class Backend:
         return there_and_back(case.rank, send, recv)
 
 
+_BYTES = 64 << 20  # copied between two barriers, at least: their cost must not count
+
+
+class Floor:
+    """The memory floor: all ranks copy the size's bytes, once, at the same time, from one private buffer to another. No
+    collective whose ranks each read and write so many bytes can take less where memory is what limits it."""
+
+    checked = False
+
+    def __init__(self, barrier: Callable[[], object]) -> None:
+        self.barrier = barrier
+
+    def repeats(self, case: Case) -> int:
+        """Copies in one call of the function; its time is divided by it. Ranks that outnumber the cores take turns, and
+        only a barrier at the end shows how long all of them took."""
+        return max(1, min(64, _BYTES // case.nbytes))
+
+    def bind(self, case: Case, buffers: Buffers) -> Callable[[], None]:
+        source, target = zeros(case.count, case.dtype), zeros(case.count, case.dtype)
+        to, of, size, times, barrier = (
+            target.data_ptr(),
+            source.data_ptr(),
+            case.nbytes,
+            self.repeats(case),
+            self.barrier,
+        )
+
+        def copies(keep: object = (source, target)) -> None:
+            for _ in range(times):
+                ctypes.memmove(to, of, size)
+            barrier()
+
+        return copies
+
+
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
 # "threads2": custom with two threads in each rank.
 _THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
-_OTHERS = ("mpi", "deepspeed", "oneccl", "ucc", "floor", "empty", noop.NAME)
+_OTHERS = ("mpi", "deepspeed", "ucc", "floor", "empty", noop.NAME)
+MORE: dict[str, Callable[[int], Reference]] = {}  # from elsewhere: how to make one on so many hosts
 
 
 class ZeroCopy(Backend):
@@ -116,7 +152,7 @@ class ZeroCopy(Backend):
 
 
 def placed(reference: Reference, buffers: Buffers) -> Buffers:
-    """The same buffers where ``reference`` takes them."""
+    """Returns the buffers, moved to memory that ``reference`` can take."""
     if not isinstance(reference, ZeroCopy):
         return buffers
     source, target = (None if t is None else empty(t.shape, dtype=t.dtype) for t in (buffers.source, buffers.target))
@@ -127,7 +163,7 @@ def placed(reference: Reference, buffers: Buffers) -> Buffers:
 
 def known(name: str) -> bool:
     """Whether `make` knows it; whether it can be timed here is another matter."""
-    return name in _OTHERS or _THREADS.fullmatch(name) is not None or dist.is_backend_available(name)
+    return name in _OTHERS or name in MORE or _THREADS.fullmatch(name) is not None or dist.is_backend_available(name)
 
 
 def make(names: Iterable[str], hosts: int) -> tuple[dict[str, Reference], dict[str, str]]:
@@ -152,13 +188,13 @@ def make(names: Iterable[str], hosts: int) -> tuple[dict[str, Reference], dict[s
 def _made(name: str, hosts: int) -> Reference:
     if threads := _THREADS.fullmatch(name):
         return Backend(_group_of_threads(threads[1]))
+    if name in MORE:
+        return MORE[name](hosts)
     match name:
         case "mpi":
             return RawMpi()
         case "deepspeed":
             return DeepSpeedOp(hosts)
-        case "oneccl":
-            return RawOneCcl()
         case "floor":
             return Floor(dist.barrier)
         case ZeroCopy.NAME:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from . import environment, noop, ranks, raw_mpi, references, table
-from .busy import burning
 from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import OPERATIONS
 from .timing import Plan, Timed, times
@@ -166,7 +165,7 @@ def run(sweep: Sweep) -> bool:
     for name, why in missing.items():
         say(f"{name} is not timed: {why}")
     results = []
-    with burning(sweep.busy if rank == 0 else 0):
+    with ranks.burning(sweep.busy if rank == 0 else 0):
         for name in sweep.operations:
             results += _of_operation(sweep, name, timed, ratio_to, say)
     about["load_after"] = [h["load"] for h in ranks.hosts()]

@@ -6,16 +6,7 @@ from typing import Any
 
 from ..plotting import INK, OTHER, OURS, pyplot
 
-_COLORS = {
-    "custom": OURS,
-    "gloo": OTHER,
-    "mpi": "#5a9e4b",
-    "deepspeed": "#b0413e",
-    "oneccl": "#8a5fb0",
-    "ucc": "#3f9aa0",
-    "noop": "#9aa1ab",
-    "floor": INK,
-}
+_COLORS = {"custom": OURS, "gloo": OTHER, "mpi": "#5a9e4b", "ucc": "#3f9aa0", "noop": "#9aa1ab", "floor": INK}
 
 
 def readable(nbytes: float) -> str:

@@ -27,8 +27,7 @@ def head(ratio_to: str) -> str:
     """Times in microseconds, bandwidths in GB/s (10^9 bytes). The ratio: how many times as fast as ``ratio_to``."""
     return (
         f"{'size':>10} {'count':>10} {'type':>8} {'redop':>7} {'root':>4} {'backend':>8} {'min us':>10} "
-        f"{'time us':>10} "
-        f"{'p99 us':>10} {'algbw':>7} {'busbw':>7} {'#wrong':>6} {'x ' + ratio_to:>8}"
+        f"{'time us':>10} {'p99 us':>10} {'algbw':>7} {'busbw':>7} {'#wrong':>6} {'x ' + ratio_to:>8}"
     )
 
 

@@ -42,7 +42,7 @@ class Timed:
 
 
 def _calls_in_a_block(timed: Timed, plan: Plan) -> int:
-    """Rank 0 decides for all."""
+    """Returns how many calls a block has. Rank 0 decides for all ranks."""
     if plan.calls is not None:
         return -(-plan.calls // plan.rounds)
     timed.call()

@@ -92,7 +92,7 @@ def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def overwrite(tensor: torch.Tensor) -> None:
-    """With bytes that no result has."""
+    """Overwrites the tensor with bytes that no result has."""
     tensor.view(torch.uint8).fill_(0xA5)
 
 

@@ -5,7 +5,7 @@ operations.py.
 Calls of `torch.distributed` do not come this way where the whole group is ours: they find the methods of
 process_group.CustomProcessGroup, where a call costs a fraction of the time. But those go by torch's dispatcher, as
 calls of torch's own groups do, to the Backend that somebody watches (a dispatch mode, a transform of functorch, a
-tracer, a profiler), or whose tensors are more than memory (native/torch_inside.py says which). Where torch has no
+tracer, a profiler), or whose tensors are more than memory (native/direct.py says which). Where torch has no
 Backend for Python (before 2.14), such a call is carried out on what is behind the tensors, where that is the same; else
 refused, by name."""
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup
 
 from ..errors import AbortedError, UsageError
-from ..native import torch_inside
+from ..native import direct
 from ..threads import threading
 from . import IMPLEMENTATION, NAME
 from .issuing import NewGroup
@@ -77,14 +77,14 @@ class Dispatching(Operations):
         return profiler_enabled() or self._unlike_memory(*tensors)
 
     def _unlike_memory(self, *tensors: Any) -> bool:
-        return bool(_function_modes()) or not torch_inside.goes_direct(*tensors)
+        return bool(_function_modes()) or not direct.goes_direct(*tensors)
 
     def _dispatched(self, name: str, *arguments: Any) -> Any:
         """The operation of that name of torch's group. ``arguments``: as the method was given them."""
         if not self._registered:
             return self._unseen(name, arguments)
-        if not profiler_enabled() and torch_inside.goes_direct(*arguments):
-            with torch_inside.without_functions():
+        if not profiler_enabled() and direct.goes_direct(*arguments):
+            with direct.without_functions():
                 return getattr(Operations, name)(below(self), *arguments)
         # torch's methods have one form without each.
         given = [_with_values(a) if isinstance(a, (list, tuple)) else a for a in arguments if a is not None]
@@ -96,7 +96,7 @@ class Dispatching(Operations):
             return reached.works[0] if len(reached.works) == 1 and isinstance(result, dist.Work) else result
         except Exception:
             # Under a mode nobody knows what becomes of the others' calls.
-            if not reached.yes and name not in _UNANNOUNCED and torch_inside.nobody_watches():
+            if not reached.yes and name not in _UNANNOUNCED and direct.nobody_watches():
                 self._tell_refused()
             raise
         finally:
@@ -133,7 +133,7 @@ class Dispatching(Operations):
                 f"{name} inside {traced}: torch {torch.__version__} does not show it calls of this backend, and it "
                 f"would be left out of what is recorded. It takes torch {_FIRST_TO_SEE} or newer."
             )
-        with torch_inside.without_functions():
+        with direct.without_functions():
             given = self._lowered(lambda: [_memory_of(name, a) for a in arguments])
             return getattr(Operations, name)(below(self), *given)
 
@@ -169,7 +169,7 @@ def _memory_of(name: str, argument: Any) -> Any:
     """The argument, or the plain tensor that it stands for. UsageError where there is none."""
     if isinstance(argument, (list, tuple)):
         return [_memory_of(name, a) for a in argument]
-    if not isinstance(argument, torch.Tensor) or argument.is_meta or not torch_inside.stands_for_another(argument):
+    if not isinstance(argument, torch.Tensor) or argument.is_meta or not direct.stands_for_another(argument):
         return argument
     if (behind := _behind(argument)) is not argument:
         return _memory_of(name, behind)
@@ -213,7 +213,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         reached.yes = True
-        with torch_inside.without_functions():
+        with direct.without_functions():
             work = method(self._below(), *arguments, **options)
         if work is None:
             work = DoneWork(_tensors(arguments[0]) if arguments else [])
@@ -373,7 +373,7 @@ if REGISTERED:
             given = getattr(opts, "timeout", opts)
             given = given if isinstance(given, timedelta) and given > timedelta(0) else None
             reached.yes = True
-            with torch_inside.without_functions():
+            with direct.without_functions():
                 self._below().monitored_barrier(given, wait_all_ranks)
 
         def start_coalescing(self) -> None:

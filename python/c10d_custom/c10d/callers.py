@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from torch import distributed
 
 from ..threads import threading
-from ..transport.trace_file import Frame
+from ..transport.call_log import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..transport.trace_file import Record
+    from ..transport.call_log import Record
 
 
 _DEPTH = 32  # frames of a stack that are kept

@@ -40,7 +40,7 @@ class Buckets:
         self._on = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and os.environ.get("DDP_DISABLE_COMM_MEM") != "1"
 
     def reduced(self, group: Any, tensor: torch.Tensor) -> list[torch.Tensor] | None:
-        """As about_to_be_reduced."""
+        """Does what about_to_be_reduced says, for this group."""
         if not self._on or tensor.layout is not torch.strided or tensor.dim() != 1 or tensor.nbytes < _WORTH:
             return None
         storage = tensor.untyped_storage()

@@ -24,10 +24,10 @@ import torch
 
 from ..call import Op, seconds_of
 from ..errors import CustomBackendError, UsageError
-from ..lowering.collectives import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
+from ..lowering import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..threads import threading
-from ..transport.base import LocalTransport
+from ..transport import LocalTransport
 from .torch_private import (
     amid_backward_pass,
     opaque_to_dynamo,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ..call import Call, Message
     from ..creation.gathering import Processes
-    from ..transport.base import Ticket, Transport
+    from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
     from .callers import Callers

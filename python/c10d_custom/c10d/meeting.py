@@ -21,7 +21,7 @@ from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_use
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
 from ..transport.by_device import ByDevice
-from ..transport.shm.transport import ShmTransport
+from ..transport.shm import ShmTransport
 from .issuing import Issuing, NewGroup, close_groups_first, close_groups_last
 from .read_ahead import read_ahead
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
     from ..creation.topology import Location
-    from ..transport.base import Transport
+    from ..transport import Transport
 
     _Met = tuple[ByDevice, Store]
 

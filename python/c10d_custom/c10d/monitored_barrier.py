@@ -19,7 +19,7 @@ from ..call import Message, Region
 from ..errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError
 
 if TYPE_CHECKING:
-    from ..transport.base import Ticket
+    from ..transport import Ticket
     from .issuing import Issuing
 
 

@@ -5,7 +5,7 @@ Each method takes the forms that c10d's callers use, for a Python override shado
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
 positional arguments stand one place before ours.
 
-Synchronous collectives may go the fast path (base.FastCollective), which takes plain CPU tensors in equal parts
+Synchronous collectives may go the fast path (transport.FastCollective), which takes plain CPU tensors in equal parts
 straight to the core; of what it does not take it has done nothing, and the slow path (issuing.py) goes on. The table
 below says for which, and what c10d's options say of each."""
 
@@ -30,26 +30,10 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ..call import SHAPES, Op, seconds_of
-from ..lowering.collectives import only, own_list
+from ..lowering import only, own_list
 from ..native import SLOW_PATH
 from .issuing import FastPath, Issuing
 from .torch_private import opaque_to_dynamo
-
-
-def _fast_path(op: Op, options: type[Any]) -> FastPath:
-    return op, options, SHAPES[op].rooted, SHAPES[op].reduces
-
-
-BARRIER = _fast_path(Op.barrier, BarrierOptions)
-BROADCAST = _fast_path(Op.broadcast, BroadcastOptions)
-ALL_REDUCE = _fast_path(Op.all_reduce, AllreduceOptions)
-REDUCE = _fast_path(Op.reduce, ReduceOptions)
-ALL_GATHER = _fast_path(Op.all_gather, AllgatherOptions)
-REDUCE_SCATTER = _fast_path(Op.reduce_scatter, ReduceScatterOptions)
-ALL_TO_ALL = _fast_path(Op.all_to_all, AllToAllOptions)
-GATHER = _fast_path(Op.gather, GatherOptions)
-SCATTER = _fast_path(Op.scatter, ScatterOptions)
-
 
 if TYPE_CHECKING:
     from .work import DoneMessage, DoneWork, Work
@@ -70,29 +54,12 @@ def _as_it_is(tensors: Any, name: str) -> Any:
 
 
 class _Form:
-    """What `Operations._slowly` needs to know of a method. ``name``: in profiles and errors; ``lower``: the method of
-    Lowering; ``takes``: of c10d's output and input, or of what is both, what Lowering gets; ``more``: what it gets
-    besides."""
+    """An operation whose method is like others'. ``method``: c10d's name of it; ``name``: in profiles and errors, and
+    the method of Lowering unless ``lower`` is; ``takes``: of c10d's output and input, or of what is both, what Lowering
+    gets; ``more``: what it gets besides."""
 
-    def __init__(self, method: str, name: str, lower: str, takes: tuple[Any, ...], *more: str) -> None:
-        self.method, self.name, self.lower, self.takes, self.more = method, name, lower, takes, more
-
-
-_FORMS = {
-    form.method: form
-    for form in (
-        _Form("broadcast", "broadcast", "broadcast", (_one,), "root"),
-        _Form("allreduce", "all_reduce", "all_reduce", (_one,), "op"),
-        _Form("reduce", "reduce", "reduce", (_one,), "root", "op"),
-        _Form("allgather", "all_gather", "all_gather", (_list, _one)),
-        _Form("all_gather_single", "_all_gather_base", "all_gather_single", (_as_it_is, _as_it_is)),
-        _Form("reduce_scatter", "reduce_scatter", "reduce_scatter", (_one, _list), "op"),
-        _Form("reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single", (_as_it_is, _as_it_is), "op"),
-        _Form("alltoall", "all_to_all", "all_to_all", (_as_it_is, _as_it_is)),
-        _Form("gather", "gather", "gather", (_list, _one), "root"),
-        _Form("scatter", "scatter", "scatter", (_one, _list), "root"),
-    )
-}
+    def __init__(self, method: str, name: str, takes: tuple[Any, ...], more: tuple[str, ...], lower: str = "") -> None:
+        self.method, self.name, self.takes, self.more, self.lower = method, name, takes, more, lower or name
 
 
 def _by_type(given: Sequence[Any]) -> tuple[Any, int, Any, timedelta | None]:
@@ -115,18 +82,64 @@ def _by_type(given: Sequence[Any]) -> tuple[Any, int, Any, timedelta | None]:
     return opts, root, ReduceOp.SUM if op is None else op, timeout
 
 
+def fast_path(op: Op, options: type[Any]) -> FastPath:
+    return op, options, SHAPES[op].rooted, SHAPES[op].reduces
+
+
+_BARRIER, _ALL_TO_ALL = fast_path(Op.barrier, BarrierOptions), fast_path(Op.all_to_all, AllToAllOptions)
+
+
+def _of_one(op: Op, options: type[Any], method: str, *more: str) -> Any:
+    """The method of an operation whose tensors are both input and output."""
+    path, form = fast_path(op, options), _Form(method, op.name, (_one,), more)
+
+    def operation(
+        self: Operations,
+        tensors: Sequence[torch.Tensor],
+        opts: Any = None,
+        root: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
+        if type(tried := self._fast(path, opts, tensors, tensors)) is not int:
+            return tried
+        return self._slowly(form, tried, (tensors,), opts, root, op, timeout)
+
+    return operation
+
+
+def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
+    """The method of an operation with an output and an input: a tensor, a list, or a list of lists."""
+    path = fast_path(op, options)
+
+    def operation(
+        self: Operations,
+        output: Any,
+        input: Any,
+        opts: Any = None,
+        root: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Issued:
+        if type(tried := self._fast(path, opts, input, output)) is not int:
+            return tried
+        return self._slowly(form, tried, (output, input), opts, root, op, timeout)
+
+    return operation
+
+
 @opaque_to_dynamo
 class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
-    def _slowly(self, method: str, tried: int, tensors: tuple[Any, ...], *given: Any) -> Issued:
-        """The operation of that method, that the fast path has not taken: ``tried``, what it has said; ``tensors``:
+    def _slowly(self, form: _Form, tried: int, tensors: tuple[Any, ...], *given: Any) -> Issued:
+        """The operation of that form, which the fast path has not taken: ``tried``, what it has said; ``tensors``:
         output and input, or what is both; ``given``: what else c10d's caller has passed."""
         if tried == SLOW_PATH and self._by_torch(*tensors):
-            return self._dispatched(method, *tensors, *given)
-        form, (opts, root, op, timeout) = _FORMS[method], _by_type(given)
+            return self._dispatched(form.method, *tensors, *given)
+        opts, root, op, timeout = _by_type(given)
         taken = [self._lowered(take, each, form.name) for take, each in zip(form.takes, tensors)]
-        if method == "allreduce" and taken[0].is_sparse:
+        if form.method == "allreduce" and taken[0].is_sparse:
             return self._sparse_all_reduce(taken[0], op, opts, timeout)
         outputs, *inputs = ([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)
         return self._collective(
@@ -141,44 +154,34 @@ class Operations(Issuing):
             tried=tried,
         )
 
-    def broadcast(
-        self, tensors: Sequence[torch.Tensor], opts: Any = None, root: Any = None, timeout: timedelta | None = None
-    ) -> Issued:
-        if type(tried := self._fast(BROADCAST, opts, tensors, tensors)) is not int:
-            return tried
-        return self._slowly("broadcast", tried, (tensors,), opts, root, timeout)
-
-    def allreduce(
-        self, tensors: Sequence[torch.Tensor], opts: Any = None, op: Any = None, timeout: timedelta | None = None
-    ) -> Issued:
-        if type(tried := self._fast(ALL_REDUCE, opts, tensors, tensors)) is not int:
-            return tried
-        return self._slowly("allreduce", tried, (tensors,), opts, op, timeout)
+    broadcast = _of_one(Op.broadcast, BroadcastOptions, "broadcast", "root")
+    allreduce = _of_one(Op.all_reduce, AllreduceOptions, "allreduce", "op")
+    reduce = _of_one(Op.reduce, ReduceOptions, "reduce", "root", "op")
+    allgather = _of_two(Op.all_gather, AllgatherOptions, _Form("allgather", "all_gather", (_list, _one), ()))
+    all_gather_single = _of_two(
+        Op.all_gather,
+        AllgatherOptions,
+        _Form("all_gather_single", "_all_gather_base", (_as_it_is, _as_it_is), (), "all_gather_single"),
+    )
+    reduce_scatter = _of_two(
+        Op.reduce_scatter, ReduceScatterOptions, _Form("reduce_scatter", "reduce_scatter", (_one, _list), ("op",))
+    )
+    reduce_scatter_single = _of_two(
+        Op.reduce_scatter,
+        ReduceScatterOptions,
+        _Form(
+            "reduce_scatter_single", "_reduce_scatter_base", (_as_it_is, _as_it_is), ("op",), "reduce_scatter_single"
+        ),
+    )
+    alltoall = _of_two(Op.all_to_all, AllToAllOptions, _Form("alltoall", "all_to_all", (_as_it_is, _as_it_is), ()))
+    gather = _of_two(Op.gather, GatherOptions, _Form("gather", "gather", (_list, _one), ("root",)))
+    scatter = _of_two(Op.scatter, ScatterOptions, _Form("scatter", "scatter", (_one, _list), ("root",)))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
         if self._by_torch(tensors):
             return self._dispatched("allreduce_coalesced", tensors, opts)
         op = opts.reduceOp if opts is not None else ReduceOp.SUM
         return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
-
-    def reduce(
-        self,
-        tensors: Sequence[torch.Tensor],
-        opts: Any = None,
-        root: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Issued:
-        if type(tried := self._fast(REDUCE, opts, tensors, tensors)) is not int:
-            return tried
-        return self._slowly("reduce", tried, (tensors,), opts, root, op, timeout)
-
-    def allgather(
-        self, output_lists: Sequence[Any], inputs: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> Issued:
-        if type(tried := self._fast(ALL_GATHER, opts, inputs, output_lists)) is not int:
-            return tried
-        return self._slowly("allgather", tried, (output_lists, inputs), opts, timeout)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -196,13 +199,6 @@ class Operations(Issuing):
             inputs=inputs,
         )
 
-    def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
-    ) -> Issued:
-        if type(tried := self._fast(ALL_GATHER, opts, input, output)) is not int:
-            return tried
-        return self._slowly("all_gather_single", tried, (output, input), opts, timeout)
-
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
@@ -216,25 +212,6 @@ class Operations(Issuing):
             list(zip(outputs, inputs, strict=True)),
             inputs=inputs,
         )
-
-    def reduce_scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        input_lists: Sequence[Any],
-        opts: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Issued:
-        if type(tried := self._fast(REDUCE_SCATTER, opts, input_lists, outputs)) is not int:
-            return tried
-        return self._slowly("reduce_scatter", tried, (outputs, input_lists), opts, op, timeout)
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
-    ) -> Issued:
-        if type(tried := self._fast(REDUCE_SCATTER, opts, input, output)) is not int:
-            return tried
-        return self._slowly("reduce_scatter_single", tried, (output, input), opts, timeout)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -251,17 +228,6 @@ class Operations(Issuing):
             inputs=inputs,
         )
 
-    def alltoall(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Issued:
-        if type(tried := self._fast(ALL_TO_ALL, opts, inputs, outputs)) is not int:
-            return tried
-        return self._slowly("alltoall", tried, (outputs, inputs), opts, timeout)
-
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -273,7 +239,7 @@ class Operations(Issuing):
     ) -> Issued:
         tried: Any = SLOW_PATH
         if not output_splits and not input_splits:
-            if type(tried := self._fast(ALL_TO_ALL, opts, input, output)) is not int:
+            if type(tried := self._fast(_ALL_TO_ALL, opts, input, output)) is not int:
                 return tried
         if tried == SLOW_PATH and self._by_torch(output, input):
             return self._dispatched(
@@ -294,18 +260,6 @@ class Operations(Issuing):
             tried=tried,
         )
 
-    def gather(
-        self,
-        output_lists: Sequence[Any],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-        root: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Issued:
-        if type(tried := self._fast(GATHER, opts, inputs, output_lists)) is not int:
-            return tried
-        return self._slowly("gather", tried, (output_lists, inputs), opts, root, timeout)
-
     def gather_single(
         self,
         output: torch.Tensor,
@@ -321,20 +275,8 @@ class Operations(Issuing):
             "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
         )
 
-    def scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        input_lists: Sequence[Any],
-        opts: Any = None,
-        root: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Issued:
-        if type(tried := self._fast(SCATTER, opts, input_lists, outputs)) is not int:
-            return tried
-        return self._slowly("scatter", tried, (outputs, input_lists), opts, root, timeout)
-
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
-        if type(tried := self._fast(BARRIER, opts)) is not int:
+        if type(tried := self._fast(_BARRIER, opts)) is not int:
             return tried
         if tried == SLOW_PATH and self._by_torch():
             return self._dispatched("barrier", opts, timeout)

@@ -21,10 +21,8 @@ _PACKAGE = __package__.rpartition(".")[0]
 # Every module that is imported inside a function which may run after a group was made and before a call of it has
 # ended, and what those import in turn; tests/unit/test_read_ahead.py compares.
 NAMES = (
-    "transport.parts",
-    "transport.fingerprint",
-    "transport.trace_file",
     "transport.call_log",
+    "transport.disagreement",
     "transport.failure",
     "transport.shm.error_text",
     "c10d.monitored_barrier",
@@ -101,7 +99,7 @@ def read_ahead() -> None:
                 found[full] = _InMemory(full, os.path.join(folder, *name.split(".")) + ".py")
             else:
                 found[full] = _FromElsewhere(full)
-    except (OSError, ImportError, AttributeError):  # they are found later, or not: base.py's `plain_error`
+    except (OSError, ImportError, AttributeError):  # they are found later, or not: transport's `plain_error`
         return
     if found and sys.meta_path is not None:
         _read.update(found)

@@ -24,7 +24,7 @@ from . import process_group
 from .issuing import NewGroup
 
 if TYPE_CHECKING:
-    from ..transport.shm.transport import ShmTransport
+    from ..transport.shm import ShmTransport
 
 
 _FIRST, _MOST = 0.2e-3, 5e-3  # s: between two looks at the roll

@@ -15,9 +15,9 @@ torch.distributed.distributed_c10d._new_process_group_helper | here, replacing.p
 torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS | here | 2.15 | a warning of the Flight Recorder comes
 torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE | registration.py | before 2.14 | a warning about torchcomms
 torch.distributed.Backend._plugins | registration.py, replacing.py | all | groups at all
-torch._C._dispatch_keys | native/torch_inside.py | all | collectives at all: it says what a tensor is
-libc10's thread-local word of dispatch keys | native/torch_inside.py | all | the fast way in C; found by trying
-torch.Tensor.__dlpack_c_exchange_api__ | native/fast.py | all | the fast way in C
+torch._C._dispatch_keys | native/direct.py | all | collectives at all: it says what a tensor is
+libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
+torch.Tensor.__dlpack_c_exchange_api__ | native/direct.py | all | the fast way in C
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """When and where the files of this process are written: on the first failure of each group, and on a signal; ours only
-if C10D_CUSTOM_TRACE_DIR names a folder, torch's (flight_file.py) only if TORCH_FR_DUMP_TEMP_FILE is set.
+if C10D_CUSTOM_TRACE_DIR names a folder, torch's only if TORCH_FR_DUMP_TEMP_FILE is set.
 
 A source is a transport: it has name, rank, size, members, trace() and peers(). Files are readable by their user only,
 and no two of ours have the same name: rank, host and pid, and a number counted up until the name is free.
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 from .. import config as settings
 from ..errors import UsageError
 from ..threads import socket, threading
-from ..transport.trace_file import Dump, GroupTrace, write
-from . import flight_file
+from ..trace import file, flight_recorder
+from ..trace.file import Dump, GroupTrace
 from .callers import Callers, inside_call, stack
 from .issuing import followed, forget, stacks, written
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..transport.base import Transport
-    from ..transport.trace_file import Record
+    from ..transport import Transport
+    from ..transport.call_log import Record
 
 
 def follow(source: Transport, config: Config) -> None:
@@ -62,7 +62,7 @@ def _failed(source: Transport | None, key: int, error: BaseException, config: Co
     beginning = settings.flight_recorder_file()
     if beginning and settings.flight_recorder_on_failure():
         try:
-            path = flight_file.write(beginning, _rank(groups), groups, config.trace)
+            path = flight_recorder.write(beginning, _rank(groups), groups, config.trace)
         except Exception as problem:
             error.add_note(f"TORCH_FR_DUMP_TEMP_FILE: the file could not be written: {problem}")
         else:
@@ -98,18 +98,17 @@ def _rank(groups: list[GroupTrace]) -> int:
 
 
 def _write(folder: str, reason: str, groups: list[GroupTrace]) -> str:
-    """Writes a file of ours. Returns its path."""
+    """Writes this process's own trace file (not torch's). Returns its path."""
     rank, host = _rank(groups), socket.gethostname()
-    text = write(Dump(rank, os.getpid(), host, time.time(), reason, groups)).encode()
+    dump = Dump(rank, os.getpid(), host, time.time(), reason.partition("\n")[0], groups)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     for number in itertools.count():
         path = os.path.join(folder, f"c10d_custom-rank{rank}-{host}-{os.getpid()}-{number}.trace")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            os.close(os.open(path, file.NEW, 0o600))  # the name is ours
         except FileExistsError:
             continue
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
+        file.put(path, file.to_text(dump).encode())
         return path
     raise AssertionError  # numbers have no end
 
@@ -124,7 +123,7 @@ def dump(config: Config, reason: str, frame: FrameType | None = None) -> None:
             _write(config.trace_dir, reason, groups)
     with contextlib.suppress(Exception):
         if beginning := settings.flight_recorder_file():
-            flight_file.write(beginning, _rank(groups), groups, config.trace)
+            flight_recorder.write(beginning, _rank(groups), groups, config.trace)
 
 
 def install_signal(config: Config) -> None:
@@ -134,8 +133,8 @@ def install_signal(config: Config) -> None:
         return
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            "C10D_CUSTOM_TRACE_SIGNAL: the first group of a process must be created in its main thread, as "
-            "Python sets signal handlers there only"
+            "C10D_CUSTOM_TRACE_SIGNAL: "
+            "the first group of a process must be created in its main thread, as Python sets signal handlers there only"
         )
     number = config.trace_signal
     before = signal.getsignal(number)

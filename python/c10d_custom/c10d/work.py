@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import AbortedError, CollectiveTimeoutError, TransportError
-from ..threads import Lent, lend, threading, time
+from ..threads import GPU, Lent, lend, rest, threading, time
 from .torch_private import register_work
 
 if TYPE_CHECKING:
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from ..call import StreamOp
-    from ..transport.base import Ticket, Transport
+    from ..transport import Ticket, Transport
 
-
-# How long a wait for the GPU sleeps before it asks again.
-_GPU_STEP = 50e-6
 
 # How long a wait sleeps before it lets Python's signal handlers run.
 _SLICE = 0.1
@@ -199,7 +196,7 @@ class Work(_TorchWork):
         return False
 
     def has_ended(self) -> bool:
-        """The same, asked by who does not wait for it."""
+        """Returns what is_completed does, for a caller that will not wait for the operation."""
         if not self._over:
             for ticket in self._tickets:
                 if not ticket.done():
@@ -251,7 +248,7 @@ class Work(_TorchWork):
 
     def _await(self, seconds: float | None) -> None:
         """Waits until all is over and settled. An exception that a signal handler raises meanwhile leaves nothing
-        behind that would still touch the tensors: what is not over is withdrawn first (transport/base.py)."""
+        behind that would still touch the tensors: what is not over is withdrawn first (transport/__init__.py)."""
         self._completer.refuse_inside(self._tickets)
         if len(self._tickets) > 1:
             self._want()  # all, not each in its turn
@@ -271,7 +268,7 @@ class Work(_TorchWork):
         self.settle()
 
     def _await_tickets(self, deadline: float | None) -> Ticket | None:
-        """The first that was not done by then, or None."""
+        """Waits for all tickets. Returns the first that was not done at the deadline, or None."""
         for ticket in self._tickets:
             if deadline is None:
                 while not ticket.wait(_SLICE, True):
@@ -358,7 +355,7 @@ class DeviceWork(Work):
         for stream_op in self._stream_ops:
             stream_op.join()
         if seconds and seconds > 0:
-            self._await_gpu(began + seconds, seconds)
+            self._await_gpu(began, seconds)
             super()._let_go()
         elif all(f.joined_at_home() for f in self._stream_ops):
             super()._let_go()
@@ -372,11 +369,11 @@ class DeviceWork(Work):
         super()._let_go()
         return True
 
-    def _await_gpu(self, deadline: float, seconds: float) -> None:
+    def _await_gpu(self, began: float, seconds: float) -> None:
         while not all(f.completed() for f in self._stream_ops):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + seconds:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
-            time.sleep(_GPU_STEP)
+            rest(GPU, time.monotonic() - began)
 
     def _let_go(self) -> None:
         if self._error is not None:

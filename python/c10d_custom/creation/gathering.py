@@ -81,7 +81,7 @@ class Processes:
 if TYPE_CHECKING:
 
     class Parent(Protocol):
-        """What Members asks of a group's transport: see Transport of transport/base.py."""
+        """What Members asks of a group's transport: see Transport of transport/__init__.py."""
 
         def gone(self) -> dict[int, str]: ...
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import described
 from ..errors import TransportError
-from ..launch.host import boot_id, host_key, network
+from ..host import boot_id, host_key, network
 from ..threads import socket
 from .gathering import started
 
@@ -25,7 +25,7 @@ _REVISION = "c10d-custom"
 
 
 class Location:
-    """Where a rank runs. Which ranks share a host, `host_key` says (launch/host.py); LOCAL_WORLD_SIZE says nothing
+    """Where a rank runs. Which ranks share a host, `host_key` says (host.py); LOCAL_WORLD_SIZE says nothing
     about subgroups. ``started``: see gathering.py; ``mailbox``: see
     local_datagrams.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import gpus, memory, mpi, processor, report, self_test, settings, software, visibility
+from . import finding, gpus, memory, mpi, self_test, settings, software, visibility
 from .finding import Finding, State, worst
 
 CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("package", software.package),
     ("torch", software.torch),
-    ("core", processor.core),
+    ("core", software.core),
     ("sharing", visibility.sharing),
     ("host", visibility.host),
     ("memory", memory.memory),
@@ -44,7 +44,7 @@ def _run(args: Any) -> int:
 def main(as_json: bool, with_self_test: bool) -> int:
     """Prints what was found; the exit status."""
     findings = look([*CHECKS, SELF_TEST] if with_self_test else CHECKS)
-    print(report.as_json(findings) if as_json else report.text(findings))
+    print(finding.as_json(findings) if as_json else finding.text(findings))
     return int(worst(findings))
 
 

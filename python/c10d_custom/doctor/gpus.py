@@ -48,7 +48,7 @@ def gpus() -> Finding:
 
 
 def _there(module: str, distributions: tuple[str, ...]) -> str | None:
-    """Its version, or None; nothing of it is loaded."""
+    """Returns the version of an installed module, or None. Nothing of it is loaded."""
     try:
         if find_spec(module) is None:
             return None

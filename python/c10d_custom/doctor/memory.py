@@ -23,14 +23,14 @@ def _size(count: int) -> str:
 
 def memory() -> Finding:
     """What is left, and what groups of 2 and of 8 ranks take of it for their collectives."""
-    from ..native import free_memory
+    from .. import native
     from ..transport.shm.algorithm import at_once, geometry
 
     try:
         config = Config.from_env()
     except ValueError:
         config = Config()  # settings.py tells
-    free, whose = free_memory.left()
+    free, whose = native.memory_left()
     takes = {ranks: at_once(geometry(config, ranks, 0)) for ranks in (2, 8)}
     known = free < 1 << 61
     facts: dict[str, Any] = {
@@ -49,7 +49,7 @@ def memory() -> Finding:
 
 
 def limits() -> Finding:
-    """Those of this process that a group can run into."""
+    """Finds the limits of this process that a group can run into."""
     soft = {
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "processes and threads of the user": resource.getrlimit(resource.RLIMIT_NPROC)[0],

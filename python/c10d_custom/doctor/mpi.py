@@ -15,8 +15,8 @@ from .finding import Finding, State
 _SECONDS = 10.0
 # The library says its version before MPI_Init, too. In a process of its own: a library may end the one that loads it.
 _ASK = (
-    "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; from mpi4py import MPI; "
-    "print(MPI.Get_library_version())"
+    "import mpi4py; "
+    "mpi4py.rc.initialize = mpi4py.rc.finalize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,11 @@ _GRACE = 3.0  # s: for the other rank, once one has failed
 _NOT_FOR_RANKS = ("OMPI_", "PMI", "PALS_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "C10D_CUSTOM_TRACE")
 _NAMES_OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
 _SOURCES = str(Path(__file__).resolve().parents[2])
-_RANK = "import sys; sys.path.append(sys.argv[1]); from c10d_custom.doctor.rank import main; main(*sys.argv[2:])"
+_RANK = "import sys; sys.path.append(sys.argv[1]); from c10d_custom.doctor import self_test as s; s.rank(*sys.argv[2:])"
 
 
 def self_test() -> Finding:
-    """FAILS where a rank fails or none of them ends."""
+    """Makes and uses a group of two ranks. The finding is FAILS where a rank fails or does not end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="c10d_custom-doctor-") as folder:
         failure = _run(Path(folder), began + DEADLINE)
@@ -98,3 +101,54 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
+
+
+# --- a rank
+
+_PR_SET_PDEATHSIG = 1
+_MANY = 1 << 18  # floats: more than goes with the announcement of a call
+
+
+def rank(store: str, rank_text: str) -> None:
+    """Exits with status 0 if the group did what it must. Says last how many seconds it took, or what it did not do."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive who started it
+    status = 1
+    try:
+        print(_use(store, int(rank_text)), flush=True)
+        status = 0
+    except BaseException as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+    os._exit(status)
+
+
+def _use(store: str, rank: int) -> float:
+    import torch
+    import torch.distributed as dist
+
+    began = time.monotonic()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "custom", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=GROUP)
+    )
+    for count in (8, _MANY):
+        values = torch.arange(float(count)) * (rank + 1)
+        dist.all_reduce(values)
+        _expect(values, torch.arange(float(count)) * 3, f"all_reduce of {count} floats")
+    mine, theirs = torch.arange(1000), torch.zeros(1000, dtype=torch.int64)
+    if rank == 0:
+        dist.send(mine, 1)
+        dist.recv(theirs, 1)
+        _expect(theirs, mine + 1, "send and recv")
+    else:
+        dist.recv(theirs, 0)
+        dist.send(theirs + 1, 0)
+    dist.destroy_process_group()
+    return round(time.monotonic() - began, 3)
+
+
+def _expect(got: object, wanted: object, what: str) -> None:
+    import torch
+
+    assert isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)
+    if not torch.equal(got, wanted):
+        raise ValueError(f"{what} gave other values than it must")

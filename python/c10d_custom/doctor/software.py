@@ -1,4 +1,4 @@
-"""The package, and the torch that it is to work with."""
+"""The package, the torch that it is to work with, and the native core: what of it this processor gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENTRY_POINTS = (("torch.backends", "c10d_custom"), ("torch.distributed.backends
 
 
 def package() -> Finding:
-    """Whether torch finds it without an import of ours."""
+    """Finds out whether torch finds this package without an import of it."""
     missing = [group for group, name in _ENTRY_POINTS if not any(e.name == name for e in entry_points(group=group))]
     off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
     facts: dict[str, Any] = {
@@ -43,7 +43,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def torch() -> Finding:
-    """Its version, and whether the tests have run on it."""
+    """Finds torch's version, and whether the tests have run on it."""
     first, last = TESTED_TORCH
     facts: dict[str, Any] = {"tested": list(TESTED_TORCH), "torch": None}
     try:
@@ -64,3 +64,36 @@ def torch() -> Finding:
         text = f"{version} is newer than what was tested ({first} to {last}): what it has moved is off, with a warning"
         return Finding("torch", text, State.REMARK, facts)
     return Finding("torch", f"{version}, among those tested ({first} to {last})", facts=facts)
+
+
+def core() -> Finding:
+    """Whether it loads, which build of the reductions it chose, and by what Python calls it."""
+    cores = len(os.sched_getaffinity(0))
+    facts: dict[str, Any] = {"machine": platform.machine(), "cores": cores, "reductions": None, "calls": None}
+    try:
+        from .. import native
+    except Exception as error:
+        text = f"the native core does not load ({error}): reinstall c10d-custom"
+        return Finding("core", text, State.FAILS, facts)
+    facts["reductions"] = variant = native.lib.c10d_reduce_variant().decode()
+    extension = native.inside is not native.lib.c10d_inside
+    facts["calls"] = "extension" if extension else "ctypes"
+    text = f"reductions built for {_meaning(variant)}; {cores} core{'s' * (cores != 1)} for this process"
+    if platform.machine() != "x86_64":
+        return Finding("core", f"{text}; on {platform.machine()} it has not been tested", State.REMARK, facts)
+    if not extension:
+        text += (
+            "; called by ctypes, which takes a little longer: the extension c10d_custom.native._fast does not load in "
+            f"this Python ({platform.python_implementation()} {platform.python_version()})"
+        )
+        return Finding("core", text, State.REMARK, facts)
+    return Finding("core", f"{text}; called through the extension", facts=facts)
+
+
+def _meaning(variant: str) -> str:
+    known = {
+        "x86-64-v4": "x86-64-v4 (AVX-512)",
+        "x86-64-v3": "x86-64-v3 (AVX2)",
+        "baseline": f"any {platform.machine()} (baseline)",
+    }
+    return known.get(variant, variant)

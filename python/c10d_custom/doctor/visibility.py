@@ -40,7 +40,7 @@ def _memfd() -> None:
 
 
 def _segment() -> None:
-    """As the core makes one, seals, maps and locks it."""
+    """Makes, seals, maps and locks a segment, as the core does."""
     try:
         from ..native import Interrupted, lib
     except OSError as error:
@@ -117,13 +117,13 @@ NEEDS = (
 
 
 def sharing() -> Finding:
-    """What is refused of NEEDS."""
+    """Finds what the system refuses of NEEDS."""
     refused: list[tuple[Need, str]] = []
     for need in NEEDS:
         try:
             need.probe()
         except ImportError:
-            continue  # no core: processor.py tells
+            continue  # no core: software.py tells
         except OSError as error:
             refused.append((need, error.strerror or str(error)))
     filtered = _status("Seccomp") == "2"
@@ -170,7 +170,7 @@ def host() -> Finding:
         "user": here.uid,
     }
     text = (
-        f"boot id {here.boot_id}, network namespace {here.network}, user {here.uid}: ranks of whom all "
-        "three are equal share memory"
+        f"boot id {here.boot_id}, network namespace {here.network}, user {here.uid}: "
+        "ranks of whom all three are equal share memory"
     )
     return Finding("host", text, facts=facts)

@@ -25,7 +25,7 @@ class Launcher:
     local_size: int | None
 
     def variables(self) -> dict[str, str]:
-        """The same in torchrun's names, which scripts read."""
+        """Returns the job's variables in torchrun's names, which scripts read."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,

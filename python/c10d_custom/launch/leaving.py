@@ -44,7 +44,7 @@ def _abort(fd: int) -> None:
 
 
 def addresses(library: ctypes.CDLL | None, *names: str) -> list[int]:
-    """Of these functions; 0: it has none of that name."""
+    """Returns the addresses of these functions of ``library``; 0 for one that it does not have."""
     return [native.address_of(getattr(library, name, None)) for name in names]
 
 

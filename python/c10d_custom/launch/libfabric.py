@@ -76,7 +76,7 @@ def drive(MPI: Any) -> None:
 
 
 def stop() -> None:
-    """Before MPI ends: nobody may call it afterwards."""
+    """Stops the calls of MPI. Called before MPI ends, since nobody may call it afterwards."""
     over_hosts.lib.c10d_end_mpi_driver()
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
-from ..threads import socket, threading, time
+from ..threads import OVER_MPI, rest, socket, threading, time
 from . import launcher, leaving, libfabric, mpich_files
 from .mapped import mapped_files
 from .mpich_files import remove_files
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .pmi import PmiServer
 
 
-SPIN_SECONDS = 200e-6
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 CHECK_SECONDS = 1e-3
 _LOOK = 20e-3  # s: while MPI starts
 _LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
@@ -69,7 +67,6 @@ class Job:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
         then still under way. ``check`` is called now and then, and may raise."""
         begun = checked = time.monotonic()
-        pause = SHORTEST_SLEEP
         while not self._complete(requests):
             now = time.monotonic()
             if now >= deadline:
@@ -77,11 +74,7 @@ class Job:
             if check is not None and now - checked >= CHECK_SECONDS:
                 checked = now
                 check()
-            if now - begun < SPIN_SECONDS:
-                os.sched_yield()
-            else:
-                time.sleep(min(pause, deadline - now))
-                pause = min(2 * pause, LONGEST_SLEEP)
+            rest(OVER_MPI, now - begun)
         return True
 
     def _complete(self, requests: Sequence[Any]) -> bool:
@@ -144,8 +137,8 @@ def _begin(seconds: float | None, check: Callable[[], object]) -> Job:
     if found is not None and (found.rank, found.size) != (begun.rank, begun.size):
         raise TransportError(
             f"the launcher ({found.name}) says rank {found.rank} of {found.size}, but the MPI library says rank "
-            f"{begun.rank} of {begun.size}: they do not belong together. Use the mpiexec of the library ("
-            f"{_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
+            f"{begun.rank} of {begun.size}: they do not belong together. Use the mpiexec of the library "
+            f"({_library(MPI)}), choose another library with MPI4PY_LIBMPI=/full/path/of/libmpi.so, or under Slurm "
             "another srun --mpi=... (srun --mpi=list)."
         )
     return begun
@@ -193,8 +186,8 @@ def startable() -> str:
     library = _library(MPI)
     if "open mpi" in library.lower():
         raise TransportError(
-            f"{library.partition(',')[0]} starts by its own mpirun only: start the job with that, or install another "
-            "MPI, in an environment without this one (pip install mpich)"
+            f"{library.partition(',')[0]} starts by its own mpirun only: "
+            "start the job with that, or install another MPI, in an environment without this one (pip install mpich)"
         )
     return library
 
@@ -224,8 +217,8 @@ def start(server: PmiServer, seconds: float, interface: str | None, check: Calla
             raise
         if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (server.rank, server.size):
             raise TransportError(
-                f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): start "
-                "the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
+                f"{_library(MPI)} did not ask for the other ranks by the protocol of MPICH's launcher (PMI-1): "
+                "start the job with its own mpirun, or install MPICH or Intel MPI (pip install mpich)"
             )
         _job = _opened(MPI, server)
         require_threads(_job)
@@ -281,8 +274,8 @@ def _find_providers() -> None:
 def _not_started(seconds: float | None) -> TransportError:
     if _init is not None and _init.is_alive():
         return TransportError(
-            f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job "
-            "start it; did one fail before, or not call init_process_group?"
+            f"MPI did not start within {seconds:.0f} s, as it does only when all ranks of the job start it; "
+            "did one fail before, or not call init_process_group?"
         )
     return TransportError("MPI failed to start; the reason is above")
 
@@ -303,8 +296,8 @@ def _import() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): {INSTALL} brings one; "
-            "MPI4PY_LIBMPI=/full/path/of/libmpi.so names another"
+            f"mpi4py finds no MPI library ({'; '.join(str(error).splitlines())}): "
+            f"{INSTALL} brings one; MPI4PY_LIBMPI=/full/path/of/libmpi.so names another"
         ) from error
     return MPI
 
@@ -374,7 +367,7 @@ def _linger(job: Job) -> None:
     with contextlib.suppress(job.MPI.Exception):
         while not hasattr(sys, "last_value") and time.monotonic() < until:
             job.world.Iprobe()
-            time.sleep(SHORTEST_SLEEP)
+            time.sleep(OVER_MPI.often)
 
 
 def _finalize_unlocked(MPI: Any) -> None:

@@ -60,7 +60,7 @@ def too_little(left: float, ranks: int, library: str = "MPICH") -> str:
 
 
 def spare(megabytes: float, ranks: int) -> bool:
-    """Whether UCX is to do without it there."""
+    """Returns whether UCX is to do without /dev/shm on this host."""
     return megabytes < ranks * (_OF_MPICH + _OF_UCX) + _LEFT_FOR_UCX
 
 

@@ -17,7 +17,7 @@ from ..threads import select, socket, start, threading
 
 
 class KeyValues(Protocol):
-    """What the ranks' libmpis tell each other. Both may raise."""
+    """The store in which the ranks' libmpis tell each other what they need. Both methods may raise."""
 
     def meet(self, barrier: int, put: dict[str, str]) -> None:
         """Collective: the ranks' barrier of that number, before which this rank has put that."""
@@ -105,7 +105,7 @@ class PmiServer:
                 os.write(self._ours, f"cmd={answer}\n".encode())
 
     def _to(self, asked: dict[str, str]) -> str | None:
-        """What follows ``cmd=`` in the answer."""
+        """Carries out a request. Returns what follows ``cmd=`` in the answer."""
         command = asked.get("cmd", asked.get("mcmd"))
         if command == "init":
             return "response_to_init pmi_version=1 pmi_subversion=1 rc=0"

@@ -30,10 +30,10 @@ from urllib.parse import parse_qsl, urlparse
 from ..call import seconds_of
 from ..config import launcher_wanted
 from ..errors import TransportError, UsageError
+from ..host import boot_id, host_key, network
 from ..threads import socket
 from . import launcher
 from .addresses import addresses
-from .host import boot_id, host_key, network
 from .mpi_job import INSTALL, job
 from .mpich_files import remove_files
 
@@ -70,7 +70,7 @@ def env_rendezvous(
 
 
 def _filling_in(steps: Iterator[Rendezvous]) -> Iterator[Rendezvous]:
-    """What scripts read once they have a group."""
+    """Sets the variables that scripts read once they have a group."""
     for step in steps:
         launcher.fill_environment()
         yield step
@@ -113,8 +113,8 @@ def _refuse_contradictions(mpi: Job, query: dict[str, str]) -> None:
         for source, text in ((f"the argument {what}", query.get(what)), (name, os.environ.get(name))):
             if text is not None and text != str(real):
                 raise UsageError(
-                    f"{source} says {text}, but MPI says {real}. Leave it out, or set RANK, WORLD_SIZE, "
-                    "MASTER_ADDR and MASTER_PORT, all four, to go without MPI."
+                    f"{source} says {text}, but MPI says {real}. "
+                    "Leave it out, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, all four, to go without MPI."
                 )
 
 
@@ -147,8 +147,8 @@ class _Meeting:
     def _wait(self, request: Any, what: str) -> None:
         if not self.mpi.wait_all([request], self.deadline):
             raise TransportError(
-                f"rendezvous: rank {self.mpi.rank} waited {self.timeout.total_seconds():.0f} s for {what}; do all "
-                f"{self.mpi.size} ranks of the MPI job call init_process_group?"
+                f"rendezvous: rank {self.mpi.rank} waited {self.timeout.total_seconds():.0f} s for {what}; "
+                f"do all {self.mpi.size} ranks of the MPI job call init_process_group?"
             )
 
     def _ranks_here(self) -> list[int]:

@@ -14,7 +14,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..call import Call
-    from .collectives import Lowering
+    from . import Lowering
 
 
 class SparseSum:

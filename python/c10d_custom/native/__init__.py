@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 ABI_VERSION = 20
-RECEIVED = 1 << 32  # of c10d_message
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 ENDED_HERE = ABORTED, INTERRUPTED  # by what one rank did, of its own will or in a signal handler
@@ -38,31 +37,29 @@ class Span(c.Structure):
 Interrupted = c.CFUNCTYPE(c.c_int)
 
 
+def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Fields of one type that follow each other in a struct."""
+    return [(name, kind) for name in names]
+
+
 class CallArgs(c.Structure):
     _fields_ = [
-        ("op", c.c_uint32),
-        ("redop", c.c_uint32),
-        ("dtype", c.c_uint32),
+        *fields(c.c_uint32, "op", "redop", "dtype"),
         ("root", c.c_int32),
         ("count", c.c_uint64),
-        ("item_bytes", c.c_uint32),
-        ("device", c.c_uint32),
+        *fields(c.c_uint32, "item_bytes", "device"),
         ("factor", c.c_double),
-        ("number", c.c_uint64),
-        ("outer", c.c_uint64),
+        *fields(c.c_uint64, "number", "outer"),
         ("timeout_ns", c.c_int64),
-        ("nin", c.c_uint32),
-        ("nout", c.c_uint32),
-        ("inputs", c.POINTER(Span)),
-        ("outputs", c.POINTER(Span)),
+        *fields(c.c_uint32, "nin", "nout"),
+        *fields(c.POINTER(Span), "inputs", "outputs"),
         ("pipelined", c.c_void_p),
     ]
 
 
 class MessageArgs(c.Structure):
     _fields_ = [
-        ("is_recv", c.c_uint32),
-        ("dtype", c.c_uint32),
+        *fields(c.c_uint32, "is_recv", "dtype"),
         ("peer", c.c_int32),
         ("reserved", c.c_uint32),
         ("tag", c.c_int64),
@@ -73,44 +70,30 @@ class MessageArgs(c.Structure):
 
 class Failure(c.Structure):
     _fields_ = [
-        ("status", c.c_int32),
-        ("peer", c.c_int32),
-        ("by", c.c_int32),
-        ("cause", c.c_int32),
-        ("call", c.c_uint64),
-        ("seq", c.c_uint64),
+        *fields(c.c_int32, "status", "peer", "by", "cause"),
+        *fields(c.c_uint64, "call", "seq"),
         ("elapsed_ns", c.c_int64),
-        ("expected", c.c_uint64),
-        ("actual", c.c_uint64),
-        ("expected_dtype", c.c_uint32),
-        ("actual_dtype", c.c_uint32),
+        *fields(c.c_uint64, "expected", "actual"),
+        *fields(c.c_uint32, "expected_dtype", "actual_dtype"),
     ]
 
 
 class PublishedFingerprint(c.Structure):
     _fields_ = [
         ("seq", c.c_uint64),
-        ("op", c.c_uint32),
-        ("redop", c.c_uint32),
-        ("dtype", c.c_uint32),
+        *fields(c.c_uint32, "op", "redop", "dtype"),
         ("root", c.c_int32),
         ("count", c.c_uint64),
-        ("device", c.c_uint32),
-        ("reserved", c.c_uint32),
+        *fields(c.c_uint32, "device", "reserved"),
         ("factor", c.c_double),
-        ("outer", c.c_uint64),
-        ("place", c.c_uint64),
+        *fields(c.c_uint64, "outer", "place"),
     ]
 
 
 class PeerState(c.Structure):
     _fields_ = [
-        ("arrived", c.c_uint64),
-        ("blocks_in", c.c_uint64),
-        ("blocks_reduced", c.c_uint64),
-        ("blocks_out", c.c_uint64),
-        ("state", c.c_uint32),
-        ("pid", c.c_uint32),
+        *fields(c.c_uint64, "arrived", "blocks_in", "blocks_reduced", "blocks_out"),
+        *fields(c.c_uint32, "state", "pid"),
         ("alive", c.c_int32),
         ("mark", c.c_uint32),
         ("fingerprint", PublishedFingerprint),
@@ -123,17 +106,10 @@ TRACE_SEND, TRACE_RECV = 64, 65
 class TraceRecord(c.Structure):
     _fields_ = [
         ("number", c.c_uint64),
-        ("op", c.c_uint32),
-        ("redop", c.c_uint32),
-        ("dtype", c.c_uint32),
+        *fields(c.c_uint32, "op", "redop", "dtype"),
         ("peer", c.c_int32),
-        ("count", c.c_uint64),
-        ("in_bytes", c.c_uint64),
-        ("out_bytes", c.c_uint64),
-        ("tag", c.c_int64),
-        ("issued", c.c_int64),
-        ("began", c.c_int64),
-        ("ended", c.c_int64),
+        *fields(c.c_uint64, "count", "in_bytes", "out_bytes"),
+        *fields(c.c_int64, "tag", "issued", "began", "ended"),
         ("status", c.c_int32),
         ("reserved", c.c_uint32),
     ]
@@ -264,8 +240,8 @@ def _out_of_an_archive() -> Core:
             return Core(str(path))
     except FileNotFoundError as error:
         raise ImportError(
-            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. A tool that makes bundles has left "
-            "it out: docs/install.md, Bundles, says what to tell it"
+            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. "
+            "A tool that makes bundles has left it out: docs/install.md, Bundles, says what to tell it"
         ) from error
 
 
@@ -285,3 +261,12 @@ def _quick_inside(lib: c.CDLL) -> Callable[[Any], int]:
 
 lib = _load()
 inside = _quick_inside(lib)
+
+
+def memory_left(enough: int = NEVER) -> tuple[int, str]:
+    """How much memory this process can still get, less some that stays with the program: (bytes, whose limit that is),
+    of what the machine has and what its cgroups allow (backend/shm/room.h). File caches count as free. To ask for them
+    takes the kernel a while: not where there are ``enough`` bytes without, and then the answer is as many at least."""
+    whose = c.create_string_buffer(4096)
+    free = lib.c10d_memory_left(enough, whose, len(whose))
+    return free, whose.value.decode(errors="replace")

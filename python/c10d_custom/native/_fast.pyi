@@ -5,7 +5,7 @@ core take the address of the one they call first, and its arguments as api.h has
 from typing import Any
 
 class FastCollective:
-    """See FastCollective in fast.py."""
+    """See FastCollective in direct.py."""
 
     def __init__(self, function: int, handle: int, rank: int, size: int, submit: int = 0, /) -> None: ...
     def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int: ...
@@ -15,7 +15,7 @@ class FastCollective:
     def close(self) -> None: ...
 
 class CoreTicket:
-    """See fast.py."""
+    """See direct.py."""
 
     address: int
     status: int

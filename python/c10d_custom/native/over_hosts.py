@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-from . import Core
+from . import Core, fields
 from . import lib as _lib
 
 LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
@@ -58,12 +58,9 @@ class Head(c.Structure):
 
     _fields_ = [
         ("number", c.c_uint64),
-        ("op", c.c_uint32),
-        ("redop", c.c_uint32),
-        ("dtype", c.c_uint32),
+        *fields(c.c_uint32, "op", "redop", "dtype"),
         ("root", c.c_int32),
-        ("count", c.c_uint64),
-        ("payload", c.c_uint64),
+        *fields(c.c_uint64, "count", "payload"),
         ("factor", c.c_double),
         ("balance", c.c_uint64 * 2),
     ]
@@ -91,13 +88,9 @@ class LeaderCall(c.Structure):
     _fields_ = [
         ("head", Head),
         ("data", c.c_void_p),
-        ("inside_factor", c.POINTER(c.c_double)),
-        ("between_factor", c.POINTER(c.c_double)),
+        *fields(c.POINTER(c.c_double), "inside_factor", "between_factor"),
         ("requests", c.c_void_p),
-        ("nrequests", c.c_uint32),
-        ("inside_op", c.c_uint32),
-        ("between_op", c.c_uint32),
-        ("step", c.c_uint32),
+        *fields(c.c_uint32, "nrequests", "inside_op", "between_op", "step"),
         ("peer", c.c_int32),
         ("since", c.c_int64),
     ]
@@ -109,16 +102,12 @@ class LeaderFastPath(c.Structure):
     _fields_ = [
         ("sequencer", c.c_uint64 * 2),
         ("runner", c.c_uint64),
-        ("stopped", c.c_uint32),
-        ("limit", c.c_uint32),
+        *fields(c.c_uint32, "stopped", "limit"),
         ("lengths", c.c_uint64 * LENGTHS),
-        ("way", c.c_void_p),
-        ("calls", c.c_void_p),
-        ("now", c.c_void_p),
+        *fields(c.c_void_p, "way", "calls", "now"),
         ("began", c.c_int64),
         ("log", c.c_void_p),
-        ("logged", c.c_uint64),
-        ("room", c.c_uint64),
+        *fields(c.c_uint64, "logged", "room"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the ranks were doing, from files that each writes: merge.py says what the files of all ranks say together.
+"""What the ranks were doing: the files that each rank writes of what its transports remember (transport/call_log.py),
+ours (file.py) and torch's (flight_recorder.py), and what ours say together (report.py, timeline.py, command.py).
 
-The calls are recorded by transport/call_log.py, in files as transport/trace_file.py has them, which c10d/trace_dump.py
-writes."""
+c10d/trace_dump.py says when they are written."""

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from ..plotting import pyplot
-from ..transport.trace_file import read
-from .merge import report
+from .file import from_text
+from .report import report
 from .timeline import draw
 
 
@@ -38,7 +38,7 @@ def main(files: list[str], plot: str | None = None, calls: int = 8) -> bool:
     for path in files:
         try:
             with open(path, encoding="utf-8") as file:
-                dumps.append(read(file.read()))
+                dumps.append(from_text(file.read()))
         except (OSError, ValueError) as error:
             print(f"trace: {path}: {error}", file=sys.stderr)
     if dumps:

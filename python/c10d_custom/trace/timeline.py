@@ -16,12 +16,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..plotting import INK, OTHER, pyplot
-from ..transport.trace_file import UNDER_WAY
-from .merge import SEEN, circles, holders, in_words, inside, latest, ranks_in_words, standings
+from ..transport.call_log import UNDER_WAY
+from .report import SEEN, circles, holders, in_words, inside, latest, ranks_in_words, standings
 
 if TYPE_CHECKING:
-    from ..transport.trace_file import Dump, GroupTrace, Record
-    from .merge import GroupStanding
+    from ..transport.call_log import Record
+    from .file import Dump, GroupTrace
+    from .report import GroupStanding
 
 MISSING = "missing"  # a bar's state: others are in a collective that this rank has not entered
 _TICK = 1e-6  # seconds: what the files resolve
@@ -78,7 +79,7 @@ class Row:
 
     @property
     def height(self) -> int:
-        """In lanes; a note has one of its own."""
+        """The row's height in lanes; a note has a lane of its own."""
         return max(1, len(self.lanes) + bool(self.note))
 
     @property
@@ -152,7 +153,7 @@ def positions(bars: Sequence[Bar]) -> dict[float, float]:
 
 
 def verdict(dumps: Iterable[Dump]) -> list[str]:
-    """Who holds up whom, in a line each."""
+    """Says who holds up whom, in a line each."""
     waits = [w for g in standings(latest(dumps)) for w in g.waits()]
     return [in_words(circle) for circle in circles(waits)] + [
         f"rank {rank} holds up {ranks_in_words(behind)}" for rank, behind in holders(waits).items()

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, Any, cast
 from ..call import Call, Op
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import threading, time
-from .base import Transport
+from . import Transport
 
 if TYPE_CHECKING:
     import torch
 
-    from ..call import Agreement, Message
+    from ..call import Message
     from ..config import Config
-    from .base import Ticket
+    from . import Ticket
     from .cuda.transport import CudaTransport
     from .tickets import Queue
-    from .trace_file import Peer, Record
+
+
+def _of_cpu(name: str) -> Any:
+    """The method of that name which the transport of CPU tensors answers for all devices."""
+
+    def method(self: ByDevice, *arguments: Any) -> Any:
+        return getattr(self.cpu, name)(*arguments)
+
+    return method
 
 
 class ByDevice(Transport):
@@ -73,8 +81,8 @@ class ByDevice(Transport):
         device = cast("torch.device", call.device)
         if self.device_types is not None and device.type not in self.device_types:
             raise UsageError(
-                f"{call.name}: the tensors are on {device}, but group {self.name} was made for "
-                f"{', '.join(self.device_types)} only"
+                f"{call.name}: "
+                f"the tensors are on {device}, but group {self.name} was made for {', '.join(self.device_types)} only"
             )
         cuda = self._cuda.get(device) or self._open(device)
         if not isinstance(call, Call):
@@ -99,9 +107,8 @@ class ByDevice(Transport):
             if self._opening == threading.get_ident():
                 raise UsageError(
                     f"group {self.name}, rank {self.rank}: this thread is amid its first call on {device}, and has "
-                    "been "
-                    "interrupted by a signal handler that calls the group. Call it afterwards, or use another group "
-                    "there."
+                    "been interrupted by a signal handler that calls the group. "
+                    "Call it afterwards, or use another group there."
                 )
             self._changed.wait_for(lambda: self._opening is None)
             if device in self._cuda:
@@ -129,7 +136,7 @@ class ByDevice(Transport):
         return [self._cuda[device].driver.uuid for device in list(self._ordinals)]
 
     def devices(self) -> list[torch.device]:
-        """Those of which this rank has used tensors."""
+        """Returns the devices of which this rank has used tensors."""
         return list(self._cuda)
 
     def _execute(self, number: int, call: Call) -> BaseException | None:
@@ -165,6 +172,22 @@ class ByDevice(Transport):
 
     # --- the Transport's face
 
+    agree = _of_cpu("agree")
+    posted_message = _of_cpu("posted_message")
+    last_error = _of_cpu("last_error")
+    next_completed = _of_cpu("next_completed")
+    complete = _of_cpu("complete")
+    next_sequence = _of_cpu("next_sequence")
+    enter_monitored_barrier = _of_cpu("enter_monitored_barrier")
+    under_way = _of_cpu("under_way")
+    trace = _of_cpu("trace")
+    peers = _of_cpu("peers")
+    broken = _of_cpu("broken")
+    gone = _of_cpu("gone")
+    shrinking = _of_cpu("shrinking")
+    abort = _of_cpu("abort")
+    interrupt = _of_cpu("interrupt")
+
     def run(self, call: Call) -> None:
         if self._queue is None:
             return self.cpu.run(call)
@@ -192,27 +215,6 @@ class ByDevice(Transport):
             return self.cpu.post(message)
         return self._cuda[cast("torch.device", message.device)].post(message)
 
-    def agree(self, call: Call, seconds: float) -> Agreement:
-        return self.cpu.agree(call, seconds)
-
-    def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
-        return self.cpu.posted_message(posted, call)
-
-    def last_error(self, call: Call) -> BaseException:
-        return self.cpu.last_error(call)
-
-    def next_completed(self, seconds: float) -> int | None:
-        return self.cpu.next_completed(seconds)
-
-    def complete(self, token: int) -> None:
-        self.cpu.complete(token)
-
-    def next_sequence(self) -> int:
-        return self.cpu.next_sequence()
-
-    def enter_monitored_barrier(self, number: int) -> None:
-        self.cpu.enter_monitored_barrier(number)
-
     def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
         if self._queue is not None and not self._queue.idle():  # what it holds takes collectives of `cpu`
             return False, []
@@ -221,30 +223,6 @@ class ByDevice(Transport):
     def interrupted_here(self) -> bool:
         # Calls are carried out here only where there is a queue of them.
         return (self._queue is not None and getattr(self._here, "depth", 0) > 0) or self.cpu.interrupted_here()
-
-    def under_way(self) -> str:
-        return self.cpu.under_way()
-
-    def trace(self) -> list[Record]:
-        return self.cpu.trace()
-
-    def peers(self) -> list[Peer]:
-        return self.cpu.peers()
-
-    def broken(self) -> bool:
-        return self.cpu.broken()
-
-    def gone(self) -> dict[int, str]:
-        return self.cpu.gone()
-
-    def shrinking(self) -> list[int]:
-        return self.cpu.shrinking()
-
-    def abort(self) -> None:
-        self.cpu.abort()
-
-    def interrupt(self) -> None:
-        self.cpu.interrupt()
 
     def leave(self) -> None:
         for cuda in self._cuda.values():

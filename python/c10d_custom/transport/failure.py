@@ -21,7 +21,6 @@ from ..errors import (
     TransportError,
     UsageError,
 )
-from ..native.free_memory import left
 
 if TYPE_CHECKING:
     from ..call import Call, Message
@@ -94,8 +93,8 @@ class ErrorText:
             else ("data", "WINDOW and C10D_CUSTOM_BLOCK_BYTES", "a rank of a large all_to_all takes")
         )
         return TransportError(
-            f"{self.where}: for its {what} this process got {self._lack()}. (C10D_CUSTOM_{knobs} say how much memory "
-            f"{whose}.) The group is of no more use: destroy it."
+            f"{self.where}: for its {what} this process got {self._lack()}. "
+            f"(C10D_CUSTOM_{knobs} say how much memory {whose}.) The group is of no more use: destroy it."
         )
 
     def _lack(self) -> str:
@@ -105,7 +104,7 @@ class ErrorText:
         error = os.strerror(self.f.actual)
         if self.f.actual != errno.ENOMEM:
             return f"no memory (fallocate: {error})"
-        free, whose = left()
+        free, whose = native.memory_left()
         return f"no memory ({error}; {whose} has {free >> 10} KiB left)"
 
     def _timed_out(self, found_by: str) -> CollectiveTimeoutError:
@@ -166,8 +165,8 @@ class ErrorText:
             ]
             here, there = ("receives", "sends") if self.call.is_recv else ("sends", "receives")
             return CollectiveMismatchError(
-                f"{self.where}: this rank {here} {f.expected} bytes of {names[0]}, {self.who(f.peer)} "
-                f"{there} {f.actual} bytes of {names[1]} (tag {self.call.tag})."
+                f"{self.where}: this rank {here} {f.expected} bytes of {names[0]}, {self.who(f.peer)} {there} "
+                f"{f.actual} bytes of {names[1]} (tag {self.call.tag})."
             )
         return CollectiveMismatchError(
             f"{self.where}: the ranks of the group called different things{found_by}; "
@@ -191,7 +190,7 @@ class ErrorText:
         return False
 
     def doing(self, ranks: Sequence[int]) -> str:
-        """What is known of what they do."""
+        """Returns what is known of what these ranks do."""
         return ""
 
     def table(self) -> str:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..threads import Lent, lend, threading, time
+from ..threads import IDLE_WORKER, Lent, lend, rest, threading, time
 
-_LINGER = (
-    0.05  # s without news, after which it looks more rarely; and with nothing to move, after which it is given back
-)
-_OFTEN, _RARELY = 100e-6, 1e-3
+_LINGER = 0.05  # s with nothing to move, after which it is given back
 
 
 class MessageThread:
@@ -41,7 +38,7 @@ class MessageThread:
             now = time.monotonic()
             if moved or self._live():
                 last = now if moved else last
-                time.sleep(_OFTEN if now - last < _LINGER else _RARELY)
+                rest(IDLE_WORKER, now - last)
                 continue
             with self._changed:
                 if self._over:

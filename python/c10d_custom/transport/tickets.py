@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..errors import AbortedError
 from ..native import lib
 from ..threads import Lent, lend, threading
-from .base import Ticket
+from . import Ticket
 
 if TYPE_CHECKING:
     from ..call import Call
-    from .base import Transport
+    from . import Transport
 
 
 _LINGER = 0.05  # s without a job, after which a Queue gives its thread back
@@ -216,7 +216,7 @@ class Queue:
         return self._starts
 
     def idle(self) -> bool:
-        """Whether nothing is under way, nor waits."""
+        """Returns whether nothing is under way, nor waits."""
         return not self._jobs and not lib.c10d_sequencer_under_way(self._sequencer)
 
     def close(self) -> None:

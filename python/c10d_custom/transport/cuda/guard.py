@@ -12,7 +12,7 @@ from ...errors import CustomBackendError
 from ...threads import start, threading, time
 
 if TYPE_CHECKING:
-    from ..base import Transport
+    from .. import Transport
     from .fused import Fused
     from .stream_op import StreamOp
 

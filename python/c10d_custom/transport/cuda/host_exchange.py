@@ -12,7 +12,7 @@ from ... import dtypes
 from ...call import Call, Op, Region
 
 if TYPE_CHECKING:
-    from ..base import LocalTransport
+    from .. import LocalTransport
 
 
 BYTES = dtypes.BY_DTYPE[torch.uint8]

@@ -41,7 +41,7 @@ from .stream_op import come_to
 if TYPE_CHECKING:
     from ...call import Buffer
     from ...errors import CustomBackendError
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .algorithm import Facts
     from .driver import Driver
 

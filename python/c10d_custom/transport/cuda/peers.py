@@ -25,7 +25,7 @@ from .stream_op import come_to
 if TYPE_CHECKING:
     from ...call import Call
     from ...config import Config
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .driver import Driver
 
 

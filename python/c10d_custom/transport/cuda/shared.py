@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...call import Call
     from ...config import Config
     from ...errors import CustomBackendError
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .driver import Driver
     from .fused import Fused
     from .in_place import InPlace

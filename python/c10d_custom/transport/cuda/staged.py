@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...call import Buffer, Call
     from ...config import Config
     from ...errors import CustomBackendError
-    from ..base import Transport
+    from .. import Transport
     from .driver import Driver
 
     # (inputs, outputs in a slot; targets: the addresses to which the outputs go)

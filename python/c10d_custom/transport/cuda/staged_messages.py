@@ -16,7 +16,7 @@ from ..tickets import PyTicket
 if TYPE_CHECKING:
     from ...call import Message
     from ...errors import CustomBackendError
-    from ..base import Ticket, Transport
+    from .. import Ticket, Transport
     from .driver import Driver
     from .pinned import Pinned
     from .stream_op import StreamOp

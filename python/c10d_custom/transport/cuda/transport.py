@@ -28,7 +28,7 @@ from .stream_op import Captured, Events, StreamOp, come_to, poll
 if TYPE_CHECKING:
     from ...call import Message
     from ...config import Config
-    from ..base import LocalTransport, Ticket, Transport
+    from .. import LocalTransport, Ticket, Transport
     from .driver import Driver
     from .fused import Fused
     from .peers import Peers

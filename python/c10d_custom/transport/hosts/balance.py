@@ -17,7 +17,7 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from ...call import SHAPES, Op
-from ..parts import moves, sizes_of
+from ..disagreement import moves, sizes_of
 
 if TYPE_CHECKING:
     from ...call import Call
@@ -56,7 +56,7 @@ class Balances:
 
     @cached_property
     def _weights(self) -> tuple[list[int], list[int]]:
-        """Of what it gives to each rank, and of what it gets from each."""
+        """The weights of what this rank gives to each rank, and of what it gets from each."""
         me, ranks = self.rank, range(self.size)
         return [_weight(me, r) for r in ranks], [_weight(r, me) for r in ranks]
 

@@ -19,7 +19,7 @@ class CallSlots:
         self._local = local
 
     def put(self, head: bytes) -> None:
-        """This rank's call: the bytes of a Head."""
+        """Puts up this rank's call, ``head``: the bytes of a Head."""
         lib.c10d_board_call(self.address, self.stride, self._local, head)
 
     def has(self, local: int, number: int) -> bool:
@@ -27,7 +27,7 @@ class CallSlots:
         return c_uint64.from_address(self.address + local * self.stride).value >= number
 
     def head(self, local: int) -> bytes:
-        """What a rank of this host has put up last."""
+        """Returns the head that a rank of this host has put up last."""
         return string_at(self.address + local * self.stride + 8, HEAD_BYTES)
 
 

@@ -14,10 +14,10 @@ from ...call import ANY_COUNT
 from ...creation.exchange import Exchange
 from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from ...threads import start
-from ..base import rank_name
+from .. import rank_name
+from ..call_log import Fingerprint
+from ..disagreement import mismatch_table, sizes_of
 from ..failure import ErrorText
-from ..fingerprint import Fingerprint, mismatch_table
-from ..parts import sizes_of
 from .flat_exchange import fingerprint, parse
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...call import Call
     from ...creation.topology import Location
-    from ..parts import Sizes
+    from ..disagreement import Sizes
     from ..trouble import Trouble
     from .failure_detector import FailureDetector, Fault
 
@@ -34,8 +34,8 @@ _HEARD = 0.5  # s: for the store
 _CAME_LATE = 10_000_000  # ns: a rank whose call has failed so soon comes to one that the others had given up
 
 _OVER = (
-    "That send was over when it was refused, so another call raises this: a message was not posted, a collective was "
-    "carried out. The group goes on."
+    "That send was over when it was refused, so another call raises this: "
+    "a message was not posted, a collective was carried out. The group goes on."
 )
 
 

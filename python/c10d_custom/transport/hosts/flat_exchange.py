@@ -17,7 +17,7 @@ from ... import native
 from ...call import ANY_COUNT, Op
 from ...dtypes import PREMUL_SUM
 from ...native import lib, over_hosts
-from ..parts import AT_THE_ROOT
+from ..disagreement import AT_THE_ROOT
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, Balances, fit, of_part
 from .layout import Reduction
@@ -48,17 +48,17 @@ HEAD_BYTES = _HEAD.size
 
 
 def announced(call: Call) -> int:
-    """The operation, and which device's its tensors are."""
+    """Returns a number for the operation and the device of its tensors."""
     return call.op + _DEVICE * (1 + call.ordinal) if call.memory else call.op
 
 
 def head_of(number: int, call: Call, balance: bytes = b"") -> bytes:
-    """A head without payload. ``balance``: of uneven parts."""
+    """Returns a head without payload. ``balance``: of uneven parts."""
     return _HEAD.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0, balance)
 
 
 def fingerprint(number: int, call: Call) -> bytes:
-    """What must be equal on all ranks, as bytes."""
+    """Returns what must be equal on all ranks, as bytes."""
     return head_of(number, call)[:_COMPARED]
 
 
@@ -132,7 +132,7 @@ class FlatExchange:
     # --- the exchange
 
     def _exchange(self, number: int, call: Call, deadline: float, payload: bool) -> bool:
-        """Whether parts differ, and fit."""
+        """Returns whether parts differ in size, and fit each other."""
         me, mine = self._link.rank, self.slots[self._link.rank]
         head = (number, announced(call), call.redop, call.dtype.code, call.root, call.count)
         self.call_slots.put(_HEAD.pack(*head, 0, 0.0, b""))

@@ -14,7 +14,7 @@ from .failure_detector import Fault
 
 if TYPE_CHECKING:
     from ...native import Failure
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .failure_detector import FailureDetector
     from .layout import Hosts
 
@@ -27,7 +27,7 @@ _REASON = 0.3  # s: for the news of why a neighbour left
 
 
 def group_rank(hosts: Hosts, index: int) -> int:
-    """The group rank of what the local group has as a rank."""
+    """Returns the group rank of what the local group numbers as one of its ranks."""
     return index - _REMOTE if index >= _REMOTE else hosts.here[index] if index >= 0 else -1
 
 
@@ -60,7 +60,7 @@ class Health:
                     raise Trouble(native.PEER_LOST, peer)
 
     def check_quickly(self, number: int = native.NEVER) -> None:
-        """As `check`, by what is known already."""
+        """Does what `check` does, by what is known already."""
         if self.over:
             raise Trouble(native.ABORTED)
         fault = self.detector.trouble(number)
@@ -93,7 +93,7 @@ class Health:
         self.detector.report(fault)
 
     def record(self, fault: Fault) -> None:
-        """What a Fault means for the ranks of this host."""
+        """Acts on a Fault for the ranks of this host."""
         self._stop()
         self._abandon_if_lost(fault.status, fault.peer)
         if fault.status in native.ENDED_HERE and (known := self.local.health(native.NEVER)) is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ... import dtypes, native
 from ...call import Op
 from ...errors import TransportError
-from ...native import fast, over_hosts
+from ...native import direct, over_hosts
 from ...native.over_hosts import Head, LeaderCall, lib
 from ..failure import LATER
 from ..trouble import Trouble
@@ -213,11 +213,11 @@ class LeaderFastPath:
         self.at = addressof(self._state)
         self.sequencer = self.at + over_hosts.LeaderFastPath.sequencer.offset
         # An all_reduce does not ask for rank and size.
-        made = fast.collective(lib.c10d_leader_fast_path, self.at, 0, 1)
+        made = direct.collective(lib.c10d_leader_fast_path, self.at, 0, 1)
         self.run: Callable[..., int] = made.run if made is not None else lambda *_: native.SLOW_PATH
 
     def serve(self, leader: LeaderAllReduce) -> None:
-        """From now on, calls that ``leader`` has prepared."""
+        """Carries out, from now on, calls that ``leader`` has prepared."""
         self._leader = leader
         # The core looks for the first length that a tensor up to the limit fits.
         self._state.limit, self._state.way = min(leader.limit, leader.lengths[-1]), addressof(leader.way)
@@ -235,7 +235,7 @@ class LeaderFastPath:
 
     @property
     def runner(self) -> int:
-        """The thread that is amid a call; 0: none."""
+        """The id of the thread that is amid a call; 0: none is."""
         return self._state.runner
 
     @property

@@ -16,13 +16,9 @@ from ...errors import TransportError
 from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
 from ...native import over_hosts
-from ...threads import time
+from ...threads import OVER_MPI, rest, time
 from ..trouble import Trouble
 from . import given_up
-
-if TYPE_CHECKING:
-    from mpi4py.MPI import Request
-
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Request
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
 HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 8, 9, 16
 
-_YIELD = 300e-6  # s: how long a wait yields its core between looks before it sleeps
-_SHORT, _LONG = 50e-6, 1e-3  # s: sleeps; the long one once nothing has come for
-_PATIENCE = 0.1
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
 _NEWS = 0.5  # s: that a send waits at most for news that is about to come
@@ -88,14 +81,13 @@ class MpiLink:
     def before_sending(self) -> None:
         """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
         over_hosts.lib.c10d_transfer_begins()
-        until = None
+        began = 0.0
         while over_hosts.lib.c10d_alarm_raised(self.alarm):
-            if until is None:
-                until = time.monotonic() + _NEWS
-            elif time.monotonic() > until:
+            began = began or time.monotonic()
+            if (waited := time.monotonic() - began) > _NEWS:
                 break
             self.check([])
-            time.sleep(_SHORT)
+            rest(OVER_MPI, waited)
 
     def receive(
         self, address: int, nbytes: int, peer: int, tag: int = DATA, requests: list[Request] | None = None
@@ -161,7 +153,7 @@ class MpiLink:
                     checked = now
                     if self.look(requests, deadline, peers, test):
                         return
-                self.pause(now - begun)
+                rest(OVER_MPI, now - begun)
         except self.MPI.Exception as error:
             if error.Get_error_class() == self.MPI.ERR_TRUNCATE:
                 raise Trouble(native.MISMATCH) from error
@@ -186,19 +178,11 @@ class MpiLink:
         return False
 
     def settle(self, requests: Sequence[Request], test: Test | None = None) -> bool:
-        """True if all become complete within a moment."""
+        """Returns whether all become complete within a moment."""
         until, test = time.monotonic() + _MOMENT, test or self.MPI.Request.Testall
         while not (done := test(requests)) and time.monotonic() < until:
             os.sched_yield()
         return done
-
-    @staticmethod
-    def pause(waited: float) -> None:
-        """Between two looks of a wait that has lasted ``waited`` seconds."""
-        if waited < _YIELD:
-            os.sched_yield()
-        else:
-            time.sleep(_SHORT if waited < _PATIENCE else _LONG)
 
     def late(self, requests: Sequence[Request], peers: Sequence[int]) -> Trouble:
         """The Trouble of a time-out. ``requests`` begin with one of each of ``peers``, or are of all of them."""
@@ -219,7 +203,7 @@ class MpiLink:
                 self._cancel(receives)
                 begun = time.monotonic()
                 while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
-                    self.pause(time.monotonic() - begun)
+                    rest(OVER_MPI, time.monotonic() - begun)
             except self.MPI.Exception:
                 done = False
         if not done:
@@ -295,7 +279,7 @@ class BackgroundTransfers:
         requests.extend(map(link.comm.Isend, ([memory.memory, link.MPI.BYTE],), (peer,), (tag,)))
 
     def discard(self, nbytes: int, source: int, tag: int) -> None:
-        """Receives what nobody wants."""
+        """Receives and drops a message that nobody wants."""
         scratch = Buffer(nbytes)
         self._link.receive(scratch.address, nbytes, source, tag, self.begin(scratch))
 

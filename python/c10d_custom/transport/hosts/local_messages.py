@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...call import changed
-from ...native.fast import NOT_BEGUN
-from ..base import Ticket
+from ...native.direct import NOT_BEGUN
+from .. import Ticket
 
 if TYPE_CHECKING:
     import torch
 
     from ...call import Message
-    from ..base import LocalTransport
+    from .. import LocalTransport
 
 
 class LocalMessages:
@@ -23,24 +23,15 @@ class LocalMessages:
         self._local, self._here = local, here
         self._places = {rank: place for place, rank in enumerate(here)}
 
-    def fast(
-        self,
-        tensors: Sequence[torch.Tensor],
-        is_recv: bool,
-        peer: int,
-        tag: int,
-        nanoseconds: int,
-        wait: int,
-        posted: list[Any],
-    ) -> int:
+    def fast(self, tensors: Sequence[torch.Tensor], is_recv: bool, peer: int, *rest: Any) -> int:
         """As FastMessage; nothing is done for a peer that is not of this host."""
         place, fast = self._places.get(peer), self._local.fast_message
         if place is None or fast is None:
             return NOT_BEGUN
-        return fast(tensors, is_recv, place, tag, nanoseconds, wait, posted)
+        return fast(tensors, is_recv, place, *rest)
 
     def posted(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
-        """As `posted_message` of a transport."""
+        """Returns the ticket of a posted message, as `posted_message` of a transport does."""
         return _LocalTicket(self._local.posted_message(posted, (self._by_place, *call)), self._here)
 
     def _by_place(self, make: Callable[..., Message], *arguments: Any) -> Message:

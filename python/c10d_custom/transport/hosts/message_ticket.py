@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Request, Status
 
     from ...call import Message
-    from ..base import Ticket
+    from .. import Ticket
     from .link import Buffer, MpiLink
 
 
@@ -139,7 +139,7 @@ class Wanted:
                 self._kinds.pop(_kind(ticket), None)
 
     def first(self, kind: tuple[int, int]) -> MessageTicket | None:
-        """The oldest of a kind, or None."""
+        """Returns the oldest receive of a kind, or None."""
         return next(iter(self._kinds.get(kind, ())), None)
 
     def kinds(self) -> list[tuple[int, int]]:
@@ -174,7 +174,7 @@ class EarlyMessages:
         self._arrivals = itertools.count()
 
     def has_come(self) -> bool:
-        """Whether there is one to take in."""
+        """Returns whether there is a message to take in."""
         return self._link.comm.Iprobe(self._link.MPI.ANY_SOURCE, SHARED_TAGS[0])
 
     def take_in(self) -> None:

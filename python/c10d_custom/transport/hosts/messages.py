@@ -30,8 +30,8 @@ from ... import native
 from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
-from ...native.torch_inside import without_functions
-from ...threads import threading, time
+from ...native.direct import without_functions
+from ...threads import OVER_MPI, rest, threading, time
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .link import BackgroundTransfers, Buffer
@@ -56,7 +56,7 @@ from .room import Room
 if TYPE_CHECKING:
     from ...call import Message
     from ...errors import UsageError
-    from ..base import Ticket
+    from .. import Ticket
     from ..call_log import CallLog
     from .link import MpiLink
 
@@ -98,7 +98,7 @@ class _Posted(MessageTicket):
                 if (error := self.engine.refusal(self.message)) is not None:
                     raise error
             self.engine.serve_this_host()
-            self.engine.link.pause(waited)
+            rest(OVER_MPI, waited)
         return self._done
 
 
@@ -241,7 +241,7 @@ class Messages:
                     ticket.inner.want()
 
     def look_soon(self) -> None:
-        """The time of one that is waited for is over."""
+        """Has the next pass look at deadlines: the time of a message that is waited for is over."""
         self._due = 0.0
 
     def withdraw(self, ticket: MessageTicket) -> None:
@@ -485,7 +485,7 @@ class Messages:
         self._sends.pop(ticket.number, None)
 
     def _trouble_with(self, peer: int) -> Trouble | None:
-        """Why nothing is to be expected of a rank (-1: of any)."""
+        """Returns why nothing is to be expected of a rank (-1: of any)."""
         try:
             self._check([peer] if peer >= 0 else [])
         except Trouble as trouble:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctypes import addressof, c_char, c_int, c_void_p, memmove
 from typing import TYPE_CHECKING, Any
 
-from ...native import over_hosts
+from ...native import address_of, over_hosts
 from ...native.over_hosts import lib
 from .link import NOTHING, Buffer
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 STATUS_BYTES = 64  # at least sizeof(MPI_Status) of any MPI
 
 
-def _address(function: Any) -> int:
-    return ctypes.cast(function, c_void_p).value or 0
-
-
 class MpiCalls:
     """MPI_Startall and MPI_Testall as addresses. Where they cannot be had, they lead to mpi4py's."""
 
@@ -33,12 +29,12 @@ class MpiCalls:
         self._lists: dict[int, tuple[Sequence[Request], ctypes.Array[c_char]]] = {}  # by the handles' address
         library = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the MPI it is linked with
         if hasattr(library, "MPI_Startall") and hasattr(library, "MPI_Testall"):
-            self.startall, self.testall = _address(library.MPI_Startall), _address(library.MPI_Testall)
+            self.startall, self.testall = address_of(library.MPI_Startall), address_of(library.MPI_Testall)
             return
         start = ctypes.CFUNCTYPE(c_int, c_int, c_void_p)(self._start)
         test = ctypes.CFUNCTYPE(c_int, c_int, c_void_p, ctypes.POINTER(c_int), c_void_p)(self._test)
         self._keep = start, test
-        self.startall, self.testall = _address(start), _address(test)
+        self.startall, self.testall = address_of(start), address_of(test)
 
     def array(self, requests: Sequence[Request]) -> int:
         """The address of the requests' handles, as MPI wants them. Persistent requests keep theirs."""
@@ -81,7 +77,7 @@ class Progress:
         self._status = (c_char * STATUS_BYTES)()
         self.request = calls.array([self._request])
         self._idle = over_hosts.Idle(calls.testall, self.request, addressof(self._status))
-        lib.c10d_set_elsewhere(handle, _address(lib.c10d_mpi_progress), addressof(self._idle))
+        lib.c10d_set_elsewhere(handle, address_of(lib.c10d_mpi_progress), addressof(self._idle))
 
     def close(self) -> None:
         """Ends the request of MPI; the native group is closed by now."""

@@ -173,7 +173,7 @@ class PipelinedReduce:
         return plan
 
     def _explain(self, failure: Failure, pipelined: over_hosts.PipelinedReduce) -> BaseException:
-        """What to raise for a native Failure."""
+        """Returns what to raise for a native Failure."""
         if pipelined.end == over_hosts.LOOKED and self._said is not None:
             return self._said
         if pipelined.end == over_hosts.LATE:
@@ -184,7 +184,7 @@ class PipelinedReduce:
         return self._trouble(failure)
 
     def _give_up(self, call: Call) -> None:
-        """MPI may go on with what is under way, for as long as it likes."""
+        """Leaves what is under way to MPI, which may go on with it for as long as it likes."""
         phases = [p for made, _ in self._requests.values() for slot in made for pair in slot for p in pair]
         self._link.give_up(
             [r for phase in phases for r in phase.requests],
@@ -199,7 +199,7 @@ class PipelinedReduce:
         return next((p for p in phases if p.requests and not self._link.MPI.Request.Testall(p.requests)), phases[0])
 
     def _phases(self, slot: int | None = None) -> list[_Phase]:
-        """Of the plan under way, in one slot or in all."""
+        """Returns the requests of the plan under way, in one slot or in all."""
         slots = self._plan.phases if slot is None else [self._plan.phases[slot]]
         return [phase for pairs in slots for pair in pairs for phase in pair]
 

@@ -60,7 +60,7 @@ class Refusals:
     # --- the sender's
 
     def expect(self) -> None:
-        """This rank is about to send what may be refused."""
+        """Notes that this rank is about to send what may be refused."""
         self._expected = True
 
     def hear(self, sends: Mapping[int, MessageTicket], now: bool = False) -> None:

@@ -89,7 +89,7 @@ class Room:
         return offer is not None and offer.ticket is ticket
 
     def tickets(self) -> list[MessageTicket]:
-        """Those whose data wait to be asked for."""
+        """Returns the tickets whose data wait to be asked for."""
         return [offer.ticket for offer in list(self._offered.values()) if offer.ticket is not None]
 
     def take_back(self, ticket: MessageTicket) -> None:
@@ -128,7 +128,7 @@ class Room:
             self._hearing = False
 
     def _note(self, peer: int) -> None:
-        """May be done again, where a signal handler has raised amid it."""
+        """Notes the word that has come from ``peer``. It may be done again, where a signal handler raised amid it."""
         token, number, received = _WORD.unpack(self._inbox.memory)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
@@ -153,7 +153,7 @@ class Room:
     # --- the receiver's
 
     def received(self, source: int, nbytes: int) -> None:
-        """A short message that came whole has gone to its receive."""
+        """Notes that a short message, which came whole, has gone to its receive."""
         self._received[source] += HEAD.size + nbytes
         if self._received[source] - self._told[source] >= ROOM // 4:
             self._say(source, 0)

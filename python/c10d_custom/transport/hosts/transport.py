@@ -20,13 +20,11 @@ from ...call import Agreement, Call, Memory, Op, changed
 from ...creation.exchange import Exchange
 from ...creation.gathering import Processes
 from ...errors import TransportError
-from ...native.fast import NOT_BEGUN
-from ...native.torch_inside import without_functions
+from ...native.direct import NOT_BEGUN, without_functions
 from ...threads import threading
-from ..base import Transport, rank_name
-from ..call_log import CallLog
+from .. import Transport, rank_name
+from ..call_log import CallLog, Peer
 from ..tickets import Queue
-from ..trace_file import Peer
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
@@ -46,15 +44,14 @@ from .pipelined_reduce import PipelinedReduce
 from .two_level import TwoLevelCollective
 
 if TYPE_CHECKING:
-    import torch
     from mpi4py.MPI import Request
 
     from ...call import Message
     from ...config import Config
     from ...creation.topology import Location
     from ...launch.mpi_job import Job
-    from ..base import LocalTransport, Ticket
-    from ..trace_file import Record
+    from .. import LocalTransport, Ticket
+    from ..call_log import Record
     from .failure_detector import FailureDetector
     from .link import Buffer
     from .local_call import LocalCall
@@ -220,7 +217,7 @@ class HierarchicalTransport(Transport):
             self._queue.wake()
 
     def agree(self, call: Call, seconds: float) -> Agreement:
-        """As ShmTransport's, but for the factors and sizes."""
+        """Does what ShmTransport's does, but for the factors and sizes."""
         self.run(changed(call, memory=Memory.device, timeout=seconds))
         return Agreement(self._queue.number)
 
@@ -255,21 +252,11 @@ class HierarchicalTransport(Transport):
             return self._local_messages.post(message)
         return self._messages.post(message)
 
-    def fast_message(
-        self,
-        tensors: Sequence[torch.Tensor],
-        is_recv: bool,
-        peer: int,
-        tag: int,
-        nanoseconds: int,
-        wait: int,
-        posted: list[Any],
-        /,
-    ) -> int:
-        """As ShmTransport's, of messages between ranks of one host."""
+    def fast_message(self, *message: Any) -> int:
+        """Does what ShmTransport's does, for messages between ranks of one host."""
         if self._messages.may_have_refusals():
             return NOT_BEGUN  # `post` raises what they say
-        return self._local_messages.fast(tensors, is_recv, peer, tag, nanoseconds, wait, posted)
+        return self._local_messages.fast(*message)
 
     def posted_message(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
         return self._local_messages.posted(posted, call)
@@ -294,7 +281,7 @@ class HierarchicalTransport(Transport):
         return (here, seen) if sequence == self.next_sequence() and self._queue.idle() else (False, [])
 
     def _strays(self, local: int, sequence: int, number: int) -> bool:
-        """As `in_a_collective_instead`, of one rank of this host."""
+        """Does what `in_a_collective_instead` does, for one rank of this host."""
         call_slots = self.flat.call_slots
         if local == self.hosts.local or not call_slots.has(local, sequence):
             return False

@@ -19,8 +19,8 @@ from ... import native
 from ...call import ANY_COUNT, Op, changed
 from ...native import lib
 from ..cuts import chunks, evenly
+from ..disagreement import AT_THE_ROOT
 from ..failure import LATER
-from ..parts import AT_THE_ROOT
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, fit, together
 from .flat_exchange import HEAD_BYTES, fingerprint
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ...call import Buffer as Tensor
     from ...call import Call
-    from ..base import LocalTransport
+    from .. import LocalTransport
     from .algorithm import Limits
     from .balance import Balances
     from .flat_exchange import FlatExchange
@@ -100,7 +100,7 @@ class TwoLevelCollective:
         self.link.withdraw([r for requests in self.received for r in requests], keep)
 
     def run(self) -> None:
-        """Once the ranks have agreed that they call the same."""
+        """Moves the data, once the ranks have agreed that they call the same."""
         {
             Op.all_reduce: self._reduction,
             Op.reduce: self._reduction,
@@ -165,7 +165,7 @@ class TwoLevelCollective:
         return _ALIKE if fit(balances) else -1
 
     def _host_balance(self) -> bytes:
-        """The balances of this host's ranks together."""
+        """Returns the sum of the balances of this host's ranks."""
         here = Buffer(BALANCE_BYTES * (self.width + 1))
         own, *all_here = ((here.address + at, BALANCE_BYTES) for at in range(0, here.nbytes, BALANCE_BYTES))
         here.memory[:BALANCE_BYTES] = self.t.balances.of(self.call)
@@ -183,7 +183,7 @@ class TwoLevelCollective:
         step: Step | None = None,
         count: int = ANY_COUNT,
     ) -> None:
-        """A collective of this host's ranks."""
+        """Carries out a collective of this host's ranks."""
         redop = step.redop if step else 0
         factor = step.divisor if step and step.divisor else self.call.factor
         left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
@@ -254,7 +254,7 @@ class TwoLevelCollective:
         self.t.pipelined.reduce(self.number, self.call, self.deadline, self.outer, root)
 
     def _peer_on(self, host: int) -> int:
-        """The carrier there of what this one carries."""
+        """Returns the rank on ``host`` that carries what this one carries here."""
         return self.hosts.ranks[host][self.hosts.local]
 
     # --- broadcast: from host to host in a chain, the carriers each their part of a chunk

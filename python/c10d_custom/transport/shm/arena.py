@@ -10,8 +10,7 @@ from ctypes import byref, c_char, c_int, c_void_p
 from typing import Any
 
 from ...errors import AbortedError, TransportError
-from ...native import FORKED, lib
-from ...native import free_memory as memory
+from ...native import FORKED, lib, memory_left
 
 
 @functools.lru_cache(256)  # a type, which takes longer to make than all else here
@@ -45,7 +44,7 @@ def take(handle: int, bytes: int, name: str, interrupted: Callable[[], BaseExcep
     if not at:
         why = f"fallocate: {os.strerror(error.value)}"
         if error.value == errno.ENOMEM:
-            free, whose = memory.left()
+            free, whose = memory_left()
             why = f"{whose} has {free >> 10} KiB left"
         raise TransportError(f"group {name}: no memory for a tensor of {bytes >> 10} KiB: {why}")
     buffer: Any = _chars(bytes).from_address(at)

@@ -15,9 +15,8 @@ from ..failure import ErrorText
 if TYPE_CHECKING:
     from ...call import Call, Message
     from ...native import Failure, PeerState
-    from ..fingerprint import Fingerprint
-    from ..parts import Sizes
-    from ..trace_file import Peer
+    from ..call_log import Fingerprint, Peer
+    from ..disagreement import Sizes
 
 
 _TOLD = 16  # ranks of which an error tells what they do
@@ -88,7 +87,7 @@ class ShmErrorText(ErrorText):
 
     def table(self) -> str:
         from ..call_log import published  # not at an exit: see failure.py
-        from ..fingerprint import mismatch_table
+        from ..disagreement import mismatch_table
 
         prints = {r: published(s) for r, s in enumerate(self.states)} if self.states else {}
         sizes = {r: self._sizes(r, f) for r, f in prints.items() if f is not None and f.count == ANY_COUNT}

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
-from ...native import free_memory as memory
-from ...native import lib
+from ...native import lib, memory_left
 from ...threads import selectors, socket, time
 from .algorithm import at_once, geometry
 
@@ -68,7 +67,7 @@ def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_by
 
 
 class _Descriptor:
-    """Closed at the end, if nobody has taken it."""
+    """A descriptor that is closed at the end, if nobody has taken it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -127,7 +126,7 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
 
 
 def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
-    """On rank 0: why there is no segment, and its descriptor."""
+    """Returns, on rank 0, why there is no segment, and its descriptor."""
     own = _Descriptor(-1)
     cleanup.callback(own.close)
     try:
@@ -146,7 +145,7 @@ def _all_well(failures: Sequence[str | None]) -> None:
 def _create(config: Config, size: int, board_bytes: int = 0) -> int:
     wanted = geometry(config, size, board_bytes)
     takes = at_once(wanted)
-    free, whose = memory.left(takes)
+    free, whose = memory_left(takes)
     if takes > free:
         # Beyond a cgroup's limit the kernel would kill instead of saying no.
         raise TransportError(
@@ -234,7 +233,7 @@ def _accept(server: socket.socket) -> socket.socket | None:
 
 
 def _user(connection: socket.socket) -> int:
-    """Who is at its other end, says the kernel."""
+    """Returns who is at the connection's other end, as the kernel says."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .case import REDUCING, Unavailable, name_of, there_and_back
-from .ranks import first_said, under_mpi
+from c10d_custom.bench.case import REDUCING, Unavailable, name_of, there_and_back
+from c10d_custom.bench.ranks import first_said, under_mpi
 
 if TYPE_CHECKING:
-    from .case import Case
-    from .operations import Buffers
+    from c10d_custom.bench.case import Case
+    from c10d_custom.bench.operations import Buffers
 
 
 _LIBRARY = "libccl.so.2"
@@ -65,7 +65,7 @@ class RawOneCcl:
         if not under_mpi():
             raise Unavailable(
                 f"oneCCL's ranks must be those of Intel's mpirun, which comes with it ({_INSTALL}): "
-                "mpirun -n 2 python -m c10d_custom bench --against oneccl"
+                "mpirun -n 2 python scripts/bench sweep --against oneccl"
             )
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)

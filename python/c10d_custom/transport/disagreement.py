@@ -1,15 +1,17 @@
-"""Parts of different sizes: what each rank of an uneven collective gives to each other one and gets from it, as it says
-itself, and which of that does not fit."""
+"""How the ranks' calls of one collective differ: the table of an error that shows it, and parts of different sizes,
+what each rank of an uneven collective gives to each other one and gets from it, and which of that does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..call import SHAPES, Op
+from .. import dtypes
+from ..call import ANY_COUNT, SHAPES, Op
 
 if TYPE_CHECKING:
     from ..call import Buffer, Call
+    from .call_log import Fingerprint
 
     # Of one rank: for each rank, what it gives and what it gets; one tensor for all of them stands in every place.
     Sizes = tuple[Sequence[int], Sequence[int]]
@@ -68,3 +70,39 @@ def _joined(row: Sequence[int], each: bool) -> str:
     if not each:
         return str(row[0])
     return ", ".join([*map(str, row[:_TOLD])] + ["..."] * (len(row) > _TOLD))
+
+
+def mismatch_table(
+    fingerprints: Mapping[int, Fingerprint | None], members: Sequence[int], sizes: Mapping[int, Sizes] | None = None
+) -> str:
+    """The side-by-side table of an error message. ``fingerprints``: group rank -> Fingerprint, or
+    None where a rank has not called yet; ``members``: group rank -> global rank; ``sizes``: group rank -> bytes of the
+    parts of an uneven call, where they are known."""
+    known = {r: f for r, f in fingerprints.items() if f is not None}
+    parts = {r: _elements(f, sizes[r]) for r, f in known.items() if sizes and r in sizes}
+    first = next(iter(known.values()), None)
+    fields = sorted({n for f in known.values() for n in f.differing_fields(first)}) if first else []
+    lines = []
+    for r, f in sorted(fingerprints.items()):
+        who = f"rank {r}{'' if members[r] == r else f' (global {members[r]})'}"
+        own = listed(f.op, parts[r]) if f is not None and r in parts else ""
+        lines.append(f"  {who}: {'has not called yet' if f is None else f}{own}")
+    if any(f.count == ANY_COUNT for f in known.values()) and all(f.op in AT_THE_ROOT for f in known.values()):
+        fields = [name for name in fields if name != "count"]  # every other rank's is that of its own part
+        parts |= {r: ([f.count] * len(members),) * 2 for r, f in known.items() if f.count != ANY_COUNT}
+    head = f"they differ in {', '.join(fields) or 'the sizes of their parts'}"
+    if fields == ["device"] and all(f.device for f in known.values()):
+        head += (
+            " (GPU 0 in a group is the one that a rank's collectives came to first, GPU 1 the next: "
+            "all ranks must take theirs in the same order)"
+        )
+    if first is not None and not fields and (pairs := unfit(first.op, first.root, parts)):
+        head += f" ({named(pairs)})"
+    return f"{head}:\n" + "\n".join(lines)
+
+
+def _elements(fingerprint: Fingerprint, sizes: Sizes) -> Sizes:
+    dtype = dtypes.BY_CODE.get(fingerprint.dtype)
+    item = dtype.item_bytes if dtype else 1
+    gives, gets = ([n // item for n in row] for row in sizes)
+    return gives, gets

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..transport.trace_file import UNDER_WAY
+from ..transport.call_log import UNDER_WAY
 
 if TYPE_CHECKING:
-    from ..transport.trace_file import Dump, GroupTrace, Peer, Record
+    from ..transport.call_log import Peer, Record
+    from .file import Dump, GroupTrace
 
 
 SEEN = {"gone": "its process is gone", "left": "it has left the group", "absent": "never joined"}  # of a Peer's states
@@ -44,12 +45,12 @@ def group_key(group: GroupTrace) -> tuple[str, tuple[int, ...]]:
 
 
 def inside(record: Record) -> bool:
-    """Whether a rank whose last collective this is has got stuck in it."""
+    """Returns whether a rank whose last collective this is has got stuck in it."""
     return record.state != "done"
 
 
 class GroupStanding:
-    """One group, over all files."""
+    """What all files together say of one group."""
 
     def __init__(self, name: str, members: list[int]) -> None:
         self.name, self.members = name, members
@@ -176,8 +177,8 @@ def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
     for r, member in enumerate(group.members):
         for m in group.messages(r):
             lines.append(
-                f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, "
-                f"called {_ago(m.issued, newest[member].written)} before its file was written"
+                f"  rank {member}: {m.asked()} (group's ranks), {m.state.replace('_', ' ')}, called "
+                f"{_ago(m.issued, newest[member].written)} before its file was written"
             )
     return lines
 
@@ -205,7 +206,7 @@ def _describe_rank(rank: int, dump: Dump, groups: list[GroupStanding]) -> str:
         )
     else:
         text += "has made no call"
-    return f"{text}. Written on: {dump.reason}" + ("" if dump.whole else " (the file is cut off)")
+    return f"{text}. Written on: {dump.reason}"
 
 
 def circles(waits: Iterable[Wait]) -> list[tuple[int, ...]]:
@@ -252,7 +253,7 @@ def holders(waits: Sequence[Wait]) -> dict[int, set[int]]:
 
 
 def report(dumps: Iterable[Dump]) -> list[str]:
-    """Lines for a person."""
+    """Returns the report as lines for a person to read."""
     newest = latest(dumps)
     groups = standings(newest)
     lines = [_describe_rank(rank, dump, groups) for rank, dump in sorted(newest.items())]
@@ -283,8 +284,8 @@ def report(dumps: Iterable[Dump]) -> list[str]:
         lines.append("  nobody for anybody")
     for circle in circles(waits):
         lines.append(
-            f"circle: {in_words(circle)} (a deadlock, unless these are asynchronous operations that a rank will come "
-            "back to)"
+            "circle: "
+            f"{in_words(circle)} (a deadlock, unless these are asynchronous operations that a rank will come back to)"
         )
     for rank, behind in holders(waits).items():
         lines.append(f"rank {rank} waits for nobody here, and holds up {ranks_in_words(behind)}")

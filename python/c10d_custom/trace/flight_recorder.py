@@ -1,4 +1,5 @@
-"""The trace in the format of torch's Flight Recorder, whose own analyzer reads it (`torchfrtrace`).
+"""The trace in the format of torch's Flight Recorder, whose own analyzer reads it (`torchfrtrace`): files that are
+pickles, which we write and never read.
 
 That analyzer compares, group by group, the ranks' entries of equal numbers: who has none is missing, and whose kind,
 sizes, dtype or state differ is at fault. What it would misread is left out or told so that it does not:
@@ -13,6 +14,8 @@ Names begin with "nccl:", the only prefix that the analyzers of all torch versio
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..call import Op
 from ..dtypes import BY_DTYPE
-from .trace_file import UNDER_WAY
+from ..transport.call_log import UNDER_WAY
+from .file import put
 
 if TYPE_CHECKING:
-    from .trace_file import GroupTrace, Record
+    from ..transport.call_log import Record
+    from .file import GroupTrace
 
 
 VERSION = "2.10"
@@ -60,6 +65,15 @@ _SCALAR_TYPES = {
 def scalar_type(dtype: str) -> str:
     """What torch's C++ calls the dtype of that name."""
     return _SCALAR_TYPES.get(dtype, dtype.capitalize())
+
+
+def write(beginning: str, rank: int, groups: Sequence[GroupTrace], kept: int) -> str:
+    """Writes the rank's file, in the place of an older one. Returns its path: ``beginning``, which the user has put
+    into TORCH_FR_DUMP_TEMP_FILE, and the global rank."""
+    path = f"{beginning}{rank}"
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    put(path, pickle.dumps(dump_of(groups, kept), protocol=2))  # as torch writes them
+    return path
 
 
 def dump_of(groups: Sequence[GroupTrace], kept: int) -> dict[str, Any]:

@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import environment, models, noop, ranks, references, table
-from .busy import burning
+from c10d_custom.bench import environment, noop, ranks, references, table
+from c10d_custom.bench.ranks import burning
+
+from . import models
 from .step_time import measure
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 
-from ..errors import DOCTOR, TransportError
+from .errors import DOCTOR, TransportError
 
 
 def boot_id() -> str:
-    """Of the running kernel. TransportError where it cannot be read."""
+    """Returns the boot id of the running kernel. TransportError where it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as f:
             return f.read().strip()

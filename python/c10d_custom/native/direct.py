@@ -1,0 +1,319 @@
+"""The direct way of calls of plain tensors, past torch's dispatcher, to the core, and who may go it: whether anyone
+watches the dispatcher in this thread, and whether tensors are what they look like.
+
+`goes_direct(*arguments)`: whether nobody watches, and all tensors among the arguments, or in lists of them, are of the
+CPU or a GPU, no stand-ins for something else (wrappers, fake, functional, zero, meta, batched ones), and such that
+autograd need not be told of what becomes of them. `nobody_watches()`: its first half. A mode of torch's functions
+(torch.overrides) does not count: no call of torch.distributed is seen by one.
+
+In C where torch shows how (backend/python/torch_inside.h): a thread-local word of libc10 is what every dispatch mode,
+transform of functorch and tracer sets, and a tensor's keys say what it is. Neither is to be had from Python at a small
+call's price. Where the keys lie in a tensor is found by trying, and believed only if all of several tensors agree.
+
+Small calls of plain CPU tensors go from c10d's arguments to the core in C (backend/python): collectives in equal parts,
+messages, and the tickets of both. What a Call and its checks cost is many times what the core takes for a few bytes,
+and where ranks share a core it is paid by one after the other. Where the extension cannot be had (a Python without a
+global interpreter lock, a torch that hides what its tensors are), there is no such way, and tickets are held by ctypes:
+all calls go the slow path."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..call import SHAPES, Op
+from ..dtypes import BY_DTYPE, PACKED, REDUCES
+from . import PENDING, address_of, lib
+
+TYPES = (torch.Tensor, torch.nn.Parameter)
+# Inside, what is asked of a tensor no function mode or subclass (torch.overrides) sees: torch's own groups ask nothing
+# that one does.
+without_functions = torch._C.DisableTorchFunction
+_LIBC10, _LIBTORCH = "libc10.so", "libtorch_cpu.so"
+_WORD = b"_ZN3c104impl26raw_local_dispatch_key_setE"
+_REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
+_GRAD_ENABLED = "_ZN3c108GradMode10is_enabledEv"
+_BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
+_WORD_BYTES = 8
+_IMPL_WORDS = 22  # of TensorImpl, whose last but one they are; it has at least so many
+
+
+def _keys(*names: str) -> int:
+    found = 0
+    for name in names:
+        found |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return found
+
+
+_CPU = _keys("CPU")
+_COUNTED = _keys("ADInplaceOrView")  # which tensors of inference mode have not
+_HARMLESS = _COUNTED  # included in inference mode, less its default
+_PLAIN = _keys("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU")
+_DIRECT = _PLAIN | _keys(
+    *("CUDA", "AutogradCUDA", "AutocastCUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"),
+    *("Conjugate", "Negative"),
+)
+
+
+def keys_of(t: torch.Tensor) -> int:
+    """The dispatch keys of a tensor, as torch numbers them."""
+    return torch._C._dispatch_keys(t).raw_repr()
+
+
+def _in_graph(t: torch.Tensor) -> bool:
+    return t.requires_grad and torch.is_grad_enabled()
+
+
+def stands_for_another(t: torch.Tensor) -> bool:
+    """Whether its values lie elsewhere than in memory of its own, or nowhere."""
+    return not goes_direct(t) and bool(keys_of(t) & ~_DIRECT)  # the first asks in a tenth of the time
+
+
+def count_changes(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that they have changed, as it does itself where they are written to. Its RuntimeError of tensors
+    of inference mode, outside of it, and of leaves of a graph."""
+    if any(t.is_leaf and _in_graph(t) for t in tensors):
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    counted = [t for t in tensors if keys_of(t) & _COUNTED]
+    if len(counted) < len(tensors) and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed. "
+            "You can make a clone to get a normal tensor before doing inplace update."
+        )
+    torch._C._increment_version(counted)
+
+
+def _nobody_watches() -> bool:
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _is_direct(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return all(map(_is_direct, argument))
+    if type(argument) in TYPES:
+        return not keys_of(argument) & ~_DIRECT and not _in_graph(argument)
+    return not issubclass(type(argument), torch.Tensor)
+
+
+def _goes_direct(*arguments: Any) -> bool:
+    return _nobody_watches() and all(map(_is_direct, arguments))
+
+
+def _place(of: Sequence[tuple[int, int]], words: range) -> int:
+    """At how many bytes from each address that value lies. ValueError unless there is one such place."""
+    found = [
+        i * _WORD_BYTES
+        for i in words
+        if all(ctypes.c_uint64.from_address(address + i * _WORD_BYTES).value == value for address, value in of)
+    ]
+    if len(found) != 1:
+        raise ValueError(f"torch's tensors have what is looked for at {found}")
+    return found[0]
+
+
+def _samples() -> list[torch.Tensor]:
+    """Tensors that differ in their keys, and in all else that may lie beside them."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction(), _disable_current_modes():
+        plain = torch.empty(3, 5, device="cpu")
+        return [
+            plain,
+            plain.t(),
+            torch.empty(2, requires_grad=True, device="cpu"),
+            torch.nn.Parameter(torch.empty(1, device="cpu")),
+            torch._neg_view(plain),
+            torch._efficientzerotensor((4,), device="cpu"),
+            torch.empty(2, device="meta"),
+        ]
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    if not address:
+        raise ValueError(f"no {name}")
+    return address
+
+
+def _in_c() -> tuple[Callable[..., bool], Callable[[], bool]]:
+    from . import _fast  # see setup.py for when it is not there
+
+    loaded = os.RTLD_NOLOAD | os.RTLD_LAZY
+    libc10, libtorch = ctypes.CDLL(_LIBC10, loaded), ctypes.CDLL(_LIBTORCH, loaded)
+    samples = _samples()
+    objects = range(2, min(type(t).__basicsize__ for t in samples) // _WORD_BYTES)
+    _fast.set_up_inside(
+        _place([(id(t), t._cdata) for t in samples], objects),
+        _place([(t._cdata, keys_of(t)) for t in samples], range(_IMPL_WORDS)),
+        _CPU,
+        _PLAIN,
+        _DIRECT,
+        _COUNTED,
+        _HARMLESS,
+        _COUNTED,
+        _address(libc10, _REQUIRES_GRAD),
+        _address(libc10, _GRAD_ENABLED),
+        _address(libtorch, _BUMP_VERSION),
+        _address(ctypes.CDLL(None), "dlsym"),
+        libc10._handle,
+        _WORD,
+        torch.Tensor,
+        TYPES,
+    )
+    return _fast.goes_direct, _fast.nobody_watches
+
+
+in_c = False
+goes_direct: Callable[..., bool] = _goes_direct
+nobody_watches: Callable[[], bool] = _nobody_watches
+try:
+    goes_direct, nobody_watches = _in_c()
+    in_c = True
+except (ImportError, AttributeError, OSError, ValueError):  # not built, or a torch that hides it
+    pass
+
+
+# What a message's function returns: transport.FastMessage.
+OVER, POSTED, NOT_BEGUN = range(3)
+# DLPack's code and bits of torch's dtypes, those that it has.
+_DLPACK = {
+    "int8": (0, 8),
+    "int16": (0, 16),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "uint16": (1, 16),
+    "uint32": (1, 32),
+    "uint64": (1, 64),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "bfloat16": (4, 16),
+    "complex32": (5, 32),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
+    "bool": (6, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+}
+
+
+if TYPE_CHECKING:
+
+    class FastCollective(Protocol):
+        """The direct way of one rank's collectives in one group."""
+
+        def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+            """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
+            as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
+            a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
+            where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
+            group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
+            ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
+            tensors are of another kind or make no sense; or what the function has returned."""
+
+        def submit(
+            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
+        ) -> int:
+            """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
+
+        def close(self) -> None:
+            """Sends both on the slow path from now on. To be called while nobody is in either."""
+
+
+class _ByCtypes:
+    """An operation under way in the core, as Python holds it. ``address``: of the core's ticket, which is released with
+    this; ``status``: of native, PENDING until `done` or `settle` has seen the end."""
+
+    address: Any = None
+    status = PENDING
+    _handle: Any = None
+
+    def hold(self, handle: Any, at: Any, /) -> None:
+        """Takes over the ticket whose address is ``at[0]``, and puts None there. ``handle``: its group's, which is to
+        outlive it."""
+        self._handle, self.address = handle, at[0]
+        at[0] = None  # no signal handler runs between these two lines
+
+    def done(self) -> bool:
+        if self.status == PENDING:
+            self.status = lib.c10d_test(self.address)
+        return self.status != PENDING
+
+    def settle(self, nanoseconds: int, may_run: bool, /) -> bool:
+        """`done`, after a wait of up to so long, as c10d_settle."""
+        if self.status == PENDING:
+            self.status = lib.c10d_settle(self._handle, self.address, nanoseconds, may_run)
+        return self.status != PENDING
+
+    def __del__(self) -> None:
+        if self.address:
+            lib.c10d_release(self.address)
+
+
+def _set_up() -> Any:
+    """The extension, told what it needs of torch and of the core. ImportError where it cannot be had."""
+    from . import _fast
+
+    if not in_c:
+        raise ImportError("this torch does not show C what its tensors are")
+    try:
+        exchange = torch.Tensor.__dlpack_c_exchange_api__
+    except AttributeError as error:
+        raise ImportError("this torch does not show C its tensors") from error
+    known = [(*_DLPACK[dtype.name], dtype.code) for dtype in BY_DTYPE.values() if dtype.name in _DLPACK]
+    try:
+        _fast.set_up(exchange, bytes(n for each in known for n in each))
+    except ValueError as error:
+        raise ImportError("this torch shows C its tensors in another way") from error
+    of_code = {code: (PACKED[code] >> 16, REDUCES[code]) for code in PACKED}
+    shapes = [SHAPES[Op(number)] for number in range(len(SHAPES))]
+    packed = [
+        s.reads | s.writes << 2 | s.from_each << 4 | s.to_each << 5 | s.reduces << 6 | s.counted << 7 for s in shapes
+    ]
+    kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
+    _fast.set_up_kinds(kinds, bytes(packed))
+    _fast.set_up_tickets(address_of(lib.c10d_test), address_of(lib.c10d_settle), address_of(lib.c10d_release))
+    return _fast
+
+
+try:
+    _extension = _set_up()
+except ImportError:
+    _extension = None
+
+
+if TYPE_CHECKING:
+    CoreTicket = _ByCtypes
+else:
+    CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
+
+
+def collective(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective | None:
+    """``function``: c10d_fast_collective, or another of native.lib that takes and returns the same; ``handle``: its
+    first argument; ``submit``: c10d_fast_submit, or None."""
+    if _extension is None:
+        return None
+    made: FastCollective = _extension.FastCollective(address_of(function), handle, rank, size, address_of(submit))
+    return made
+
+
+def message(handle: Any, ranks: int) -> Callable[..., int] | None:
+    """A function that posts a message of the only one of its tensors and waits a while for its end, as
+    transport.FastMessage. OVER; or POSTED, and the ticket's address is in the list ``posted``, unless the group is
+    closed; or NOT_BEGUN, as it is no plain CPU tensor with elements, or no such peer, or somebody watches torch's
+    dispatcher."""
+    if _extension is None:
+        return None
+    return partial(_extension.message, address_of(lib.c10d_message), handle, ranks)
