@@ -96,8 +96,8 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         0,
         1,
-        "1: for machines that must stay cool. Who waits sleeps at once, as with `C10D_CUSTOM_SPIN_US=0`, and, where the "
-        "processor can wait for a cache line (WAITPKG, MWAITX), in the deeper of its states",
+        "1: for machines that must stay cool. Who waits sleeps at once, as with `C10D_CUSTOM_SPIN_US=0`, and, where "
+        "the processor can wait for a cache line (WAITPKG, MWAITX), in the deeper of its states",
     )
     threads: int = _number(
         "C10D_CUSTOM_THREADS",
