@@ -204,6 +204,9 @@ Status Collective::mismatch(uint32_t peer) {
     while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until && g.alive(r) &&
            !g.left(r) && !g.aborted())
       rest_between_rare_looks();
+  // One that has been told by a third of a disagreement names who differs from itself.
+  for (uint32_t r = 0; r < n && !differs(peer); ++r)
+    if (r != me && g.ctl(r).arrive.value.load(std::memory_order_acquire) >= seq && differs(r)) peer = r;
   return fail(kMismatch, int32_t(peer));
 }
 
