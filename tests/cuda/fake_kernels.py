@@ -31,6 +31,7 @@ class FakeKernels:
     def __init__(self, driver):
         self.driver, self.world = driver, driver.world
         self.compiled = set()
+        self.processors = 132
         self.launched = []  # (algorithm, dtype, redop)
 
     def function(self, algorithm, dtype, redop):

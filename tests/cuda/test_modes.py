@@ -16,6 +16,7 @@ from thread_ranks import run_ranks
 def words(gpus, mode="auto", pids=None, **other):
     alike = {"mode": mode, "earlier": [], "visible": 1}
     alike |= dict.fromkeys(("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"), 1)
+    alike |= {"p2p_shared": 0, "side_by_side": False}
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -30,6 +31,9 @@ def words(gpus, mode="auto", pids=None, **other):
         (words("ab", "staged"), "staged"),
         (words("aa", pids=[7, 7]), "staged"),
         (words("ab", "p2p"), "p2p"),
+        (words("aa", "p2p", p2p_shared=1), "p2p"),
+        (words("aa", p2p_shared=1), "shared"),
+        (words("aa", "p2p", p2p_shared=1, pids=[7, 7]), "staged"),
     ],
 )
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
@@ -41,7 +45,9 @@ def test_modes_that_cannot_be_are_refused():
         choose(words("aa", "p2p"))
 
 
-@pytest.mark.parametrize("what", ["mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"])
+@pytest.mark.parametrize(
+    "what", ["mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"]
+)
 def test_variables_that_differ_are_refused(what):
     mixed = words("aa")
     mixed[1][what] = "other"

@@ -157,4 +157,4 @@ def test_structures_are_the_kernels(library):
 
 def test_too_many_ranks():
     with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
-        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0)
+        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0, 1)

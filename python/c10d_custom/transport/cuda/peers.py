@@ -11,6 +11,7 @@ import ctypes
 import functools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Mode:
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
-    for variable in ("mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -59,6 +60,9 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
+    if wanted == "p2p" and table[0]["p2p_shared"] and len(gpus) > 1 and not crossing:
+        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
+        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({_shared(gpus)}, where MPS {mps} on)")
     if wanted == "p2p" and len(gpus) > 1:
         raise TransportError(
             f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
@@ -67,7 +71,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if crossing:
         return Mode("shared", f"{len(gpus)} ranks{crossing}")
     used = len(set(gpus))
-    reason = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    reason = _shared(gpus)
     if len(gpus) > used < min(w["visible"] for w in table):
         # Whoever has one for each rank hardly means this.
         reason += (
@@ -75,6 +79,11 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         )
         return Mode("shared", reason, slower=True)
     return Mode("shared", reason)
+
+
+def _shared(gpus: Sequence[str]) -> str:
+    used = len(set(gpus))
+    return f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
 
 
 def _crossing(table: Sequence[dict[str, Any]]) -> str:
@@ -125,6 +134,7 @@ class Setup:
                 "gpu": self.driver.uuid,
                 "earlier": self._earlier,
                 "mode": c.cuda_mode,
+                "p2p_shared": c.cuda_p2p_shared,
                 "staging_bytes": c.cuda_staging_bytes,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
                 "in_place_bytes": c.cuda_in_place_bytes,
@@ -134,13 +144,14 @@ class Setup:
             }
         )
         mode = self.mode = choose(table)
-        size, gpus = self.cpu.size, len({w["gpu"] for w in table})
+        size, used = self.cpu.size, Counter(w["gpu"] for w in table)
         self.facts = Facts(
             size,
-            gpus,
+            gpus=len(used),
+            sharers=max(used.values()),
             side_by_side=all(w["side_by_side"] for w in table),
             fused=mode.name == "p2p" and 2 <= size <= FUSED_RANKS,
-            in_place=gpus == 1 and 2 <= size <= IN_PLACE_RANKS,
+            in_place=len(used) == 1 and 2 <= size <= IN_PLACE_RANKS,
             half=c.cuda_staging_bytes // HALVES,
         )
         if mode.name == "staged":
@@ -222,7 +233,8 @@ class Peers:
         self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
         staging_bytes = setup.config.cuda_staging_bytes
-        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes) if self.facts.fused else None
+        sharers = self.facts.sharers
+        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
         self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
