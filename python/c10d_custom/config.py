@@ -128,8 +128,8 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         0,
         1,
-        "1, for tests: `C10D_CUSTOM_CUDA_MODE=p2p` is taken, too, where ranks share a GPU, as clients of MPS, which runs "
-        "kernels of all of them at once",
+        "1, for tests: `C10D_CUSTOM_CUDA_MODE=p2p` is taken, too, where ranks share a GPU, as clients of MPS, which "
+        "runs kernels of all of them at once",
     )
     cuda_staging_bytes: int = _number(
         "C10D_CUSTOM_CUDA_STAGING_BYTES",

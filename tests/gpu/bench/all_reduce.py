@@ -4,26 +4,13 @@ The floor for N ranks that share a GPU whose memory moves B bytes a second is 2 
 writes S. B is measured in the same run, by copies of one rank alone; data that fits the GPU's cache may beat it.
 """
 
-import os
-
 import torch
-import torch.distributed as dist
 
 from . import ranks
 from .session import Session, microseconds
 
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 COPY = 256 << 20
-
-
-def others(kind, size):
-    """gloo, and NCCL where each rank has a GPU or the bundled NCCL lets ranks share one."""
-    if kind == "cpu" or not dist.is_nccl_available():
-        return ("gloo",)
-    if torch.cuda.device_count() < size and torch.cuda.nccl.version() < (2, 30):
-        return ("gloo",)
-    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    return ("gloo", "nccl")
 
 
 def head(size, names, rate, said):
@@ -54,7 +41,7 @@ def main():
     for size in (4, 2, 8):  # what is asked for first
         if not session.wants(size):
             continue
-        names = others(session.device, size)
+        names = session.others(size)
         with session.pool(size) as pool:
             pool.check("all_reduce", 4)  # the first call chooses how
             rate = pool.run(ranks.copy_rate, session.device, min(COPY, session.largest))[0]
