@@ -86,7 +86,7 @@ class Driver(Libcuda):
         if self._kernels is None:
             from .kernels import Kernels
 
-            self._kernels = Kernels(self.device.index)
+            self._kernels = Kernels(self.device.index, self.load)
         return self._kernels
 
     def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:

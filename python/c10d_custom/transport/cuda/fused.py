@@ -18,7 +18,7 @@ from ...threads import threading
 from . import p2p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...call import Call
     from ...errors import CustomBackendError
@@ -134,11 +134,11 @@ class Fused:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
 
-    def let_go(self) -> None:
-        """Ends the kernels' waiting, here and then on the other ranks."""
+    def let_go(self, gone: Iterable[int]) -> None:
+        """Ends the kernels' waiting, here and then on the other ranks, but for those that are ``gone``."""
         with self._lock:
             if self._p2p is not None:
-                self._p2p.abort()
+                self._p2p.abort(gone)
 
     # --- the end
 

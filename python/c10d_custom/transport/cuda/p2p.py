@@ -171,9 +171,11 @@ class P2p:
         word = c.c_uint64.from_address(self._record).value
         return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else None
 
-    def abort(self) -> None:
-        """Ends the waiting of this rank's kernels, and then of the other ranks'."""
-        c.c_uint64.from_address(self._record + 8).value = 1
+    def abort(self, gone: Iterable[int] = ()) -> None:
+        """Ends the waiting of this rank's kernels, and then of the other ranks'. ``gone``: ranks whose memory is not
+        to be written any more."""
+        word = c.c_uint64.from_address(self._record + 8)
+        word.value = word.value | 1 << 63 | sum(1 << rank for rank in set(gone))
 
     @staticmethod
     def _fingerprint(*what: Any) -> int:

@@ -281,7 +281,7 @@ class Peers:
 
     def let_go(self) -> None:
         if self.fused is not None:
-            self.fused.let_go()
+            self.fused.let_go(self.cpu.gone())
 
     def close_imports(self) -> None:
         if self.in_place is not None:

@@ -54,6 +54,7 @@ class CudaTransport:
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
+        self._captured = False  # whether graphs may hold calls
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
@@ -100,6 +101,7 @@ class CudaTransport:
         stream = self.driver.current_stream()
         if self._guard is not None:
             self._guard.captured()
+        self._captured = True
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
@@ -303,9 +305,11 @@ class CudaTransport:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
-        """Whether the GPU is done with all of this group by then."""
+        """Whether the GPU is done with all of this group by then, and with what the calling thread's current stream
+        has, where that may replay calls of the group's."""
         until = time.monotonic() + seconds
-        return all(come_to(self.driver, stream, until, lambda: False) for stream in self._used_streams)
+        streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
+        return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
