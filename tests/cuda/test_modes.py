@@ -145,3 +145,14 @@ def test_ranks_that_share_a_gpu_beside_idle_ones_are_told(visible, warned, caplo
 
 def test_a_mode_that_is_wanted_is_no_warning(caplog):
     assert not modes_of(2, World(1), ["GPU-0", "GPU-1"], caplog, cuda_mode="staged")[1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("asked, link, mode", [("auto", 1e12, "p2p"), ("auto", 1e6, "staged"), ("p2p", 1e6, "p2p")])
+def test_a_link_that_is_slower_than_host_memory_is_not_taken(size, asked, link, mode, caplog):
+    """Unless somebody asks for it. It is no warning: nothing is faster there."""
+    world = World(1)
+    world.rates["link"] = link
+    found, warnings = modes_of(size, world, [f"GPU-{r}" for r in range(size)], caplog, cuda_mode=asked)
+    assert found.name == mode and not warnings
+    assert "32 KiB take " in found.reason and " ms over the slowest link, " in found.reason

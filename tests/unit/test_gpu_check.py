@@ -266,7 +266,10 @@ def test_a_little_of_each_part_on_the_cpu(tmp_path, preset):
     assert set(said) == {part.name for part in PRESETS[preset]}
     for part in PRESETS[preset]:
         verdict, reason = said[part.name]
-        assert verdict == PASS if part.cpu else "needs a GPU" in reason, (part.name, verdict, reason, out.stdout)
+        if part.name == "goals":  # of sizes that are left out
+            assert reason == "no figure was measured"
+        else:
+            assert verdict == PASS if part.cpu else "needs a GPU" in reason, (part.name, verdict, reason, out.stdout)
 
 
 def having(variable):

@@ -21,7 +21,7 @@ from .run import FAIL, LAST_WORDS, NOT_RUN, PASS, Outcome, Running
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-PATIENCE = 3  # times what a part has, where it is tried on a machine like any other
+PATIENCE = 8  # times what a part has, where it is tried on a machine like any other
 FIRST = {"set-up", "environment"}  # whatever comes after them needs them
 
 

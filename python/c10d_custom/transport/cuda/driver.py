@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,11 @@ class Driver(Libcuda):
         return self.pushed(self._context)
 
     # --- memory
+
+    @staticmethod
+    def now() -> float:
+        """Of a clock by which work on the GPU is timed."""
+        return time.monotonic()
 
     def visible(self) -> int:
         """How many GPUs this process sees."""
