@@ -170,8 +170,7 @@ class Libcuda:
         """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
         return self._get(c.c_uint64, "cuMemAlloc_v2", nbytes)
 
-    def free(self, address: int, opened: bool = False) -> None:
-        """``opened``: though another process has it open; nobody but a trial does so."""
+    def free(self, address: int) -> None:
         self._do("cuMemFree_v2", address)
 
     def allocate_pinned(self, nbytes: int) -> int:

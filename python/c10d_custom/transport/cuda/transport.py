@@ -39,7 +39,7 @@ log = logging.getLogger("c10d_custom")
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
 _MARK = 1  # in the segment: this rank holds no memory of another any more
-_ABANDONED: list[Call] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
+_ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
@@ -275,7 +275,7 @@ class CudaTransport:
                 for peers in self._opened:
                     peers.close_imports()
                 return True
-        _ABANDONED.extend(self._failed)
+        _ABANDONED.extend([*self._failed, *self._opened])
         log.warning("%s is still busy with this group's work; its memory is kept", self._place())
         return False
 
@@ -290,7 +290,7 @@ class CudaTransport:
                 for peers in self._opened:
                     peers.free()
             else:
-                _ABANDONED.extend(self._failed)
+                _ABANDONED.extend([*self._failed, *self._opened])
             if self._collectives is not None:
                 self._collectives.close()
             self._pinned.close()
