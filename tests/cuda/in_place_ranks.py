@@ -190,6 +190,7 @@ def freed(seed):
                 r.driver.free_segment(t.data_ptr())
             r.fill(t, torch.full((LARGE,), float(step)))  # adopts it again
             seen.append(summed(r, t))
+        assert len(group_of(r)._collectives.peers.in_place._told) == (1 if r.rank else 0)
         if r.rank == 0:
             assert opened(r) == 2, r.driver.opened
         if r.rank:

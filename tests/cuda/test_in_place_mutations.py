@@ -41,7 +41,7 @@ IN_PLACE = {
     ),
     "kept for good": ("held > self._limit or", "", [ranks.dropped]),
     "others' count as well": ("and t.alone()}", "}", [ranks.in_use]),
-    "given up before the leader has heard": ("self._going += [", "self._heard = [", [ranks.dropped]),
+    "given up before the leader has heard": ("self._going += [", "_ = [", [ranks.dropped]),
     "outputs of all_gather are kept": (
         "once = call.op is Op.all_gather and",
         "once = False and",
