@@ -108,6 +108,7 @@ PRESETS = {
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("programs", 30, "2", "test_programs.py"),
+        tests("what users run", 40, "2", "test_users.py"),
         tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
     ),
     "wide": (
