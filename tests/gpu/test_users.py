@@ -1,4 +1,4 @@
-"""What users run on GPUs that ranks share or have to themselves: tensor parallelism, checkpoints of FSDP2, compiled DDP.
+"""What users run on GPUs, shared or not: tensor parallelism, checkpoints of FSDP2, compiled DDP.
 Against one process, exactly where the arithmetic is."""
 
 import copy
