@@ -1,4 +1,4 @@
-"""all_reduce under each setting that changes how it is done, in groups of the same processes, beside gloo and NCCL."""
+"""all_reduce under each setting that changes how it is done, in groups of the same processes, beside gloo."""
 
 import json
 import os
@@ -19,15 +19,17 @@ VARIANTS = {
     "staged": {MODE: "staged"},
     "staging of 512 MiB": {**BY_GPU_MEMORY, STAGING: str(512 << 20)},
 }
+UNDER_MPS = ("as it is", "by GPU memory")
 P2P = {"p2p": {MODE: "p2p", SHARED: "1"}}
 GRAPH = "p2p, in a graph"
 
 
-def variants_of(session, size):
+def variants_of(session):
     """{name: backend}"""
-    mps = session.device == "cpu" or "CUDA_MPS_PIPE_DIRECTORY" in os.environ  # else kernels would wait for their turns
-    found = {name: json.dumps(settings) for name, settings in {**(P2P if mps else {}), **VARIANTS}.items()}
-    return {**found, **{name: name for name in session.others(size)}}
+    mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ  # else kernels would wait for their turns
+    wanted = {**P2P, **{name: VARIANTS[name] for name in UNDER_MPS}} if mps else VARIANTS
+    found = {name: json.dumps(settings) for name, settings in wanted.items()}
+    return {**found, "gloo": "gloo"}
 
 
 def main():
@@ -35,7 +37,7 @@ def main():
     for size in (2, 4):
         if not session.wants(size):
             continue
-        variants = variants_of(session, size)
+        variants = variants_of(session)
         print(
             f"{size} ranks, float32, microseconds: one call and its end | in a row, per call\n{'bytes':>10} "
             f"{'setting':<20} {'one':>11} {'row':>10}"

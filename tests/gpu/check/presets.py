@@ -34,10 +34,10 @@ def program(name, limit, module, *arguments, **options):
     return Part(name, ("{python}", "-m", f"gpu.{module}", *arguments), limit, **options)
 
 
-def bench(name, limit, largest=1024):
-    more = f"--device {{device}} --seconds {{limit}} --json {{data}}/{name}.json".split()
+def bench(name, limit, largest=1024, more=()):
+    words = f"--device {{device}} --seconds {{limit}} --json {{data}}/{name}.json".split()
     short = ("--largest", str(largest))
-    return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *more, short=short)
+    return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *words, *more, short=short)
 
 
 def of_cores(ranks, limit):
@@ -64,27 +64,27 @@ BEGIN = (
     program("set-up", 52, "check.set_up", "{site}", "{device}"),
     program("environment", 10, "check.environment", "--device", "{device}", "{data}/about.json"),
 )
-COMPILE = program("kernels compiled", 18, "check.compile_all", cpu=False)
+COMPILE = program("kernels compiled", 16, "check.compile_all", cpu=False)
 
 PRESETS = {
     "once": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 2 ranks", 45, "2", *CASES),
+        tests("conformance, 2 ranks", 43, "2", *CASES),
         program("MPS", 14, "probes.mps", cpu=False),
-        under_mps(tests("p2p, 2 ranks", 40, "2", "test_p2p.py", settings=P2P)),
+        under_mps(tests("p2p, 2 ranks", 38, "2", "test_p2p.py", settings=P2P)),
         under_mps(tests("p2p, 4 ranks", 32, "4", "test_p2p.py", settings=P2P)),
-        under_mps(tests("p2p: DDP, FSDP2", 25, "2", "test_ddp.py", "test_fsdp.py", settings=P2P)),
-        under_mps(bench("modes", 38)),
-        bench("all_reduce", 36),
-        bench("operations", 20, 1 << 16),
+        under_mps(tests("p2p: DDP, FSDP2", 24, "2", "test_ddp.py", "test_fsdp.py", settings=P2P)),
+        under_mps(bench("modes", 36)),
+        bench("all_reduce", 36, more=("--ranks", "4,2")),
+        bench("operations", 34, 1 << 16, ("--largest", str(4 << 20))),
         bench("one_rank", 25),
-        bench("turns", 20),
+        bench("turns", 25, more=("--ranks", "4")),
         program("goals", 7, "bench.goals", "{data}"),
-        tests("by GPU memory", 36, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
-        tests("faults, by GPU memory", 37, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
-        tests("memory of groups", 25, "2,4", "test_memory.py", "-k", "groups"),
-        under_mps(tests("p2p faults", 60, "2", "test_p2p_faults.py", settings=P2P)),
+        tests("by GPU memory", 34, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
+        tests("faults, by GPU memory", 35, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
+        tests("memory of groups", 24, "2,4", "test_memory.py", "-k", "groups"),
+        under_mps(tests("p2p faults", 55, "2", "test_p2p_faults.py", settings=P2P)),
     ),
     "more": (
         *BEGIN,
@@ -92,7 +92,7 @@ PRESETS = {
         tests("conformance, 4 ranks", 80, "4", *CASES),
         tests("fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "8 or memcheck", cpu=False),
         tests("1 MiB of staging", 45, "4", "test_conformance.py", *NARROW, settings=LITTLE),
-        bench("ddp", 35, 400_000),
+        bench("ddp", 37, 400_000),
     ),
     "cores": (*BEGIN, *(of_cores(ranks, 14.5) for ranks in (2, 4, 8, 16))),
     "rest": (
