@@ -64,7 +64,7 @@ BEGIN = (
     program("set-up", 52, "check.set_up", "{site}", "{device}"),
     program("environment", 10, "check.environment", "--device", "{device}", "{data}/about.json"),
 )
-COMPILE = program("kernels compiled", 16, "check.compile_all", cpu=False)
+COMPILE = program("kernels compiled", 20, "check.compile_all", cpu=False)
 
 PRESETS = {
     "once": (
@@ -75,7 +75,7 @@ PRESETS = {
         under_mps(tests("p2p, 2 ranks", 38, "2", "test_p2p.py", settings=P2P)),
         under_mps(tests("p2p, 4 ranks", 32, "4", "test_p2p.py", settings=P2P)),
         under_mps(tests("p2p: DDP, FSDP2", 24, "2", "test_ddp.py", "test_fsdp.py", settings=P2P)),
-        under_mps(bench("modes", 36)),
+        under_mps(bench("modes", 34)),
         bench("all_reduce", 36, more=("--ranks", "4,2")),
         bench("operations", 34, 1 << 16, ("--largest", str(4 << 20))),
         bench("one_rank", 25),
@@ -84,7 +84,7 @@ PRESETS = {
         tests("by GPU memory", 34, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
         tests("faults, by GPU memory", 35, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
         tests("memory of groups", 24, "2,4", "test_memory.py", "-k", "groups"),
-        under_mps(tests("p2p faults", 55, "2", "test_p2p_faults.py", settings=P2P)),
+        under_mps(tests("p2p faults", 53, "2", "test_p2p_faults.py", settings=P2P)),
     ),
     "more": (
         *BEGIN,
@@ -92,7 +92,7 @@ PRESETS = {
         tests("conformance, 4 ranks", 80, "4", *CASES),
         tests("fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "8 or memcheck", cpu=False),
         tests("1 MiB of staging", 45, "4", "test_conformance.py", *NARROW, settings=LITTLE),
-        bench("ddp", 37, 400_000),
+        bench("ddp", 33, 400_000),
     ),
     "cores": (*BEGIN, *(of_cores(ranks, 14.5) for ranks in (2, 4, 8, 16))),
     "rest": (
@@ -108,7 +108,7 @@ PRESETS = {
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("programs", 30, "2", "test_programs.py"),
-        tests("what users run", 40, "2", "test_users.py"),
+        tests("what users run", 38, "2", "test_users.py"),
         tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
     ),
     "wide": (
