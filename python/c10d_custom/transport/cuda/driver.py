@@ -59,8 +59,7 @@ class Driver(Libcuda):
 
     # --- memory
 
-    @staticmethod
-    def now() -> float:
+    def now(self) -> float:
         """Of a clock by which work on the GPU is timed."""
         return time.monotonic()
 
