@@ -116,22 +116,22 @@ NOT_YET = "not yet run on a GPU"
 def on_gpus(folder=ROOT / "tests" / "gpu" / "results"):
     """A row for each part of scripts/gpu_check's presets: what the last report says that has tried it on a GPU."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from gpu.check.presets import BEGIN, PRESETS
+    from gpu.check.presets import BEGIN, PRESETS, WITHOUT_GPU
 
-    said = {}  # {(preset, part): the last of what was seen}
+    said = {}  # {part: the last of what was seen}
     for report in sorted((json.loads(p.read_text()) for p in folder.glob("*.json")), key=lambda r: r["date"]):
         of = report["commit"] if report["commit"] != "unknown" else f"sources {report['sources']}"
         where = f"{report['device']}, {report['date'].split()[0]}, {of}"
         for part in report["parts"] if report["kind"] == "cuda" and report["gpus"] else ():
             words = {"PASS": f"seen on {where}", "FAIL": f"failed on {where}: {part['reason']}".replace("|", "\\|")}
             if part["verdict"] in words:
-                said[report["preset"], part["name"]] = words[part["verdict"]]
-    rows = [
-        [f"`{preset}`", part.name, said.get((preset, part.name), NOT_YET)]
-        for preset, parts in PRESETS.items()
-        for part in parts
-        if part not in BEGIN
-    ]
+                said[part["name"]] = words[part["verdict"]]
+    of = {}  # {part: the presets that have it}
+    for preset in (p for p in PRESETS if p not in WITHOUT_GPU):
+        for part in PRESETS[preset]:
+            if part not in BEGIN:
+                of.setdefault(part.name, []).append(f"`{preset}`")
+    rows = [[", ".join(presets), part, said.get(part, NOT_YET)] for part, presets in of.items()]
     return table(["preset", "part", "on a GPU"], rows)
 
 

@@ -62,7 +62,9 @@ struct Pad {
 // Words of the host's memory that the device reaches.
 struct Record {
   u64 failure;  // written by the device, once: Kind << 56 | peer << 48 | the low 32 bits of the call's number
-  u64 abort;    // written by the host: not 0 ends all waiting
+  // Written by the host: not 0 ends all waiting. Bit r: rank r is gone, and its memory may be: nothing more is written
+  // there once this is seen. The highest bit is always set.
+  u64 abort;
 };
 
 struct Arguments {
@@ -164,8 +166,9 @@ class Call {
 
   __device__ bool give_up(u32 kind, u32 peer) {
     if (report(kind, peer)) {
+      const u64 gone = load_relaxed_system(&a_.record->abort);
       for (u32 rank = 0; rank < a_.ranks; ++rank) {
-        store_relaxed_system(&a_.pad[rank]->failed, (u64)kind << 32 | a_.rank);
+        if ((gone >> rank & 1) == 0) store_relaxed_system(&a_.pad[rank]->failed, (u64)kind << 32 | a_.rank);
       }
     }
     return false;

@@ -149,6 +149,14 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         "how CUDA tensors travel inside a host: `p2p` (each rank its own GPU), `shared` (ranks "
         "share GPUs), `staged` (through host memory), or `auto`: the first that works",
     )
+    cuda_p2p_shared: int = _number(
+        "C10D_CUSTOM_CUDA_P2P_SHARED",
+        0,
+        0,
+        1,
+        "1, for tests: `C10D_CUSTOM_CUDA_MODE=p2p` is taken, too, where ranks share a GPU, as clients of MPS, which "
+        "runs kernels of all of them at once",
+    )
     cuda_staging_bytes: int = _number(
         "C10D_CUSTOM_CUDA_STAGING_BYTES",
         64 << 20,

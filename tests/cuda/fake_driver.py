@@ -112,6 +112,9 @@ class FakeDriver(FakeMemory):
             self.world.wrong(f"rank {self.rank} uses a stream of rank {stream.rank}")
         return stream
 
+    def now(self):
+        return self.world.clock
+
     def visible(self):
         return self.world.visible
 

@@ -31,6 +31,7 @@ class FakeKernels:
     def __init__(self, driver):
         self.driver, self.world = driver, driver.world
         self.compiled = set()
+        self.processors = 132
         self.launched = []  # (algorithm, dtype, redop)
 
     def function(self, algorithm, dtype, redop):
@@ -106,8 +107,10 @@ class _Kernel:
 
     def _give_up(self, kind, peer):
         if self._report(kind, peer):
-            for pad in self.pads:
-                _u64(pad + _FAILED).value = kind << 32 | self.me
+            gone = _u64(self.record + 8).value if self.record in self.world.pinned else 0
+            for rank, pad in enumerate(self.pads):
+                if not gone >> rank & 1:
+                    _u64(pad + _FAILED).value = kind << 32 | self.me
         return False
 
     def _signal(self, rank):

@@ -24,7 +24,7 @@ std::map<void*, Allocation> memory;
 constexpr size_t kNotExportable = 13;  // bytes of an allocation that this GPU does not export
 unsigned long long allocations = 1ull << 40;
 std::atomic<int> unsafe{0}, slow_ms{0}, fails{0}, busy{0}, by_rows{0};
-std::atomic<uintptr_t> handles{1};
+std::atomic<uintptr_t> handles{1}, loaded{0};
 thread_local int contexts = 0;
 thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
@@ -72,6 +72,7 @@ int fake_mode() { return mode; }
 int fake_contexts() { return contexts; }
 int fake_priority(void* stream) { return priorities.at(CUstream(stream)); }
 int fake_by_rows() { return by_rows.exchange(0); }
+uintptr_t fake_loaded() { return loaded.exchange(0); }
 int fake_left() { return int(memory.size() + priorities.size() + events.size()); }
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
@@ -187,6 +188,7 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* what, CUstream) {
   ++by_rows;
   return called();
 }
+CUresult cuFuncLoad(CUfunction f) { return loaded = uintptr_t(f), called(); }
 CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char value, size_t n, CUstream) {
   return std::memset(reinterpret_cast<void*>(p), value, n), called();
 }

@@ -35,6 +35,14 @@ class FakeMemory:
                     self.world.wrong(f"rank {self.rank} frees a segment that rank {stream.rank}'s stream still uses")
             segment.freed = True
 
+    def torch_frees(self, base):
+        """What nobody has any more: torch gives it back to CUDA."""
+        with self.world.lock:
+            if importers := self.world.segments[base].importers:
+                self.world.wrong(f"torch frees a segment of rank {self.rank} that ranks {sorted(importers)} have open")
+            self.world.forget(base, self.world.segments[base].nbytes)
+        self.free_segment(base)
+
     def _segment(self, address, nbytes, what):
         """The one that an address of this process lies in, or None."""
         if nbytes and address < 1 << 12:
@@ -87,13 +95,13 @@ class FakeMemory:
             self.world.buffers[f"memory {buffer.number}".ljust(64)] = buffer
             return address
 
-    def free(self, address, opened=False):
+    def free(self, address):
         with self.world.lock:
             self._called("free")
             buffer, own = self.maps.pop(address, (None, False))
             if buffer is None or not own:
                 return self.world.wrong(f"rank {self.rank} frees what it has not allocated")
-            if buffer.importers and not opened:
+            if buffer.importers:
                 self.world.wrong(f"rank {self.rank} frees memory that ranks {sorted(buffer.importers)} have open")
             self._unused(buffer, "frees")
             buffer.freed = True

@@ -75,6 +75,8 @@ class World:
         self.visible = 1  # GPUs that a process sees
         self.flags_lost = False  # what a kernel writes in another GPU's memory, kernels there do not see
         self.shares_context = False  # MPS: a client's death is the end of all who share its GPU
+        self.clock = 0.0  # seconds that copies have taken, one after the other
+        self.rates = {"link": 1e12, "host": 1e10}  # bytes a second
         self.separate = False  # MIG: GPUs do not open each other's memory
         self.lock = threading.RLock()
         self.stepping = False
@@ -134,6 +136,8 @@ class World:
             self._access(span, True, stream.number, tick, clock, f"{op.label} of rank {stream.rank}")
         if op.label in ("copy", "reduce"):
             self.moved += sum(nbytes for _, nbytes in op.reads + op.writes)
+            host = any(self.is_pinned(address) for address, _ in op.reads + op.writes)
+            self.clock += op.writes[0][1] / self.rates["host" if host else "link"] if op.writes else 0
         if op.run is not None:
             op.run(clock)
         return True

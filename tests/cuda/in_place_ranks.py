@@ -2,11 +2,14 @@
 the memory of these. Each function fails by AssertionError; test_in_place_mutations.py breaks the code and runs them
 again."""
 
+import gc
 import threading
 import time
+import weakref
 from unittest import mock
 
 import torch
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from c10d_custom.errors import CustomBackendError
 from c10d_custom.transport.cuda import in_place
@@ -81,6 +84,89 @@ def in_order(seed):
     run(3, body, seed, laziness=1.0, seconds=8.0)
 
 
+def own_segment(r, count, value, freed=None):
+    """A tensor whose segment goes back to CUDA once nobody has its storage, as torch's may at any time. ``freed`` gets
+    its address then."""
+    t = torch.zeros(count)
+    r.driver.adopt(t)
+    with r.driver.activate():
+        r.driver.user(r.driver.current_stream(), lambda: t.fill_(value), writes=[t])
+    r.synchronize()
+
+    def goes(base=t.data_ptr()):
+        r.driver.torch_frees(base)
+        if freed is not None:
+            freed.append(base)
+
+    weakref.finalize(t.untyped_storage(), goes)
+    return t
+
+
+def dropped(seed):
+    """Tensors whose users are done with them: torch frees none that the leader has open, and gets back those that are
+    more than may be kept."""
+
+    def body(r):
+        here, freed = group_of(r)._collectives.peers.in_place, []
+        here._limit = 3 * LARGE * 4
+        for step in range(8):
+            t = own_segment(r, LARGE, step + 1.0, freed)
+            assert all_reduce(r, t) is not None
+            r.synchronize()
+            assert t.unique().tolist() == [3.0 * (step + 1)]
+            del t
+            gc.collect()
+            kept = [told.storage is not None for told in here._told.values()]
+            assert all(kept) and len(kept) <= (4 if r.rank else 0), kept
+            assert r.rank or opened(r) <= 2 * 4, r.driver.opened
+        assert len(freed) >= (3 if r.rank else 8), freed
+        r.world.barrier(r.size)
+
+    run(3, body, seed, seconds=8.0)
+
+
+def in_use(seed):
+    """Tensors that their users have still, however many bytes: they stay mapped."""
+
+    def body(r):
+        here = group_of(r)._collectives.peers.in_place
+        here._limit = 2 * LARGE * 4
+        tensors = [own_segment(r, LARGE, 1.0) for _ in range(5)]
+        for _ in range(3):
+            for t in tensors:
+                all_reduce(r, t)
+        assert len(here._told) == (5 if r.rank else 0)
+        r.synchronize()
+        r.world.barrier(r.size)
+
+    run(2, body, seed, seconds=8.0)
+
+
+def for_a_call_alone(seed):
+    """What is larger than may be kept, and what all_gather gives: free as soon as the call is over."""
+
+    def body(r):
+        here, freed = group_of(r)._collectives.peers.in_place, []
+        here._limit = 2 * LARGE * 4
+        t = own_segment(r, 3 * LARGE, 1.0, freed)
+        all_reduce(r, t)
+        assert opened(r) == 0 and not here._told
+        del t
+        gc.collect()
+        assert len(freed) == 1, "it is kept"
+        parts, mine = [own_segment(r, LARGE, 0.0, freed) for _ in range(r.size)], own_segment(r, LARGE, r.rank)
+        r.pg.allgather([parts], [mine], AllgatherOptions()).wait()
+        r.synchronize()
+        assert [float(p[0]) for p in parts] == [0.0, 1.0, 2.0]
+        assert opened(r) == (0 if r.rank else 2), r.driver.opened
+        del parts
+        gc.collect()
+        assert len(freed) == 1 + r.size, "they are kept"
+        r.world.barrier(r.size)
+
+    run(3, body, seed, seconds=8.0)
+
+
 def views(seed):
     """Tensors amid a segment."""
 
@@ -104,6 +190,7 @@ def freed(seed):
                 r.driver.free_segment(t.data_ptr())
             r.fill(t, torch.full((LARGE,), float(step)))  # adopts it again
             seen.append(summed(r, t))
+        assert len(group_of(r)._collectives.peers.in_place._told) == (1 if r.rank else 0)
         if r.rank == 0:
             assert opened(r) == 2, r.driver.opened
         if r.rank:
@@ -309,7 +396,7 @@ def kernel_that_does_not_end(seed):
             raise AssertionError("a call went well whose kernel has not ended")
         if r.rank:
             r.pg.shutdown()
-            kept = [x.data_ptr() for call in cuda_transport._ABANDONED for x in call.outputs]
+            kept = [x.data_ptr() for call in cuda_transport._ABANDONED for x in getattr(call, "outputs", ())]
             assert t.data_ptr() in kept, "the tensor is not kept"
             closed.wait()
             return

@@ -3,7 +3,9 @@
 import logging
 from unittest import mock
 
+import numpy
 import pytest
+import torch
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions, ReduceScatterOptions
 
 from c10d_custom.errors import CollectiveMismatchError
@@ -32,6 +34,32 @@ def test_every_collective_among_those_in_place(size, full):
     config = {"cuda_host_bytes": 1024, "cuda_in_place_bytes": 2048}
     seeds = range(7000 * size, 7000 * size + ((50 if size < 5 else 20) if full else (2 if size < 5 else 1)))
     assert sum(programs(seed, size, config, seconds=60.0) for seed in seeds) > 0
+
+
+@pytest.mark.parametrize("gpus, config", [(None, {}), (["GPU-0", "GPU-1"], {"cuda_mode": "p2p"})])
+def test_arrays_that_come_by_dlpack(gpus, config):
+    """As cupy's do, whose memory is not of torch's allocator: several arrays in one allocation, which torch has never
+    seen whole. numpy stands in for cupy, so this proves the transport's part alone, of each way."""
+
+    def body(r):
+        warm(r)
+        pool = numpy.full(40_000, 7.0, dtype=numpy.float32)  # an allocation of a pool of cupy's
+        r.keep.append(pool)
+        r.driver.segment_at(pool.ctypes.data, pool.nbytes)
+        for first, count in ((8, 100), (200, 1000), (2000, 30_001)):
+            mine = pool[first : first + count]
+            tensor = torch.from_dlpack(mine)
+            with r.driver.activate():
+                r.driver.user(r.driver.current_stream(), lambda t=tensor: t.fill_(r.rank + 1.0), writes=[tensor])
+            r.pg.allreduce([tensor], options(False))
+            r.synchronize()
+            assert (mine == 3.0).all(), "the result is not in the array"
+            assert pool[first - 1] == pool[first + count] == 7.0
+            del tensor
+
+    run_ranks(
+        2, body, gpus=gpus, in_place=True, config={"cuda_host_bytes": 1024, "cuda_in_place_bytes": 8192, **config}
+    )
 
 
 class Ways:

@@ -14,6 +14,7 @@ from conformance.values import raw, same_bytes
 from device_tensors import contents, device_tensor, options, warm
 from fused_ranks import P2P, gpus, run, transport_of
 from test_shared import program, values
+from thread_ranks import run_ranks
 
 HALF = 65536 // 2
 
@@ -131,6 +132,22 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step):
 def test_staging_is_as_configured_or_16_mib():
     assert fused.Fused(None, 0, 2, 65536)._staging == 65536
     assert fused.Fused(None, 0, 2, 64 << 20)._staging == 16 << 20
+
+
+@pytest.mark.parametrize("size, blocks", [(2, 36), (4, 33)])
+def test_ranks_that_share_a_gpu_where_a_test_says_so(size, blocks):
+    """As many blocks as all ranks' kernels can have at once."""
+
+    def body(r):
+        warm(r)
+        before = transport_of(r)._fused._p2p.launched
+        t = device_tensor(r, 100_000, 1.0)
+        r.pg.allreduce([t], options(False))
+        end = transport_of(r)._fused._p2p
+        return contents(r, t)[0].item(), transport_of(r).mode.name, end.launched > before, end._blocks
+
+    config = {"cuda_mode": "p2p", "cuda_p2p_shared": 1}
+    assert run_ranks(size, body, config=config) == [(float(size), "p2p", True, blocks)] * size
 
 
 def test_a_group_is_destroyed_with_work_under_way():

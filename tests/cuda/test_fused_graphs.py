@@ -1,5 +1,7 @@
 """CUDA graphs of all_reduce by the fused kernels: what is captured runs at each replay, or is refused."""
 
+import ctypes
+import threading
 import time
 from datetime import timedelta
 
@@ -13,7 +15,7 @@ from c10d_custom.transport.cuda import transport as cuda_transport
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World
-from fused_ranks import P2P, run
+from fused_ranks import P2P, run, transport_of
 from thread_ranks import run_ranks
 
 
@@ -109,15 +111,48 @@ def test_a_replay_that_waits_for_a_rank_that_dies_ends(monkeypatch):
             r.cpu.cpu.set_mark(1)
             r.pg._closed = True
             return None
+        r.cpu.__dict__["gone"] = lambda: {1: "has died"}
         began = time.monotonic()
         r.driver.replay()
         r.synchronize(5.0)
+        took = time.monotonic() - began
         with pytest.raises(CustomBackendError):
             r.pg.allreduce([device_tensor(r, 10, 1.0)], options(False, 5.0))
-        return time.monotonic() - began
+        end = transport_of(r)._fused._p2p
+        told = [ctypes.c_uint64.from_address(end._record + 8).value >> rank & 1 for rank in range(3)]
+        assert told == [0, 1, 0], "the kernels do not know whose memory may be gone"
+        return took
 
     times = run_ranks(3, body, config=P2P, world=world, drivers=drivers, clean=False)
     assert all(t is None or t < 3 for t in times), times
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_s_end_waits_for_replays_on_the_current_stream(late, monkeypatch):
+    """They use its memory. Where they do not end, that is kept."""
+    monkeypatch.setattr(cuda_transport, "_DRAIN", 0.5)
+    gate = threading.Event()
+
+    def body(r):
+        warm(r)
+        t = torch.ones(1000)
+        r.keep.append(t)
+        r.driver.is_capturing = True
+        r.pg.allreduce([t], options(False))
+        r.driver.is_capturing = False
+        with r.driver.activate():
+            r.driver.user(r.driver.current_stream(), lambda: None, ready=gate.is_set)
+        r.driver.replay()
+        if not late:
+            threading.Timer(0.1, gate.set).start()
+        r.pg.shutdown()
+        if late:
+            gate.set()
+            r.synchronize()
+        return float(t[0])
+
+    found = run(2, body, laziness=1.0, clean=not late)
+    assert late or found == [2.0, 2.0]
 
 
 def test_a_capture_after_a_failure_is_refused():

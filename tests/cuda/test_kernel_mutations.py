@@ -61,9 +61,11 @@ P2P = {
         "(void)rank",
     ),
     "only the first is told": (
-        "rank < a_.ranks; ++rank) {\n        store_relaxed",
-        "rank < 1; ++rank) {\n        store_relaxed",
+        "rank < a_.ranks; ++rank) {\n        if ((gone",
+        "rank < 1; ++rank) {\n        if ((gone",
     ),
+    "who is gone is told": ("if ((gone >> rank & 1) == 0) store", "store"),
+    "who is gone is another": ("(gone >> rank & 1) == 0", "(gone >> rank & 2) == 0"),
     "the host is not told": (
         "store_release_system(&a_.record->failure",
         "if (kind == 0) store_release_system(&a_.record->failure",

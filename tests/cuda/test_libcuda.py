@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from c10d_custom import dtypes
 from c10d_custom.errors import TransportError
+from c10d_custom.transport.cuda import compiler
 from c10d_custom.transport.cuda import driver as cuda_driver
-from c10d_custom.transport.cuda.libcuda import _BY_ROWS, CALLS, Handle, Libcuda, Memcpy2D
+from c10d_custom.transport.cuda.libcuda import _BY_ROWS, CALLS, NEWER, Handle, Libcuda, Memcpy2D
 
 KINDS = {
     ctypes.c_void_p: "Pointer",
@@ -78,7 +80,9 @@ def fake(path):
 
 @pytest.fixture
 def driver(path, fake, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(Libcuda.__init__, "__defaults__", (str(path),))
     current = [0]
 
@@ -102,7 +106,7 @@ def driver(path, fake, monkeypatch):
 
 
 def test_the_types_are_those_of_cuda_h(tmp_path):
-    kinds = {name: ", ".join(KINDS[t] for t in arguments) for name, arguments in CALLS.items()}
+    kinds = {name: ", ".join(KINDS[t] for t in arguments) for name, arguments in (CALLS | NEWER).items()}
     lines = [f'static_assert(fits<{kind}>(&{name}), "");' for name, kind in kinds.items()]
     lines += [f'static_assert(sizeof(CUDA_MEMCPY2D) == {ctypes.sizeof(Memcpy2D)}, "");']
     lines += [
@@ -305,3 +309,25 @@ def test_an_error_is_named(driver, fake):
 def test_a_machine_without_the_driver_says_so():
     with pytest.raises(TransportError, match="CUDA's driver: .*no-such-libcuda"):
         Libcuda("no-such-libcuda.so.1")
+
+
+def test_a_kernel_s_code_is_there_before_it_is_launched(driver, fake, monkeypatch):
+    """Its first launch may come in a capture, or while a kernel waits for it."""
+    cuda = sys.modules["cupy"].cuda
+    cuda.Device, cuda.driver = (
+        lambda index: _Device(),
+        types.SimpleNamespace(moduleLoadData=lambda code: 1, moduleGetFunction=lambda module, name: 4711),
+    )
+    monkeypatch.setattr(compiler, "compiled", lambda text, capability: b"")
+    dtype = dtypes.BY_DTYPE[torch.float32]
+    with driver.activate():
+        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711
+        assert fake.fake_loaded() == 4711
+        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+        del driver._calls["cuFuncLoad"]  # a driver that does not know it
+        assert driver.kernels().function("TwoShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+
+
+class _Device(contextlib.nullcontext):
+    compute_capability = "90"
+    attributes = {"MultiProcessorCount": 132}

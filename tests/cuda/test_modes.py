@@ -16,6 +16,7 @@ from thread_ranks import run_ranks
 def words(gpus, mode="auto", pids=None, **other):
     alike = {"mode": mode, "earlier": [], "visible": 1}
     alike |= dict.fromkeys(("staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"), 1)
+    alike |= {"p2p_shared": 0, "side_by_side": False}
     return [{"gpu": g, "pid": (pids or range(len(gpus)))[i], **alike, **other} for i, g in enumerate(gpus)]
 
 
@@ -30,6 +31,9 @@ def words(gpus, mode="auto", pids=None, **other):
         (words("ab", "staged"), "staged"),
         (words("aa", pids=[7, 7]), "staged"),
         (words("ab", "p2p"), "p2p"),
+        (words("aa", "p2p", p2p_shared=1), "p2p"),
+        (words("aa", p2p_shared=1), "shared"),
+        (words("aa", "p2p", p2p_shared=1, pids=[7, 7]), "staged"),
     ],
 )
 def test_the_mode_follows_from_gpus_and_processes(table, mode):
@@ -41,7 +45,9 @@ def test_modes_that_cannot_be_are_refused():
         choose(words("aa", "p2p"))
 
 
-@pytest.mark.parametrize("what", ["mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"])
+@pytest.mark.parametrize(
+    "what", ["mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"]
+)
 def test_variables_that_differ_are_refused(what):
     mixed = words("aa")
     mixed[1][what] = "other"
@@ -139,3 +145,14 @@ def test_ranks_that_share_a_gpu_beside_idle_ones_are_told(visible, warned, caplo
 
 def test_a_mode_that_is_wanted_is_no_warning(caplog):
     assert not modes_of(2, World(1), ["GPU-0", "GPU-1"], caplog, cuda_mode="staged")[1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("asked, link, mode", [("auto", 1e12, "p2p"), ("auto", 1e6, "staged"), ("p2p", 1e6, "p2p")])
+def test_a_link_that_is_slower_than_host_memory_is_not_taken(size, asked, link, mode, caplog):
+    """Unless somebody asks for it. It is no warning: nothing is faster there."""
+    world = World(1)
+    world.rates["link"] = link
+    found, warnings = modes_of(size, world, [f"GPU-{r}" for r in range(size)], caplog, cuda_mode=asked)
+    assert found.name == mode and not warnings
+    assert "32 KiB take " in found.reason and " ms over the slowest link, " in found.reason

@@ -25,7 +25,7 @@ class Group:
     def __init__(self, library, size):
         total = p2p.PAD_BYTES + STAGING + p2p.RECORD_BYTES + 256
         self.memory = [torch.zeros(total, dtype=torch.uint8) for _ in range(size)]
-        base = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
+        base = self.pads = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
         self.device = HostKernels(library)
         self.ends = [
             p2p.P2p(
@@ -135,6 +135,19 @@ def test_the_host_ends_the_waiting(library):
     assert group.ends[1].failure() == p2p.Failure(p2p.PEER, 0, 0)
 
 
+def test_nothing_is_written_in_the_memory_of_ranks_that_are_gone(library):
+    group = Group(library, 3)
+    call, _ = sums([5, 5, 5])
+    timer = threading.Timer(0.2, group.ends[0].abort, ([2],))
+    timer.start()
+    group.run(call, [0, 1])
+    assert group.ends[1].failure() == p2p.Failure(p2p.PEER, 0, 0)
+    failed = [ctypes.c_uint64.from_address(pad + 16).value for pad in group.pads]
+    assert [bool(word) for word in failed] == [True, True, False], failed
+    group.ends[0].abort()  # who is gone, stays so
+    assert ctypes.c_uint64.from_address(group.ends[0]._record + 8).value == 1 << 63 | 1 << 2
+
+
 def test_failures_carry_the_number_of_the_call(library):
     group = Group(library, 2)
     call, results = sums([5, 5])
@@ -157,4 +170,4 @@ def test_structures_are_the_kernels(library):
 
 def test_too_many_ranks():
     with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
-        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0)
+        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0, 1)

@@ -31,6 +31,7 @@ from engine import engine, same
 SECOND = 10**9
 WITHIN = 30.0  # seconds in which kernels must end that have nothing to wait for
 GUARD = 256
+FAILED = 16  # Pad::failed
 PAIRS = [
     (dtypes.BY_DTYPE[getattr(torch, name)], code)
     for name, ops in {
@@ -168,7 +169,7 @@ class Ranks:
     def __init__(self, device, size):
         p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = {}, device.shot
         self.device, self.size = device, size
-        pads = [device.zeros(p2p.PAD_BYTES) for _ in range(size)]
+        self.pads = pads = [device.zeros(p2p.PAD_BYTES) for _ in range(size)]
         stagings = [device.zeros(2 * device.half) for _ in range(size)]
         self.end = []
         for rank in range(size):
@@ -334,8 +335,9 @@ def abort(ranks, few):
     fresh.launch(Call(fresh, FLOAT, SUM, 7, random.Random(1)), range(ranks.size - 1), seconds=3600.0)
     time.sleep(0.2)
     assert not fresh.device.settled(0), "they do not wait"
-    fresh.end[0].abort()
+    fresh.end[0].abort([ranks.size - 1])  # who has not come, and is gone: nothing is written there
     fresh.settle()
+    assert not fresh.device.read(fresh.pads[-1] + FAILED, 8).any()
     assert fresh.failures()[0] == p2p.Failure(p2p.ABORTED, 0, 0)
     assert all(f == p2p.Failure(p2p.PEER, 0, 0) for f in fresh.failures()[1:-1]), fresh.failures()
     return 1

@@ -1,17 +1,23 @@
 """The fused kernels, in which ranks wait for each other: each rank needs a GPU of its own, or all must be clients of
-MPS.
+MPS, and C10D_CUSTOM_CUDA_P2P_SHARED be 1.
 
 C10D_CUSTOM_CUDA_MODE=p2p asks for them; without it the tests elsewhere run whatever mode the package chooses.
 """
 
 import os
+import random
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from conformance.reference import reduce_in_order
 from conformance.test_all_reduce import all_reduce
+from conformance.values import raw, same_bytes
 from harness import RankFailure
 
-from .test_streams import after_what_is_queued, captured, many_groups, replayed
+from .device import device_of
+from .test_streams import after_what_is_queued, captured, equal, many_groups, replayed, warm
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("C10D_CUSTOM_CUDA_MODE") != "p2p", reason="C10D_CUSTOM_CUDA_MODE=p2p is not set"
@@ -26,6 +32,86 @@ def needs_a_gpu_each(attempt):
         if "needs a GPU for each rank" in str(failure):
             pytest.skip("the package's p2p mode wants a GPU for each rank")
         raise
+
+
+KERNEL = 8 << 20  # bytes that one takes, at most
+GUARD = 64
+SIZES = (4, 12, 1024, 4100, 64 << 10, (64 << 10) + 4, 512 << 10, (512 << 10) + 16, 1 << 20, 4 << 20, KERNEL, KERNEL + 8)
+
+
+def launched():
+    """How many fused kernels this rank has launched for the default group; None: no such kernels serve it."""
+    (cuda,) = dist.group.WORLD._transport._cuda.values()
+    return cuda._fused and cuda._fused._p2p.launched
+
+
+def numbers(seed, rank, dtype, count):
+    made = torch.randn(count, generator=torch.Generator().manual_seed(100 * seed + rank)) * 10.0 ** (rank % 3)
+    return made.view(torch.int32) if dtype == torch.int32 else made.to(dtype)
+
+
+def bursts(kind, seed, calls):
+    """Calls of alternating sizes, several under way at once: what is wrong with their bits, with the memory beside
+    them, and with the number of kernels that they took."""
+    device, rank, size, rng = device_of(kind), dist.get_rank(), dist.get_world_size(), random.Random(seed)
+    dist.all_reduce(device.put(torch.ones(1)))  # sets up
+    before, kernels, wrong, done = launched() if device.queues else 0, 0, [], 0
+    while done < calls and not wrong:
+        burst = []
+        for _ in range(rng.choice([1, 2, 6])):
+            done += 1
+            dtype, off = rng.choice([torch.float32, torch.bfloat16, torch.int32]), GUARD + rng.choice([0, 0, 1, 3])
+            count = max(1, rng.choice(SIZES if device.queues else SIZES[:5]) // dtype.itemsize)
+            place = torch.full((off + count + GUARD,), 7, dtype=dtype)
+            place[off : off + count] = numbers(done, rank, dtype, count)
+            place = device.put(place)
+            data = place[off : off + count]
+            burst.append((done, dtype, off, count, place, dist.all_reduce(data, async_op=True)))
+            kernels += -(-count * dtype.itemsize // KERNEL)
+        for number, dtype, off, count, place, work in burst:
+            work.wait()
+            got = place.cpu()
+            want = reduce_in_order([numbers(number, r, dtype, count) for r in range(size)], "SUM")
+            if not same_bytes(raw(got[off : off + count]), raw(want)):
+                wrong.append(f"call {number}: {count} elements of {dtype}, {off - GUARD} off, are not right")
+            if (got[:off] != 7).any() or (got[off + count :] != 7).any():
+                wrong.append(f"call {number}: memory beside its tensor was written")
+    if device.queues and launched() - before != kernels:
+        wrong.append(f"{launched() - before} kernels were launched, not {kernels}")
+    return wrong
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bits_of_bursts_by_fused_kernels(ranks, device, seed):
+    def attempt():
+        assert not any(found := ranks.run(bursts, device, seed, 100 if device == "cuda" else 10)), found
+
+    needs_a_gpu_each(attempt)
+
+
+def replayed_often(kind, count, times):
+    """With no host in between."""
+    device, rank, size = device_of(kind), dist.get_rank(), dist.get_world_size()
+    warm(device, count)
+    given, data, graph = device.put(torch.full((count,), float(rank))), device.put(torch.zeros(count)), None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        data.copy_(given)
+        dist.all_reduce(data)
+    for _ in range(times):
+        graph.replay()
+    return equal(data, size * (size - 1) / 2)
+
+
+@pytest.mark.parametrize("count, times", [(3, 1000), (1_000_003, 300), (5_000_000, 50)])
+def test_many_replays(ranks, device, needs_queues, count, times):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank needs no fused kernels")
+
+    def attempt():
+        assert not any(found := ranks.run(replayed_often, device, count, times)), found
+
+    needs_a_gpu_each(attempt)
 
 
 @pytest.mark.parametrize("section", ["small", "sizes", "mixed"])

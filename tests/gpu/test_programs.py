@@ -248,10 +248,45 @@ def model_parallel(kind):
     return [] if torch.equal(mine, root) else ["gradients differ"]
 
 
+def cupy_arrays(kind):
+    """Arrays that torch has by DLPack, and whose memory is none of its allocator's: cupy's; on the CPU, numpy's. What a
+    collective gives is in the array."""
+    if kind == "cuda":
+        import cupy as arrays
+    else:
+        import numpy as arrays
+    device, rank, size = device_of(kind), dist.get_rank(), dist.get_world_size()
+    wrong = []
+    for count in (4, 100_003, 1_000_000):  # by each way that collectives of ranks which share a GPU go
+        whole = arrays.full(count + 8, 7, dtype="float32")
+        mine = whole[8:]
+        mine[...] = rank + 1
+        tensor = torch.from_dlpack(mine)
+        dist.all_reduce(tensor)
+        device.synchronize()
+        if not bool((mine == size * (size + 1) / 2).all()) or not bool((whole[:8] == 7).all()):
+            wrong.append(f"all_reduce of {count}: {mine[:4]}, before it {whole[:8]}")
+        every = arrays.zeros((size, count), dtype="float32")
+        dist.all_gather_into_tensor(
+            torch.from_dlpack(every), torch.from_dlpack(arrays.full(count, rank, dtype="float32"))
+        )
+        device.synchronize()
+        if not all(bool((every[r] == r).all()) for r in range(size)):
+            wrong.append(f"all_gather of {count}: {every[:, 0]}")
+        other = arrays.zeros(count, dtype="float32")
+        sent = dist.isend(torch.from_dlpack(arrays.full(count, rank, dtype="float32")), (rank + 1) % size)
+        dist.recv(torch.from_dlpack(other), (rank - 1) % size)
+        sent.wait()
+        device.synchronize()
+        if not bool((other == (rank - 1) % size).all()):
+            wrong.append(f"send and recv of {count}: {other[:4]}")
+    return wrong
+
+
 @pytest.mark.world_sizes(2, 4)
 @pytest.mark.parametrize(
     "program",
-    [point_to_point, group_all_reduce, six_collectives, sgd_partitioned, ddp_basic],
+    [point_to_point, group_all_reduce, six_collectives, sgd_partitioned, ddp_basic, cupy_arrays],
     ids=lambda program: program.__name__,
 )
 def test_program(ranks, device, program):

@@ -17,6 +17,7 @@ torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE | registration.py | befo
 torch.distributed.Backend._plugins | registration.py, replacing.py | all | groups at all
 torch._C._dispatch_keys | native/direct.py | all | collectives at all: it says what a tensor is
 libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
+torch._C._storage_Use_Count | transport/cuda/in_place.py | all | of many tensors in place, some are mapped anew
 torch.Tensor.__dlpack_c_exchange_api__ | native/direct.py | all | the fast way in C
 """
 

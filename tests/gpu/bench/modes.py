@@ -1,59 +1,66 @@
-"""all_reduce by 4 ranks under each setting that changes how it is done, in groups of the same processes."""
+"""all_reduce under each setting that changes how it is done, in groups of the same processes, beside gloo."""
 
 import json
-
-from c10d_custom import config
+import os
 
 from . import ranks
-from .session import Session, microseconds
+from .session import OTHERS, Session, microseconds
 
 SIZES = (4, *(n << 10 for n in (16, 64, 256, 1024, 2048, 4096, 8192, 32 << 10, 256 << 10)))
-# Each is tried where the package has its variables.
-MODE, ORDER, STAGING, ONE_SHOT, IN_PLACE, HOST = (
+MODE, STAGING, ONE_SHOT, IN_PLACE, HOST, SHARED = (
     f"C10D_CUSTOM_CUDA_{name}"
-    for name in ("MODE", "ORDER", "STAGING_BYTES", "ONE_SHOT_BYTES", "IN_PLACE_BYTES", "HOST_BYTES")
+    for name in ("MODE", "STAGING_BYTES", "ONE_SHOT_BYTES", "IN_PLACE_BYTES", "HOST_BYTES", "P2P_SHARED")
 )
 BY_GPU_MEMORY = {MODE: "shared", HOST: "0", IN_PLACE: str(1 << 34)}
 VARIANTS = {
     "as it is": {},
     "by GPU memory": BY_GPU_MEMORY,
-    "memory operations": {**BY_GPU_MEMORY, ORDER: "values"},
-    "one-shot only": {**BY_GPU_MEMORY, ONE_SHOT: str(1 << 30)},
-    "two-shot only": {**BY_GPU_MEMORY, ONE_SHOT: "0"},
     "in place if it can": {**BY_GPU_MEMORY, IN_PLACE: "0"},
     "staged": {MODE: "staged"},
     "staging of 512 MiB": {**BY_GPU_MEMORY, STAGING: str(512 << 20)},
 }
+UNDER_MPS = ("as it is", "by GPU memory")
+P2P = {"p2p": {MODE: "p2p", SHARED: "1"}}
+GRAPH = "p2p, in a graph"
+
+
+def variants_of(session):
+    """{name: backend}"""
+    mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ  # else kernels would wait for their turns
+    wanted = {**P2P, **{name: VARIANTS[name] for name in UNDER_MPS}} if mps else VARIANTS
+    found = {name: json.dumps(settings) for name, settings in wanted.items()}
+    return {**found, "gloo": "gloo"}
 
 
 def main():
     session = Session(__doc__)
-    known = {name for name, *_ in config.table()}
-    variants = {name: json.dumps(settings) for name, settings in VARIANTS.items() if set(settings) <= known}
-    for name in VARIANTS.keys() - variants.keys():
-        print(f"{name}: this package does not know {', '.join(sorted(set(VARIANTS[name]) - known))}")
-    print(
-        f"4 ranks, float32, microseconds: one call and its end | in a row, per call\n{'bytes':>10} {'setting':<20} "
-        f"{'custom':>11} {'row':>10}"
-    )
-    with session.pool(4) as pool:
-        for nbytes in (s for s in SIZES if s <= session.largest):
-            timed = pool.time("all_reduce", nbytes, tuple(variants.values()))
-            for name, key in variants.items() if timed else ():
-                found = timed[key]
-                print(
-                    f"{nbytes:>10} {name:<20} {microseconds(found)} {found if isinstance(found, str) else ''}",
-                    flush=True,
-                )
-                session.add(
-                    operation="all_reduce",
-                    ranks=4,
-                    bytes=nbytes,
-                    backend="custom",
-                    variant=name,
-                    **({"refused": found} if isinstance(found, str) else found.as_json()),
-                )
-        print(pool.run(ranks.said)[0])
+    for size in (2, 4):
+        if not session.wants(size):
+            continue
+        variants = variants_of(session)
+        print(
+            f"{size} ranks, float32, microseconds: one call and its end | in a row, per call\n{'bytes':>10} "
+            f"{'setting':<20} {'one':>11} {'row':>10}"
+        )
+        with session.pool(size) as pool:
+            for nbytes in sorted((s for s in SIZES if s <= session.largest), key=lambda s: (s not in SIZES[::4], s)):
+                if (timed := pool.time("all_reduce", nbytes, tuple(variants.values()))) is None:
+                    break
+                figures = {name: timed[backend] for name, backend in variants.items()}
+                if "p2p" in variants and (timed := pool.time("all_reduce_graph", nbytes, (variants["p2p"],))):
+                    figures[GRAPH] = timed[variants["p2p"]]
+                for name, found in figures.items():
+                    said = found[:120] if isinstance(found, str) else ""
+                    print(f"{nbytes:>10} {name:<20} {microseconds(found)} {said}", flush=True)
+                    session.add(
+                        operation="all_reduce",
+                        ranks=size,
+                        bytes=nbytes,
+                        backend=name if name in OTHERS else "custom",
+                        variant=name,
+                        **({"refused": found} if isinstance(found, str) else found.as_json()),
+                    )
+            print(pool.run(ranks.said)[0])
     session.finish()
 
 

@@ -1,4 +1,5 @@
-"""The other operations by 4 ranks, beside gloo where it has a CUDA path (its send and recv have none)."""
+"""The other operations by 4 ranks, beside gloo where it has a CUDA path (its send and recv have none), and NCCL where
+it can."""
 
 from .session import Session, microseconds
 
@@ -18,24 +19,28 @@ NAMES = (
 
 def main():
     session = Session(__doc__)
+    others = session.others(4)
     with session.pool(4) as pool:
         print(
             f"4 ranks, float32, microseconds: one call and its end | in a row, per call\n{'operation':<17} "
-            f"{'bytes':>10} {'custom':>11} "
-            f"{'row':>10} {'gloo':>11} {'row':>10} {'gloo/custom':>12} {'#wrong':>7}"
+            f"{'bytes':>10} {'#wrong':>7} {'custom':>11} {'row':>10}"
+            + "".join(f" {name:>11} {'row':>10} {'/custom':>8}" for name in others)
         )
         for nbytes in (s for s in SIZES if s <= session.largest):
             for name in NAMES:
                 wrong = pool.check(name, nbytes)
-                timed = pool.time(name, nbytes, ("custom",) if name == "send_recv" else ("custom", "gloo"))
+                able = [other for other in others if (name, other) != ("send_recv", "gloo")]
+                timed = pool.time(name, nbytes, ("custom", *able))
                 if timed is None:
                     continue
-                ours, gloo = timed["custom"], timed.get("gloo", "refused")
-                told = "" if isinstance(gloo, str) or isinstance(ours, str) else f"{gloo.single / ours.single:.2f}"
-                print(
-                    f"{name:<17} {nbytes:>10} {microseconds(ours)} {microseconds(gloo)} {told:>12} {wrong:>7}",
-                    flush=True,
-                )
+                ours, line = timed["custom"], f"{name:<17} {nbytes:>10} {wrong:>7} {microseconds(timed['custom'])}"
+                for other in others:
+                    found = timed.get(other, "refused")
+                    ratio = (
+                        "" if isinstance(found, str) or isinstance(ours, str) else f"{found.single / ours.single:.2f}"
+                    )
+                    line += f" {microseconds(found)} {ratio:>8}"
+                print(line, flush=True)
                 for backend, found in timed.items():
                     session.add(
                         operation=name,

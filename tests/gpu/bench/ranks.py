@@ -44,15 +44,15 @@ def _group_under(settings):
 
 @functools.cache
 def case_of(operation, count):
-    """``operation``: one of OPERATIONS, or its name and "_async"."""
-    name, size = operation.removesuffix("_async"), dist.get_world_size()
+    """``operation``: one of OPERATIONS, or its name and "_async", or "_graph"."""
+    name, size = operation.removesuffix("_async").removesuffix("_graph"), dist.get_world_size()
     return Case(
         name,
         OPERATIONS[name].split(count, size),
         torch.float32,
         "SUM" if name in REDUCING else None,
         0 if name in ROOTED else -1,
-        name != operation,
+        operation.endswith("_async"),
         dist.get_rank(),
         size,
     )
@@ -69,7 +69,14 @@ def buffers(kind, operation, count):
 
 
 def call_of(kind, backend, operation, count):
-    return reference(backend).bind(case_of(operation, count), buffers(kind, operation, count))
+    call = reference(backend).bind(case_of(operation, count), buffers(kind, operation, count))
+    if not operation.endswith("_graph") or not device_of(kind).queues:
+        return call
+    call()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def wrong_elements(kind, backend, operation, count):

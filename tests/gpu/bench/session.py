@@ -7,6 +7,9 @@ import os
 import sys
 import time
 
+import torch
+import torch.distributed as dist
+
 from harness import RankFailure, RankPool
 
 from . import ranks
@@ -15,7 +18,11 @@ from .timing import calls_for, figure
 ROUNDS = 3
 BLOCK = 0.12  # seconds, about
 LONGEST = 60  # for one block, on the slowest path tried
+FIRST = 15  # for the first calls of another backend
 BEFORE, AFTER = 5, 4  # seconds of --seconds that pass before this program's clock starts, and for the ranks to end
+
+
+OTHERS = ("gloo", "nccl")
 
 
 class OutOfTime(Exception):
@@ -41,6 +48,17 @@ class Session:
 
     def wants(self, world_size):
         return not self.only or world_size in self.only
+
+    def others(self, size):
+        """What to compare with: gloo, and NCCL where each rank has a GPU, or NCCL lets ranks share one, which it calls
+        experimental."""
+        if self.device == "cpu" or not dist.is_nccl_available():
+            return ("gloo",)
+        if torch.cuda.device_count() < size:
+            if torch.cuda.nccl.version() < (2, 30):
+                return ("gloo",)
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # ranks that are started from now on have it
+        return ("gloo", "nccl")
 
     def pool(self, world_size):
         return _Pool(self, world_size)
@@ -71,6 +89,7 @@ class _Pool:
 
     def __init__(self, session, world_size):
         self.session, self.world_size = session, world_size
+        self.gone = {}  # {a backend that is not tried again: why}
 
     def __enter__(self):
         self._pool = RankPool(self.world_size, "custom")
@@ -88,15 +107,29 @@ class _Pool:
             return True
         return False
 
-    def run(self, function, *arguments):
+    def run(self, function, *arguments, limit=LONGEST):
         if self.session.left() <= 0:
             raise OutOfTime
         try:
-            return self._pool.run(function, *arguments, timeout=min(LONGEST, self.session.left()))
+            return self._pool.run(function, *arguments, timeout=min(limit, self.session.left()))
         except RankFailure:
             if self.session.left() > 0:
                 raise
             raise OutOfTime from None
+
+    def first(self, backend, function, *arguments):
+        """`run` of a backend's first calls. None, and `gone`, where another's than ours fail: what is run next starts
+        the ranks anew."""
+        if backend in self.gone:
+            return None
+        try:
+            return self.run(function, *arguments, limit=FIRST if backend in OTHERS else LONGEST)
+        except RankFailure as failure:
+            if backend not in OTHERS:
+                raise
+            self.gone[backend] = f"{backend} failed"
+            print(f"{backend}, {self.world_size} ranks, failed: {failure}"[:2000], flush=True)
+            return None
 
     def time(self, operation, size, backends):
         """{backend: Figure, or the text of its refusal}, in alternating blocks; None where no time is left."""
@@ -107,8 +140,10 @@ class _Pool:
         blocks, calls, refused = {b: [] for b in backends}, {}, {}
         try:
             for backend in backends:
-                first = self.run(ranks.block, kind, backend, operation, count, 2)
-                if isinstance(first[0], str):
+                first = self.first(backend, ranks.block, kind, backend, operation, count, 2)
+                if first is None:
+                    refused[backend] = self.gone[backend]
+                elif isinstance(first[0], str):
                     refused[backend] = first[0]
                 else:
                     calls[backend] = calls_for(max(min(t.single) for t in first), BLOCK)

@@ -40,8 +40,7 @@ def main():
         print(f"NOT RUN: {error}")
         return 3
     capability, began = cupy.cuda.Device(0).compute_capability, time.monotonic()
-    # Ranks with a GPU each take the fused kernels, too.
-    every = instances(["Reduce", "OneShot", "TwoShot"] if cupy.cuda.runtime.getDeviceCount() > 1 else ["Reduce"])
+    every = instances(["Reduce", "OneShot", "TwoShot"])
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         seconds = list(pool.map(compile_one, every, [capability] * len(every)))
     print(

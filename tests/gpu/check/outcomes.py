@@ -1,10 +1,22 @@
 """A pytest plugin: writes each test's outcome to a file as it comes, so that a run that is cut short has told it.
 
 GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being
-its traceback, and {"begun"} for the test under way."""
+its traceback, and {"begun"} for the test under way. --first N runs no more than N tests."""
 
 import json
 import os
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--first", type=int)
+
+
+@pytest.hookimpl(trylast=True)  # after what -k leaves
+def pytest_collection_modifyitems(config, items):
+    if (first := config.getoption("first")) is not None:
+        del items[first:]
 
 
 def _write(**line):

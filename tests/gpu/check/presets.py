@@ -1,13 +1,15 @@
-"""What scripts/gpu_check runs: presets, each for one stay of less than nine minutes on a machine with a GPU. Parts run
-in this order. Standard library only.
+"""What scripts/gpu_check runs: presets, each for one stay on a machine with a GPU. Parts run in this order. Standard
+library only.
 
-`limit` is the most seconds that a part may take; those of a preset add up to less than LIMIT. Filled in are {python},
-{device}, {limit}, {site} (where the package is built) and {data} (a folder for files that the report takes in).
+`limit` is the most seconds that a part may take; those of a preset add up to no more than its time in SECONDS. Filled
+in are {python}, {device}, {limit}, {site} (where the package is built) and {data} (a folder for files that the report
+takes in).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-LIMIT = 540
+SECONDS = {"once": 540, "more": 300, "cores": 120, "rest": 540, "wide": 540}
+WITHOUT_GPU = ("cores",)
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Part:
     limit: float
     cpu: bool = True  # whether --device cpu can try it
     settings: dict = field(default_factory=dict)  # more environment
+    short: tuple = ()  # more words of the command, with --short
 
 
 PYTEST = "{python} -m pytest -q --tb=short --device {device} -p no:cacheprovider -p gpu.check.outcomes".split()
@@ -24,85 +27,93 @@ PYTEST = "{python} -m pytest -q --tb=short --device {device} -p no:cacheprovider
 
 def tests(name, limit, sizes, *arguments, **options):
     files = (f"tests/gpu/{a}" if a.startswith("test_") else a for a in arguments)
-    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, **options)
+    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, short=("--first", "2"), **options)
 
 
 def program(name, limit, module, *arguments, **options):
     return Part(name, ("{python}", "-m", f"gpu.{module}", *arguments), limit, **options)
 
 
-def bench(name, limit):
-    more = f"--device {{device}} --seconds {{limit}} --json {{data}}/{name}.json".split()
-    return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *more)
+def bench(name, limit, largest=1024, more=()):
+    words = f"--device {{device}} --seconds {{limit}} --json {{data}}/{name}.json".split()
+    short = ("--largest", str(largest))
+    return program(f"bench: {name.replace('_', ' ')}", limit, f"bench.{name}", *words, *more, short=short)
 
+
+def under_mps(part):
+    return replace(part, command=("{python}", "-m", "gpu.mps", "{device}", *part.command))
+
+
+# CPU tensors on all the machine's cores, beside gloo and, where mpi4py finds one, raw MPI.
+_MACHINE = "{python} -m c10d_custom bench --machine --limit {limit} --json {data}/cores.json"
+CORES = Part("bench: CPU tensors, 2 ranks to all cores", tuple(_MACHINE.split()), 58, short=("-r", "2"))
 
 MODE = "C10D_CUSTOM_CUDA_MODE"
 # Small calls, too:
 BY_GPU_MEMORY = {"C10D_CUSTOM_CUDA_HOST_BYTES": "0", "C10D_CUSTOM_CUDA_IN_PLACE_BYTES": str(1 << 34)}
 IN_PLACE = {"C10D_CUSTOM_CUDA_IN_PLACE_BYTES": "0"}
+P2P = {MODE: "p2p", "C10D_CUSTOM_CUDA_P2P_SHARED": "1"}
 NARROW = ("-k", "not large and (all_reduce or reduce_scatter or all_gather or all_to_all_single or send_recv)")
 LITTLE = {**BY_GPU_MEMORY, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
 CASES = ("test_conformance.py", "-k", "not large")
 
 BEGIN = (
-    program("set-up", 90, "check.set_up", "{site}", "{device}"),
-    program("environment", 25, "check.environment", "--device", "{device}", "{data}/about.json"),
+    program("set-up", 52, "check.set_up", "{site}", "{device}"),
+    program("environment", 10, "check.environment", "--device", "{device}", "{data}/about.json"),
 )
-COMPILE = program("kernels compiled", 60, "check.compile_all", cpu=False)
+COMPILE = program("kernels compiled", 20, "check.compile_all", cpu=False)
 
 PRESETS = {
-    "probe": (
+    "once": (
         *BEGIN,
         COMPILE,
-        program("MPS", 40, "probes.mps", cpu=False),
-        tests("fused kernels, ranks of one process", 170, "2", "test_one_gpu.py", cpu=False),
-    ),
-    "right": (
-        *BEGIN,
-        COMPILE,
-        tests("conformance, 2 ranks", 70, "2", *CASES),
-        tests("streams", 50, "2,4", "test_streams.py"),
-        tests("DDP, FSDP2, hooks", 40, "2,4", "test_ddp.py", "test_fsdp.py"),
-        tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
-        tests("by GPU memory", 50, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
-        tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
-    ),
-    "faults": (
-        *BEGIN,
-        COMPILE,
-        tests("faults", 100, "2,4", "test_faults.py"),
-        tests("faults, by GPU memory", 75, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
-        tests("memory of processes that end", 40, "2", "test_memory.py", "-k", "ended"),
-        tests("p2p", 40, "2,4", "test_p2p.py", settings={MODE: "p2p"}, cpu=False),
+        tests("conformance, 2 ranks", 43, "2", *CASES),
+        program("MPS", 14, "probes.mps", cpu=False),
+        under_mps(tests("p2p, 2 ranks", 38, "2", "test_p2p.py", settings=P2P)),
+        under_mps(tests("p2p, 4 ranks", 32, "4", "test_p2p.py", settings=P2P)),
+        under_mps(tests("p2p: DDP, FSDP2", 24, "2", "test_ddp.py", "test_fsdp.py", settings=P2P)),
+        under_mps(bench("modes", 34)),
+        bench("all_reduce", 36, more=("--ranks", "4,2")),
+        bench("operations", 34, 1 << 16, ("--largest", str(4 << 20))),
+        bench("one_rank", 25),
+        bench("turns", 25, more=("--ranks", "4")),
+        program("goals", 7, "bench.goals", "{data}"),
+        tests("by GPU memory", 34, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
+        tests("faults, by GPU memory", 35, "2,4", "test_faults.py", settings=BY_GPU_MEMORY),
+        tests("memory of groups", 24, "2,4", "test_memory.py", "-k", "groups"),
+        under_mps(tests("p2p faults", 53, "2", "test_p2p_faults.py", settings=P2P)),
     ),
     "more": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 4 ranks", 100, "4", *CASES),
+        tests("conformance, 4 ranks", 80, "4", *CASES),
+        tests("fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "8 or memcheck", cpu=False),
+        tests("1 MiB of staging", 45, "4", "test_conformance.py", *NARROW, settings=LITTLE),
+        bench("ddp", 33, 400_000),
+    ),
+    "cores": (*BEGIN, CORES),
+    "rest": (
+        *BEGIN,
+        COMPILE,
+        tests("streams", 45, "2,4", "test_streams.py"),
+        tests("DDP, FSDP2, hooks", 40, "2,4", "test_ddp.py", "test_fsdp.py"),
+        tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
+        tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
+        tests("in place, if it can be", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
+        tests("faults", 60, "2,4", "test_faults.py"),
+        tests("memory of processes that end", 30, "2", "test_memory.py", "-k", "ended"),
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
-        tests("memory of groups", 30, "2,4", "test_memory.py", "-k", "groups"),
-        tests("1 MiB of staging", 55, "4", "test_conformance.py", *NARROW, settings=LITTLE),
-        tests("in place, if it can be", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
         tests("programs", 30, "2", "test_programs.py"),
-        tests("agreement with gloo and NCCL", 25, "2,4", "test_agreement.py"),
+        tests("what users run", 38, "2", "test_users.py"),
+        tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
     ),
     "wide": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 8 ranks", 190, "8", *CASES),
-        tests("8 ranks, by GPU memory", 120, "8", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
-    ),
-    "speed": (
-        *BEGIN,
-        COMPILE,
-        bench("turns", 20),
-        bench("all_reduce", 125),
-        bench("ddp", 60),
-        bench("modes", 70),
-        bench("operations", 50),
-        bench("one_rank", 25),
-        program("goals", 10, "bench.goals", "{data}"),
+        tests("conformance, 8 ranks", 180, "8", *CASES),
+        tests("8 ranks, by GPU memory", 115, "8", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
+        tests("fused kernels, ranks of one process", 150, "2", "test_one_gpu.py", cpu=False),
     ),
 }
 
@@ -111,5 +122,5 @@ def listed():
     lines = []
     for name, parts in PRESETS.items():
         lines.append(f"{name}: {sum(part.limit for part in parts):.0f} s at most")
-        lines += [f"    {part.limit:>4.0f} s  {part.name}" for part in parts]
+        lines += [f"    {part.limit:>6.1f} s  {part.name}" for part in parts]
     return "\n".join(lines)

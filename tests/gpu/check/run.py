@@ -35,7 +35,8 @@ class Running:
 
     def __init__(self, part, context, folder, mark):
         self.part, self._mark, self._began = part, mark, time.monotonic()
-        self._command = [word.format(**context) for word in part.command]
+        words = (*part.command, *(part.short if context.get("short") else ()))
+        self._command = [word.format(**context) for word in words]
         self._outcomes, self._output = Path(folder, "outcomes"), Path(folder, "output")
         self._root = context["root"]
         path = [context["site"], os.path.join(self._root, "tests"), os.environ.get("PYTHONPATH", "")]

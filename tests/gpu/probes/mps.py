@@ -1,46 +1,15 @@
-"""Can an MPS daemon of our own, in a folder of its own, serve processes that share a GPU? No setting of the GPU is
-touched."""
+"""Do kernels of two processes run side by side, as clients of an MPS daemon of our own?"""
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
+
+from gpu.mps import NOT_RUN, daemon
 
 CLOCKS = 50_000_000
 BUSY = 0.5
-NOT_RUN = 3
-
-
-@contextlib.contextmanager
-def daemon():
-    """Environment variables for clients of an MPS daemon that ends with the block; OSError where there can be none."""
-    if not (control := shutil.which("nvidia-cuda-mps-control")):
-        raise OSError("nvidia-cuda-mps-control is not there")
-    folder = Path(tempfile.mkdtemp(prefix="mps-"))
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
-    for path in environment.values():
-        os.mkdir(path)
-    everything = {**os.environ, **environment}
-    try:
-        started = subprocess.run([control, "-d"], env=everything, text=True, capture_output=True, timeout=10)
-        if started.returncode:
-            raise OSError(f"it ended with {started.returncode}: {(started.stderr or started.stdout).strip()}")
-        try:
-            yield environment
-        finally:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([control], input="quit\n", env=everything, text=True, capture_output=True, timeout=5)
-    except subprocess.TimeoutExpired:
-        raise OSError("it did not start within 10 s") from None
-    finally:
-        for log in sorted((folder / "log").glob("*.log")):
-            print(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def spinner():

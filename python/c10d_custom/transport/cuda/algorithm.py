@@ -38,12 +38,14 @@ class Way(Enum):
 
 @dataclass
 class Facts:
-    """Of a group of ``size`` ranks: ``gpus``: how many GPUs they have; ``side_by_side``: whether those run kernels of
+    """Of a group of ``size`` ranks: ``gpus``: how many GPUs they have; ``sharers``: the most ranks that have one of
+    those; ``side_by_side``: whether those run kernels of
     different processes at once; ``fused``: whether fused kernels serve them; ``in_place``: whether the ranks map each
     other's tensors, as far as is known by now; ``half``: bytes that a rank puts into its staging memory at once."""
 
     size: int
     gpus: int
+    sharers: int
     side_by_side: bool
     fused: bool
     in_place: bool

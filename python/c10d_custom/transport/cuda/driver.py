@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,10 @@ class Driver(Libcuda):
 
     # --- memory
 
+    def now(self) -> float:
+        """Of a clock by which work on the GPU is timed."""
+        return time.monotonic()
+
     def visible(self) -> int:
         """How many GPUs this process sees."""
         return torch.cuda.device_count()
@@ -86,7 +91,7 @@ class Driver(Libcuda):
         if self._kernels is None:
             from .kernels import Kernels
 
-            self._kernels = Kernels(self.device.index)
+            self._kernels = Kernels(self.device.index, self.load)
         return self._kernels
 
     def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:

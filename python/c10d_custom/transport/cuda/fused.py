@@ -18,7 +18,7 @@ from ...threads import threading
 from . import p2p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...call import Call
     from ...errors import CustomBackendError
@@ -30,14 +30,17 @@ _ALIGN = 256
 _PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
 _MOST = 16 << 20  # bytes of staging: longer calls take several kernels
 _TRIED = 4096  # bytes that the trial adds up
+_BLOCKS = 36  # of a kernel
 
 
 class Fused:
-    """``nbytes``: of every rank's memory, which is the Peers'. Steps in order: allocate, ``stream`` has come to it,
-    open; then calls; then free. Any thread may call error() and let_go(), at any time; the others one at a time."""
+    """``nbytes``: of every rank's memory, which is the Peers'; ``sharers``: the most ranks that have one GPU, where the
+    blocks of all must run at once, and each finds a processor of its own. Steps in order: allocate, ``stream`` has come
+    to it, open; then calls; then free. Any thread may call error() and let_go(), at any time; the others one at a
+    time."""
 
-    def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int) -> None:
-        self._driver, self._rank, self._size = driver, rank, size
+    def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
+        self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
         self._staging = min(_MOST, staging_bytes)
         self.nbytes = _PAD + self._staging + _TRIED
         self._address = 0  # of this rank's memory
@@ -55,7 +58,9 @@ class Fused:
     def open(self, pads: Sequence[int]) -> None:
         """``pads``: where the memory of each rank is."""
         stagings = [pad + _PAD for pad in pads]
-        self._p2p = p2p.P2p(self._driver.kernels(), self._rank, pads, stagings, self._staging, self._record)
+        kernels = self._driver.kernels()
+        blocks = _BLOCKS if self._sharers == 1 else max(1, min(_BLOCKS, kernels.processors // self._sharers))
+        self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
         for one_shot in (True, False):  # for the trial, before kernels wait for each other
             self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
 
@@ -129,11 +134,11 @@ class Fused:
             return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
 
-    def let_go(self) -> None:
-        """Ends the kernels' waiting, here and then on the other ranks."""
+    def let_go(self, gone: Iterable[int]) -> None:
+        """Ends the kernels' waiting, here and then on the other ranks, but for those that are ``gone``."""
         with self._lock:
             if self._p2p is not None:
-                self._p2p.abort()
+                self._p2p.abort(gone)
 
     # --- the end
 

@@ -73,7 +73,7 @@ class Guard:
         error = self._error()
         if error is None and not (waiting and self._cpu.broken() and not self._over):
             return False
-        self._fused.let_go()
+        self._fused.let_go(self._cpu.gone())
         if error is not None:
             self._cpu.abort()
             log.error("%s", error)  # nobody may be waiting for a replay
@@ -86,5 +86,5 @@ class Guard:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
         if self._cpu.broken():
-            self._fused.let_go()
+            self._fused.let_go(self._cpu.gone())
         self._calls.clear()

@@ -6,8 +6,13 @@ ranks and writes those of all ranks, where they lie, in one kernel.
     the leader   maps what it does not have mapped yet, runs the kernel, and its host waits until that is done
     every rank   tells that it is through, the leader how it went: nobody goes on before
 
-Before the first such call the ranks try whether memory can be mapped, freed and mapped again: no document of CUDA's
-says what becomes of memory that its owner frees while another process has it open.
+What becomes of memory that its owner frees while another process has it open, no document of CUDA's says; torch frees
+what nobody uses whenever it runs out. So what the leader keeps mapped its owner keeps, too, by the storage of a tensor
+in it: the last one of a call. What nobody but this module still has is given up when it becomes more than `_limit`: the
+leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of all_gather, whose
+memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
+
+Before the first such call the ranks try whether memory can be mapped, and mapped anew where it has been before.
 
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
 others have told, lets all ranks take the staging memory instead: all are told the same.
@@ -24,6 +29,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +38,7 @@ from ... import dtypes
 from ...call import Call, Op, Region
 from ...dtypes import SUM, RedOp
 from ...errors import TransportError
-from .algorithm import IN_PLACE_RANKS
+from .algorithm import HALVES, IN_PLACE_RANKS
 from .host_exchange import BYTES, tell
 from .kernels import Job
 from .mappings import Allocation
@@ -58,21 +64,23 @@ _COPY = int(RedOp.BOR)  # of a single source: its bits
 _HANDLE = 64
 _FREED = 8
 _KEPT = 64
+# So many have a storage; without torch's name for that, as if nobody but this module had.
+_USE_COUNT: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
 
 
 class TensorAddress(c.Structure):
     """Where a tensor lies: ``address`` in the allocation from ``base`` on; of the leader's, ``address`` alone. All 0: a
-    tensor of no bytes."""
+    tensor of no bytes. ``once``: the allocation is to be closed when the call is over."""
 
     _fields_ = [
-        *((name, c.c_uint64) for name in ("number", "base", "nbytes", "address")),
+        *((name, c.c_uint64) for name in ("number", "base", "nbytes", "address", "once")),
         ("handle", c.c_ubyte * _HANDLE),
     ]
 
 
 class TensorAddresses(c.Structure):
     """What a rank tells: ``owner``: its Driver's identity; ``can``: 1 if ``place`` says where all its tensors lie,
-    inputs first; ``freed``: numbers of allocations that it has told before, and that are no more."""
+    inputs first; ``freed``: numbers of allocations that it has told before, and keeps no longer."""
 
     _fields_ = [
         ("owner", c.c_uint64),
@@ -82,6 +90,18 @@ class TensorAddresses(c.Structure):
     ]
 
 
+@dataclass
+class _Told:
+    """An allocation of this rank's that the leader may have open, and what keeps it."""
+
+    allocation: Allocation
+    handle: bytes
+    storage: torch.UntypedStorage | None = None  # None: it is closed when the call is over
+
+    def alone(self) -> bool:
+        return self.storage is not None and _USE_COUNT(self.storage._cdata) <= 1
+
+
 class InPlace:
     """``late(call, what)``: the error of a call for which the GPU took too long. One collective at a time."""
 
@@ -89,7 +109,9 @@ class InPlace:
         self._cpu, self._driver, self._facts = cpu, driver, facts
         self._n, self._me = cpu.size, cpu.rank
         self._tried = self._pinned = 0  # addresses, while it is tried
-        self._told: dict[int, tuple[Allocation, bytes]] = {}  # number -> it and its handle, told longest ago first
+        self._told: dict[int, _Told] = {}  # by their numbers, told longest ago first
+        self._going: list[_Told] = []  # told as freed, which the leader may not have heard yet
+        self._limit = HALVES * facts.half  # bytes
 
     def try_it(
         self, stream: int, left: Callable[[], float], settle: Callable[[], None], together: Together
@@ -137,7 +159,7 @@ class InPlace:
     def _give_back(self) -> None:
         tried, self._tried = self._tried, 0
         if tried:
-            self._driver.free(tried, opened=True)
+            self._driver.free(tried)
 
     def run(
         self,
@@ -152,11 +174,13 @@ class InPlace:
         of Driver.reduce, once they have."""
         self._await(stream, call, left, late, "what was queued before it")
         agree()
+        before = len(self._going)
         mine = self._own_addresses(call)
         table = [
             TensorAddresses.from_buffer_copy(said)
             for said in tell(self._cpu, f"{call.name} (where its tensors lie)", left(), bytes(mine))
         ]
+        del self._going[:before]  # heard in the call before
         if self._me == LEADER:
             for told in table:
                 self._driver.mappings.forget(told.owner, [n for n in told.freed if n])
@@ -165,7 +189,10 @@ class InPlace:
         done = True
         if self._me == LEADER:
             done = self._lead(call, stream, table, factor, functools.partial(self._await, stream, call, left, late))
+            for told in table:
+                self._driver.mappings.forget(told.owner, [p.number for p in told.place if p.once])
         said = tell(self._cpu, f"{call.name} (its end)", left(), bytes([done]))
+        self._going.clear()
         if said[LEADER] != bytes([True]):
             self._facts.in_place = False
             log.info("group %s, rank %d: collectives take the staging memory", self._cpu.name, self._me)
@@ -179,6 +206,7 @@ class InPlace:
     def free(self) -> None:
         """All ranks have closed."""
         self._give_back()
+        self._told, self._going = {}, []
         pinned, self._pinned = self._pinned, 0
         if pinned:
             self._driver.free_pinned(pinned)
@@ -204,13 +232,14 @@ class InPlace:
         try:
             for i, tensor in enumerate([*call.inputs, *call.outputs]):
                 if tensor.nbytes:
-                    told.place[i] = self._address_of(tensor)
+                    once = call.op is Op.all_gather and i >= len(call.inputs)
+                    told.place[i] = self._address_of(tensor, once)
             told.can = 1
         except Exception as error:
             log.debug("group %s, rank %d: %s: %s", self._cpu.name, self._me, call.name, error)
         return told
 
-    def _address_of(self, tensor: Buffer) -> TensorAddress:
+    def _address_of(self, tensor: Buffer, once: bool) -> TensorAddress:
         address = tensor.data_ptr()
         if self._me == LEADER:  # who opens nothing of its own
             return TensorAddress(address=address)
@@ -218,18 +247,26 @@ class InPlace:
         if allocation is None or address + tensor.nbytes > allocation.base + allocation.nbytes:
             raise ValueError("memory of a tensor that cannot be exported")
         base, nbytes, number = allocation
-        told = self._told.pop(number, None) or (allocation, self._driver.export_memory(base))
-        self._told[number] = told
-        while len(self._told) > _KEPT:
-            del self._told[next(iter(self._told))]
-        place = TensorAddress(number, base, nbytes, address)
-        c.memmove(place.handle, told[1], _HANDLE)
+        told = self._told.pop(number, None) or _Told(allocation, self._driver.export_memory(base))
+        storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+        if storage is not None and not once and storage.nbytes() <= self._limit and len(self._told) < _KEPT:
+            told.storage = storage  # before the one that it had goes
+        if told.storage is not None:
+            self._told[number] = told
+        place = TensorAddress(number, base, nbytes, address, once=told.storage is None)
+        c.memmove(place.handle, told.handle, _HANDLE)
         return place
 
     def _freed(self) -> list[int]:
-        gone = [n for n, (a, _) in self._told.items() if self._driver.allocation_of(a.base) != a][:_FREED]
-        for number in gone:
-            del self._told[number]
+        gone = [n for n, t in self._told.items() if self._driver.allocation_of(t.allocation.base) != t.allocation]
+        alone = {n: t.storage.nbytes() for n, t in self._told.items() if t.storage is not None and t.alone()}
+        held = sum(alone.values())
+        for number, nbytes in alone.items():
+            if number not in gone and (held > self._limit or len(self._told) - len(gone) >= _KEPT):
+                gone.append(number)
+                held -= nbytes
+        del gone[_FREED:]
+        self._going += [self._told.pop(number) for number in gone]
         return gone
 
     # --- the leader

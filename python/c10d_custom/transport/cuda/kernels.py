@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ... import dtypes
@@ -59,12 +59,13 @@ def alignment(addresses: Sequence[int], item_bytes: int) -> tuple[int, int]:
 
 class Kernels:
     """Addresses are integers, streams raw cudaStream_t ones; all belong to ``device``, an index. A launch
-    returns when it is enqueued. Any thread may call."""
+    returns when it is enqueued. ``load``: puts a kernel's code on the GPU, of whose handle it is told. Any thread may
+    call."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, load: Callable[[int], None]) -> None:
         import cupy
 
-        self._driver = cupy.cuda.driver
+        self._driver, self._load_now = cupy.cuda.driver, load
         self._device = cupy.cuda.Device(device)
         self._capability = self._device.compute_capability
         self.processors = self._device.attributes["MultiProcessorCount"]
@@ -116,7 +117,9 @@ class Kernels:
         code = compiler.compiled(compiler.text_of([(algorithm, dtype, redop)]), self._capability)
         with self._device:
             # Stays loaded: a CUDA graph may still replay it after the group has ended.
-            return self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
+            function: int = self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
+            self._load_now(function)
+        return function
 
 
 def _reduce_arguments(dtype: dtypes.DType, redop: int, factor: Any, jobs: Sequence[Job]) -> tuple[ReduceArguments, int]:

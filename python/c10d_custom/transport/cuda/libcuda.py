@@ -101,6 +101,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (_INT, _POINTER),
     "cuGetErrorString": (_INT, _POINTER),
 }
+NEWER: dict[str, tuple[Any, ...]] = {"cuFuncLoad": (_POINTER,)}  # of 12.4
 
 
 class Libcuda:
@@ -112,8 +113,9 @@ class Libcuda:
             self._calls = {name: getattr(library, name) for name in CALLS}
         except (OSError, AttributeError) as error:
             raise TransportError(f"CUDA's driver: {error}") from error
-        for name, types in CALLS.items():
-            self._calls[name].argtypes = types
+        self._calls |= {name: getattr(library, name) for name in NEWER if hasattr(library, name)}
+        for name, call in self._calls.items():
+            call.argtypes = (CALLS | NEWER)[name]
         self._do("cuInit", 0)
 
     def _do(self, name: str, *arguments: Any) -> None:
@@ -168,8 +170,7 @@ class Libcuda:
         """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
         return self._get(c.c_uint64, "cuMemAlloc_v2", nbytes)
 
-    def free(self, address: int, opened: bool = False) -> None:
-        """``opened``: though another process has it open; nobody but a trial does so."""
+    def free(self, address: int) -> None:
         self._do("cuMemFree_v2", address)
 
     def allocate_pinned(self, nbytes: int) -> int:
@@ -264,6 +265,12 @@ class Libcuda:
         what = Memcpy2D(srcMemoryType=_HOST, srcHost=source, srcPitch=width, WidthInBytes=width, Height=rows)
         what.dstMemoryType, what.dstDevice, what.dstPitch = _DEVICE, target, width
         self._do("cuMemcpy2DAsync_v2", c.byref(what), stream)
+
+    def load(self, function: int) -> None:
+        """Puts a kernel's code on the GPU. Where CUDA loads lazily and nobody asks, its first launch does, which a
+        capture spoils, and which waits for kernels that run, such as wait for this one. Older drivers cannot."""
+        if "cuFuncLoad" in self._calls:
+            self._do("cuFuncLoad", function)
 
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         self._do("cuMemsetD8Async", address, 0, nbytes, stream)

@@ -72,7 +72,8 @@ class P2p:
     with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
     from then on, on any rank. Any thread may call failure() and abort(); the others one at a time.
 
-    blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once.
+    blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once. ``launched``: so many
+    kernels, or put into graphs.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class P2p:
         stagings: Sequence[int],
         staging_bytes: int,
         record: int,
-        blocks: int = 36,
+        blocks: int,
         threads: int = 512,
     ) -> None:
         if not 1 <= len(pads) <= MAX_RANKS:
@@ -93,7 +94,7 @@ class P2p:
         self._half = staging_bytes // 2 & -16
         self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
-        self._tokens = itertools.count()
+        self._tokens, self.launched = itertools.count(1), 0
 
     def all_reduce(
         self,
@@ -127,12 +128,13 @@ class P2p:
         )
         for start, part, algorithm in self._parts(size, one_shot):
             share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
+            number = self.launched = next(self._tokens)
             arguments = Arguments(
                 input=source + start,
                 output=target + start,
                 bytes=part,
                 slice=share,
-                token=next(self._tokens) % 0xFFFFFFFF + 1,
+                token=(number - 1) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(
                     dtype, redop, common["divisor"], count, start, self._blocks, self._threads, share
                 ),
@@ -169,9 +171,11 @@ class P2p:
         word = c.c_uint64.from_address(self._record).value
         return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else None
 
-    def abort(self) -> None:
-        """Ends the waiting of this rank's kernels, and then of the other ranks'."""
-        c.c_uint64.from_address(self._record + 8).value = 1
+    def abort(self, gone: Iterable[int] = ()) -> None:
+        """Ends the waiting of this rank's kernels, and then of the other ranks'. ``gone``: ranks whose memory is not
+        to be written any more."""
+        word = c.c_uint64.from_address(self._record + 8)
+        word.value = word.value | 1 << 63 | sum(1 << rank for rank in set(gone))
 
     @staticmethod
     def _fingerprint(*what: Any) -> int:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL = 5.0
+_TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
+_HOST_S_OWN = 2.0  # what host memory is to be faster by, for the CPU has a part in that way
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Mode:
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
-    for variable in ("mode", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in ("mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -59,6 +62,9 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
+    if wanted == "p2p" and table[0]["p2p_shared"] and len(gpus) > 1 and not crossing:
+        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
+        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({_shared(gpus)}, where MPS {mps} on)")
     if wanted == "p2p" and len(gpus) > 1:
         raise TransportError(
             f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
@@ -67,7 +73,7 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
     if crossing:
         return Mode("shared", f"{len(gpus)} ranks{crossing}")
     used = len(set(gpus))
-    reason = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    reason = _shared(gpus)
     if len(gpus) > used < min(w["visible"] for w in table):
         # Whoever has one for each rank hardly means this.
         reason += (
@@ -75,6 +81,11 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         )
         return Mode("shared", reason, slower=True)
     return Mode("shared", reason)
+
+
+def _shared(gpus: Sequence[str]) -> str:
+    used = len(set(gpus))
+    return f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
 
 
 def _crossing(table: Sequence[dict[str, Any]]) -> str:
@@ -107,6 +118,7 @@ class Setup:
         self.stream, self.call, self._left = stream, call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
         self.facts: Any = None  # Facts, likewise
+        self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
@@ -125,6 +137,7 @@ class Setup:
                 "gpu": self.driver.uuid,
                 "earlier": self._earlier,
                 "mode": c.cuda_mode,
+                "p2p_shared": c.cuda_p2p_shared,
                 "staging_bytes": c.cuda_staging_bytes,
                 "one_shot_bytes": c.cuda_one_shot_bytes,
                 "in_place_bytes": c.cuda_in_place_bytes,
@@ -134,13 +147,14 @@ class Setup:
             }
         )
         mode = self.mode = choose(table)
-        size, gpus = self.cpu.size, len({w["gpu"] for w in table})
+        size, used = self.cpu.size, Counter(w["gpu"] for w in table)
         self.facts = Facts(
             size,
-            gpus,
+            gpus=len(used),
+            sharers=max(used.values()),
             side_by_side=all(w["side_by_side"] for w in table),
             fused=mode.name == "p2p" and 2 <= size <= FUSED_RANKS,
-            in_place=gpus == 1 and 2 <= size <= IN_PLACE_RANKS,
+            in_place=len(used) == 1 and 2 <= size <= IN_PLACE_RANKS,
             half=c.cuda_staging_bytes // HALVES,
         )
         if mode.name == "staged":
@@ -149,6 +163,13 @@ class Setup:
             self.opened.append(Peers(self))  # which holds nothing
             return mode, self.opened[-1]
         peers, problem = self._open()
+        if peers is not None and self.facts.fused:
+            link, host = (max(seconds) * 1e3 for seconds in self._timed)
+            said = f"{self.timed_bytes >> 10} KiB take {link:.2f} ms over the slowest link, {host:.2f} by host memory"
+            mode = replace(mode, reason=f"{mode.reason}; {said}")
+            if c.cuda_mode == "auto" and link > _HOST_S_OWN * host:
+                self._close(peers)
+                return Mode("staged", mode.reason), None
         if peers is None and self.facts.fused:
             mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
             self.facts.fused = False
@@ -164,20 +185,30 @@ class Setup:
     def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        handles, problem = self._all(peers.allocate)
-        for step in (lambda: peers.open(handles or []), peers.write_own, peers.read_others, peers.try_fused):
+        given, problem = self._all(peers.allocate)
+        for step in (
+            lambda: peers.open(given or []),
+            peers.write_own,
+            peers.read_others,
+            peers.try_fused,
+            *((peers.time_link, peers.time_host) if peers.fused is not None else ()),
+        ):
             if problem is None:
-                _, problem = self._all(step)
+                gave, problem = self._all(step)
+                self._timed = [*self._timed[-1:], gave or []]
         if problem is None:
             return peers, None
+        self._close(peers, f"{problem}; and then ")
+        return None, problem
+
+    def _close(self, peers: Peers, why: str = "") -> None:
         peers.let_go()
         _, stuck = self._all(self.settle)
         if stuck:
-            raise TransportError(f"set-up of CUDA: {problem}; and then {stuck}")
+            raise TransportError(f"set-up of CUDA: {why}{stuck}")
         peers.close_imports()
         self.tell(None)
         peers.free()
-        return None, problem
 
     def _all(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
         """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
@@ -197,6 +228,11 @@ class Setup:
             raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_MOST_BYTES} at most")
         name = f"{self.call.name} (set-up of CUDA)"
         return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
+
+    @property
+    def timed_bytes(self) -> int:
+        """Of the calls that are timed."""
+        return min(_TIMED, self.facts.half) // self.cpu.size * self.cpu.size
 
     def trial_seconds(self) -> float:
         """That something tried may take."""
@@ -222,7 +258,8 @@ class Peers:
         self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
         staging_bytes = setup.config.cuda_staging_bytes
-        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes) if self.facts.fused else None
+        sharers = self.facts.sharers
+        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
         self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
@@ -265,11 +302,44 @@ class Peers:
             settle = functools.partial(self.setup.settle, more=1.0)
             self.fused.try_it(self.setup.stream, self._pinned, self.setup.trial_seconds(), settle)
 
+    def time_link(self) -> float:
+        """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
+        part, own = self.setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
+
+        def read() -> None:
+            for rank in range(self.size):
+                for _ in range(2 if rank != self.rank else 0):  # inputs, then results
+                    self.driver.copy(self.setup.stream, own + rank * part, self.staging[rank], part)
+
+        return self._seconds(read)
+
+    def time_host(self) -> float:
+        """The same through host memory, without what the CPU does there."""
+        nbytes, own = self.setup.timed_bytes, self.staging[self.rank]
+        host = self.driver.allocate_pinned(nbytes)
+
+        def there_and_back() -> None:
+            self.driver.copy(self.setup.stream, host, own, nbytes)
+            self.driver.copy(self.setup.stream, own, host, nbytes)
+
+        try:
+            return self._seconds(there_and_back)
+        finally:
+            self.driver.free_pinned(host)
+
+    def _seconds(self, enqueue: Callable[[], None]) -> float:
+        """The second time, as the first may set something up."""
+        for _ in range(2):
+            began = self.driver.now()
+            enqueue()
+            self.setup.settle()
+        return self.driver.now() - began
+
     # --- the end
 
     def let_go(self) -> None:
         if self.fused is not None:
-            self.fused.let_go()
+            self.fused.let_go(self.cpu.gone())
 
     def close_imports(self) -> None:
         if self.in_place is not None:

@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
-_KEPT = 64 << 20  # bytes kept for messages to come
+_KEPT = 64 << 20  # bytes kept for messages to come, or as many as two of the largest had: one on its way out, one in
+
+
+def _size_for(nbytes: int) -> int:
+    """So few sizes that what is kept fits again; of large ones, an eighth more at most."""
+    if nbytes <= _KEPT:
+        return max(4096, 1 << max(0, nbytes - 1).bit_length())
+    step = 1 << (nbytes - 1).bit_length() - 4
+    return -(-nbytes // step) * step
 
 
 class Pinned:
@@ -21,13 +29,14 @@ class Pinned:
         self._driver = driver
         self._lock = threading.RLock()
         self._free: dict[int, list[int]] = {}  # bytes -> addresses
-        self._kept = 0
+        self._kept = self._largest = 0
         self._all: dict[int, int] = {}  # address -> bytes
         self._closed = False
 
     def take(self, nbytes: int) -> int:
-        size = max(4096, 1 << (nbytes - 1).bit_length()) if nbytes else 4096
+        size = _size_for(nbytes)
         with self._lock:
+            self._largest = max(self._largest, size)
             if kept := self._free.get(size):
                 address = kept.pop()
                 self._kept -= size
@@ -42,7 +51,7 @@ class Pinned:
         """No copy from or to it is under way."""
         with self._lock:
             size = self._all[address]
-            if not self._closed and self._kept + size <= _KEPT:
+            if not self._closed and self._kept + size <= max(_KEPT, 2 * self._largest):
                 self._kept += size
                 self._free.setdefault(size, []).append(address)
                 return

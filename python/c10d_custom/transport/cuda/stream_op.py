@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...config import Config
 from ...errors import AbortedError
 from ...threads import threading, time
 
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
-# A poll for the GPU: at once for this long, then in steps.
-_EAGER = 100e-6
-_STEP = 50e-6
+_STEP = 50e-6  # of a poll for the GPU, once it sleeps
 _LONG_STEP = 1e-3
 _LOOK = 20e-3
+
+
+@functools.cache
+def _awake() -> float:
+    """Seconds for which a poll does not sleep."""
+    return Config.from_env().spin_us * 1e-6
 
 
 def poll(done: Callable[[], object], deadline: float, broken: Callable[[], object]) -> bool:
@@ -35,7 +41,9 @@ def poll(done: Callable[[], object], deadline: float, broken: Callable[[], objec
             looked = now
             if broken():
                 return False
-        if now - began > _EAGER:
+        if now - began < _awake():
+            os.sched_yield()
+        else:
             time.sleep(_STEP if now - began < _LOOK else _LONG_STEP)
     return True
 

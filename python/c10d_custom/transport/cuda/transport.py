@@ -39,7 +39,7 @@ log = logging.getLogger("c10d_custom")
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
 _MARK = 1  # in the segment: this rank holds no memory of another any more
-_ABANDONED: list[Call] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
+_ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
@@ -54,6 +54,7 @@ class CudaTransport:
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
+        self._captured = False  # whether graphs may hold calls
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
@@ -100,6 +101,7 @@ class CudaTransport:
         stream = self.driver.current_stream()
         if self._guard is not None:
             self._guard.captured()
+        self._captured = True
         fused.all_reduce(stream, call, call.timeout)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
@@ -273,7 +275,7 @@ class CudaTransport:
                 for peers in self._opened:
                     peers.close_imports()
                 return True
-        _ABANDONED.extend(self._failed)
+        _ABANDONED.extend([*self._failed, *self._opened])
         log.warning("%s is still busy with this group's work; its memory is kept", self._place())
         return False
 
@@ -288,7 +290,7 @@ class CudaTransport:
                 for peers in self._opened:
                     peers.free()
             else:
-                _ABANDONED.extend(self._failed)
+                _ABANDONED.extend([*self._failed, *self._opened])
             if self._collectives is not None:
                 self._collectives.close()
             self._pinned.close()
@@ -303,9 +305,11 @@ class CudaTransport:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
-        """Whether the GPU is done with all of this group by then."""
+        """Whether the GPU is done with all of this group by then, and with what the calling thread's current stream
+        has, where that may replay calls of the group's."""
         until = time.monotonic() + seconds
-        return all(come_to(self.driver, stream, until, lambda: False) for stream in self._used_streams)
+        streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
+        return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
