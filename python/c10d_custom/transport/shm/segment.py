@@ -26,8 +26,8 @@ from ...threads import selectors, socket, time
 
 if TYPE_CHECKING:
     from ...config import Config
+    from ...creation import Gathering
     from ...creation.exchange import Exchange
-    from ...creation.gathering import Gathering
 
 
 _TOKEN = 16
