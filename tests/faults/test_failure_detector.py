@@ -14,8 +14,8 @@ import pytest
 from torch.distributed import HashStore
 
 from c10d_custom import native
+from c10d_custom.creation import Processes
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.creation.gathering import Processes
 from c10d_custom.errors import AbortedError
 from c10d_custom.native import over_hosts
 from c10d_custom.transport.hosts import detector_links

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from c10d_custom import native
-from c10d_custom.creation.gathering import started
+from c10d_custom.creation import started
 from c10d_custom.doctor import command, finding, gpus, memory, mpi, self_test, settings, software
 from c10d_custom.doctor.finding import Finding, State
 from c10d_custom.launch import mpich_files

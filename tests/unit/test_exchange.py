@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from c10d_custom.creation import Processes, started
 from c10d_custom.creation import exchange as module
 from c10d_custom.creation.exchange import Exchange, life
-from c10d_custom.creation.gathering import Processes, started
 from c10d_custom.errors import AbortedError, PeerLostError, TransportError
 
 TOPICS = 3

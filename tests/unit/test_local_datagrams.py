@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from c10d_custom.creation import Processes, started
 from c10d_custom.creation import local_datagrams as module
-from c10d_custom.creation.gathering import Processes, started
 from c10d_custom.creation.local_datagrams import Letter, Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 

@@ -25,7 +25,7 @@ SOURCES = ROOT / "python" / "c10d_custom"
 LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "host", "plotting", "threads"}
 LAYERS = ["bench", "doctor", "", "c10d", "trace", "lowering", "transport", "creation", "launch", "native", LEAVES]
 TOOLS = ("bench", "doctor")
-MODULES = 31  # at most, with which a rank starts on one host, its packages among them
+MODULES = 30  # at most, with which a rank starts on one host, its packages among them
 PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
 
 

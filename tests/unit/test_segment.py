@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from c10d_custom.config import Config
-from c10d_custom.creation.gathering import Processes
+from c10d_custom.creation import Processes
 from c10d_custom.creation.local_datagrams import Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib

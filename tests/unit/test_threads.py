@@ -76,3 +76,14 @@ def test_an_errand_for_which_there_is_no_thread_is_not_done_later(monkeypatch):
     with pytest.raises(RuntimeError, match="new thread"):
         threads.lend(lambda: done.append(1), "c10d_custom:none")
     assert not threads._errands and not done
+
+
+def test_a_wait_yields_for_as_long_as_it_is_told_to_and_then_sleeps_less_and_less_often(monkeypatch):
+    said = []
+    monkeypatch.setattr(threads.os, "sched_yield", lambda: said.append("yields"))
+    monkeypatch.setattr(threads.time, "sleep", said.append)
+    monkeypatch.setattr(threads, "_spin", lambda: 1e-3)
+    kind = threads.Waiting(awake=2.0, often=1e-4, patience=0.5, rarely=1e-2)
+    for waited in (0.0, 1.9e-3, 2.1e-3, 0.4, 0.6):
+        threads.rest(kind, waited)
+    assert said == ["yields", "yields", 1e-4, 1e-4, 1e-2]

@@ -8,9 +8,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from c10d_custom.creation import topology
+from c10d_custom.creation import Processes, topology
 from c10d_custom.creation.exchange import Exchange
-from c10d_custom.creation.gathering import Processes
 from c10d_custom.creation.topology import Location, locations
 from c10d_custom.errors import TransportError
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ..call import Call, Message
-    from ..creation.gathering import Processes
+    from ..creation import Processes
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore
 
 from ..call import seconds_of
 from ..config import Config, restart_attempt, traced
+from ..creation import Gathering, Members
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
-from ..creation.gathering import Gathering, Members
 from ..creation.local_datagrams import Letters, Mailbox, Neighbours
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed import DistError, PrefixStore, TCPStore
 
 from ..call import seconds_of
-from ..creation.gathering import Members
+from ..creation import Members
 from ..errors import CollectiveTimeoutError, CustomBackendError
 from ..threads import socket, time
 from . import process_group

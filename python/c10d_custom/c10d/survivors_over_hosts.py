@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from torch.distributed import DistError, PrefixStore, TCPStore
 
 from ..call import seconds_of
-from ..creation.gathering import Processes
+from ..creation import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
 from ..threads import select, socket, time

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CollectiveMismatchError, CustomBackendError, TransportError
 from ..threads import time
+from . import Gathering, Processes
 from .bounded_store import KEY
-from .gathering import Gathering, Processes
 
 if TYPE_CHECKING:
     from torch.distributed import Store

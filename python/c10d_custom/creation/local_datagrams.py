@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import TransportError
 from ..threads import select, socket, threading
-from .gathering import Gathering, Processes, started
+from . import Gathering, Processes, started
 
 _KEY = 16  # bytes of a letter's first field: of which group it is
 _LONGEST = 64 << 10

@@ -14,7 +14,7 @@ from .._version import described
 from ..errors import TransportError
 from ..host import boot_id, host_key, network
 from ..threads import socket
-from .gathering import started
+from . import started
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -26,7 +26,7 @@ _REVISION = "c10d-custom"
 
 class Location:
     """Where a rank runs. Which ranks share a host, `host_key` says (host.py); LOCAL_WORLD_SIZE says nothing
-    about subgroups. ``started``: see gathering.py; ``mailbox``: see
+    about subgroups. ``started``: see `started`; ``mailbox``: see
     local_datagrams.py, "" where it has none; ``has_mpi``: its process has begun to use MPI."""
 
     __slots__ = ("boot_id", "hostname", "pid", "uid", "started", "network", "mailbox", "has_mpi")

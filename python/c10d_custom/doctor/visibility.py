@@ -93,7 +93,7 @@ def _pidfd() -> None:
 
 
 def _proc() -> None:
-    from ..creation.gathering import started
+    from ..creation import started
 
     if started(os.getpid()) is None:
         raise OSError(errno.ENOENT, "no /proc/PID/stat")

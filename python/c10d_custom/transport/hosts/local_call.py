@@ -7,9 +7,15 @@ import struct
 from collections.abc import Iterable
 from ctypes import addressof, byref, c_char, sizeof
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...native import CallArgs, Span
+from ...threads import time
+from ..failure import LATER
+
+if TYPE_CHECKING:
+    from ...call import Call, Op
+    from .layout import Step
 
 _ARGS = struct.Struct("@IIIiQIIdQQqIIQQQ")  # CallArgs
 assert _ARGS.size == sizeof(CallArgs)
@@ -27,13 +33,24 @@ class LocalCall:
 
     def fill(
         self,
-        fields: Iterable[float],
+        of: Call,
+        deadline: float,
+        number: int,
+        outer: int,
+        op: Op,
+        step: Step | None,
+        root: int,
+        count: int,
         inputs: Iterable[tuple[int, int]],
         outputs: Iterable[tuple[int, int]],
         pipelined: int = 0,
     ) -> Any:
-        """``fields``: of CallArgs, up to timeout_ns; ``inputs`` and ``outputs``: (address, bytes) of each;
-        ``pipelined``: the address of a over_hosts.PipelinedReduce."""
-        _ARGS.pack_into(self._memory, 0, *fields, *self._lists, pipelined)
+        """A step of the collective ``of``, the group's ``number``: ``op`` among this host's ranks. ``step``: how it
+        reduces; ``inputs`` and ``outputs``: (address, bytes) of each; ``pipelined``: the address of a
+        over_hosts.PipelinedReduce; ``outer``: see CallArgs."""
+        redop, factor = (step.redop, step.divisor or of.factor) if step else (0, of.factor)
+        left = min(max(0, int((deadline + LATER - time.monotonic()) * 1e9)), 2**62)
+        what = op, redop, of.dtype.code, root, count, of.dtype.item_bytes, 0, factor, number, outer, left
+        _ARGS.pack_into(self._memory, 0, *what, *self._lists, pipelined)
         self._spans.pack_into(self._memory, _ARGS.size, *chain.from_iterable(inputs), *chain.from_iterable(outputs))
         return self.args

@@ -8,7 +8,6 @@ What the network carries: all_reduce sends S bytes from each of two hosts, 2 (M-
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_char, c_void_p, pointer
@@ -105,23 +104,9 @@ class PipelinedReduce:
         self._plan = plan = self._plans.get(key) or self._make_plan(key, call, root)
         pipelined = plan.pipelined
         pipelined.end = 0
-        left = max(0, int((deadline + LATER - time.monotonic()) * 1e9))
-        fields = (
-            call.op,
-            plan.inside.redop,
-            call.dtype.code,
-            plan.root,
-            call.count,
-            call.dtype.item_bytes,
-            0,
-            plan.inside.divisor or call.factor,
-            number,
-            outer,
-            min(left, 2**62),
-        )
-        args = self._local_calls[len(outputs)].fill(
-            fields, [(source.data_ptr(), source.nbytes)], [(t.data_ptr(), t.nbytes) for t in outputs], plan.address
-        )
+        what = call, deadline, number, outer, call.op, plan.inside, plan.root, call.count
+        spans = [(source.data_ptr(), source.nbytes)], [(t.data_ptr(), t.nbytes) for t in outputs]
+        args = self._local_calls[len(outputs)].fill(*what, *spans, plan.address)
         try:
             failure = self._attempt(args)
             if failure is not None:

@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore
 
 from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op, changed
+from ...creation import Processes
 from ...creation.exchange import Exchange
-from ...creation.gathering import Processes
 from ...errors import TransportError
 from ...native.direct import NOT_BEGUN, without_functions
 from ...threads import threading

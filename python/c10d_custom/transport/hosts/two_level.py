@@ -8,7 +8,6 @@ The network carries what the other hosts need, once per host.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from ctypes import c_void_p
@@ -20,7 +19,6 @@ from ...call import ANY_COUNT, Op, changed
 from ...native import lib
 from ..cuts import chunks, evenly
 from ..disagreement import AT_THE_ROOT
-from ..failure import LATER
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, fit, together
 from .flat_exchange import HEAD_BYTES, fingerprint
@@ -184,30 +182,10 @@ class TwoLevelCollective:
         count: int = ANY_COUNT,
     ) -> None:
         """Carries out a collective of this host's ranks."""
-        redop = step.redop if step else 0
-        factor = step.divisor if step and step.divisor else self.call.factor
-        left = max(0, int((self.deadline + LATER - time.monotonic()) * 1e9))
         many = len(inputs), len(outputs)
         local = self.t.local_calls.get(many) or self.t.local_calls.setdefault(many, LocalCall(*many))
-        failure = self.t.local.attempt(
-            local.fill(
-                (
-                    op,
-                    redop,
-                    self.call.dtype.code,
-                    root,
-                    count,
-                    self.item,
-                    0,
-                    factor,
-                    self.number,
-                    self.outer,
-                    min(left, 2**62),
-                ),
-                inputs,
-                outputs,
-            )
-        )
+        what = self.call, self.deadline, self.number, self.outer
+        failure = self.t.local.attempt(local.fill(*what, op, step, root, count, inputs, outputs))
         if failure is not None:
             raise self.t.health.trouble(failure)
 
@@ -312,12 +290,8 @@ class TwoLevelCollective:
     def _all_gather(self) -> None:
         call, hosts, width = self.call, self.hosts, self.width
         mine, outputs = call.inputs[0], call.outputs
-        receives, peers = [], []
-        for h in hosts.others:
-            for i in range(hosts.local, len(hosts.ranks[h]), width):
-                rank = hosts.ranks[h][i]
-                receives += self._receive(outputs[rank].data_ptr(), outputs[rank].nbytes, rank)
-                peers.append(rank)
+        peers = [rank for h in hosts.others for rank in hosts.ranks[h][hosts.local :: width]]
+        receives = self._receive_parts(peers)
         for h in hosts.others:
             self._send(mine.data_ptr(), mine.nbytes, hosts.partner(h, hosts.local))
         self._local(Op.all_gather, [(mine.data_ptr(), mine.nbytes)], self._spans(hosts.here, outputs))
@@ -378,14 +352,19 @@ class TwoLevelCollective:
 
     # --- what goes straight to the rank it is for
 
+    def _receive_parts(self, ranks: Sequence[int]) -> list[Request]:
+        spans = zip(self._spans(ranks, self.call.outputs), ranks)
+        return [request for span, rank in spans for request in self._receive(*span, rank)]
+
+    def _send_parts(self, ranks: Sequence[int]) -> None:
+        for span, rank in zip(self._spans(ranks, self.call.inputs), ranks):
+            self._send(*span, rank)
+
     def _all_to_all(self) -> None:
         call, hosts = self.call, self.hosts
         remote = [r for h in hosts.others for r in hosts.ranks[h]]
-        receives = []
-        for rank in remote:
-            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
-        for rank in remote:
-            self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
+        receives = self._receive_parts(remote)
+        self._send_parts(remote)
         self._local(Op.all_to_all, self._spans(hosts.here, call.inputs), self._spans(hosts.here, call.outputs))
         self._arrive(receives, remote)
 
@@ -397,9 +376,8 @@ class TwoLevelCollective:
             self._send(mine.data_ptr(), mine.nbytes, call.root)
             return
         root = hosts.local == index
-        receives, remote = [], [r for h in hosts.others for r in hosts.ranks[h]] if root else []
-        for rank in remote:
-            receives += self._receive(call.outputs[rank].data_ptr(), call.outputs[rank].nbytes, rank)
+        remote = [r for h in hosts.others for r in hosts.ranks[h]] if root else []
+        receives = self._receive_parts(remote)
         self._local(
             Op.gather,
             [(mine.data_ptr(), mine.nbytes)],
@@ -418,8 +396,7 @@ class TwoLevelCollective:
             return
         root = hosts.local == index
         if root:
-            for rank in (r for h in hosts.others for r in hosts.ranks[h]):
-                self._send(call.inputs[rank].data_ptr(), call.inputs[rank].nbytes, rank)
+            self._send_parts([r for h in hosts.others for r in hosts.ranks[h]])
         self._local(
             Op.scatter,
             self._spans(hosts.here, call.inputs) if root else [],

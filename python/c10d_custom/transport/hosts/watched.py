@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ... import native
-from ...creation.gathering import Processes
+from ...creation import Processes
 from .error_text import fate
 from .failure_detector import FailureDetector
 from .layout import Hosts

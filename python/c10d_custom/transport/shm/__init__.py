@@ -21,7 +21,7 @@ from .segment import open_segment
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
-    from ...creation.gathering import Gathering
+    from ...creation import Gathering
     from ...creation.local_datagrams import Neighbours
     from ...native.direct import FastCollective
     from ..call_log import Peer, Record

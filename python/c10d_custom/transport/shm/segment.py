@@ -27,8 +27,8 @@ from .algorithm import at_once, geometry
 
 if TYPE_CHECKING:
     from ...config import Config
+    from ...creation import Gathering
     from ...creation.exchange import Exchange
-    from ...creation.gathering import Gathering
 
 
 _TOKEN = 16
