@@ -23,7 +23,20 @@ SOURCES = ROOT / "python" / "c10d_custom"
 
 # Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
 LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "threads"}
-LAYERS = ["bench", "trace", "doctor", "", "c10d", "lowering", "transport", "creation", "launch", "native", LEAVES]
+LAYERS = [
+    "bench",
+    "trace",
+    "doctor",
+    "",
+    "c10d",
+    "recovery",
+    "lowering",
+    "transport",
+    "creation",
+    "launch",
+    "native",
+    LEAVES,
+]
 TOOLS = ("bench", "trace", "doctor")
 MODULES = 37  # at most, with which a rank starts on one host, its packages among them
 PEERS = ("transport.shm", "transport.hosts", "transport.cuda")
