@@ -351,6 +351,12 @@ if REGISTERED:
             options.group_name = self.operations._name
             return options
 
+        def rank(self) -> int:  # C++ keeps those of before a reconfigure
+            return int(self.operations._group_rank)
+
+        def size(self) -> int:
+            return int(self.operations._group_size)
+
         # --- settings
 
         def _set_group_uid(self, uid: str) -> None:
