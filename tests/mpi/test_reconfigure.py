@@ -1,10 +1,14 @@
 """A group that is made again, of processes that the program names (dist._reconfigure, torch 2.15), over several hosts.
 On one: faults/test_reconfigure.py."""
 
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
 
 from faults.regrouping import Workers
+from harness import Layout
+from programs.launch import start
 from rig import Hosts
 
 pytestmark = [
@@ -63,4 +67,34 @@ def test_a_member_on_another_host_that_does_not_come_is_named(hosts):
             _, named = said["text"].split("Not known to have come: ")
             assert workers.named(absent) in named and workers.named(present) not in named, said
         workers.require_group("ab")
+        workers.end()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["torchrun:1+1", "2+1", pytest.param("openmpi:2+1", marks=pytest.mark.full("as MPICH's"))],
+    ids=lambda layout: layout.replace(":", " "),
+)
+def test_under_launchers(layout):
+    layout = Layout.parse(layout)
+    if reason := layout.why_not():
+        pytest.skip(reason)
+    result = start([Path(__file__).with_name("scripts") / "regroup.py"], layout=layout, address=False, deadline=170)
+    said = result.json_by_rank()
+    size = len(said)
+    assert result.code == 0 and not result.left_over and sorted(said) == list(range(size)) and size > 1, str(result)
+    total = size * (size - 1) // 2
+    for rank, value in said.items():
+        without_0 = [[rank - 1, size - 1, total]] * (rank > 0)
+        assert value["said"] == [[rank, size, total], *without_0, [size - 1 - rank, size, total]], str(result)
+
+
+def test_after_a_loss_the_others_go_on(hosts):
+    with Workers(hosts.command) as workers:
+        workers.start("abc", ["hosta", "hosta", "hostb"])
+        workers.require_group("abc")
+        workers.kill("a")
+        lost = workers.ask("bc", "reduce")
+        assert {said["error"] for said in lost.values()} == {"PeerLostError"}, lost
+        workers.require_group("cb")
         workers.end()

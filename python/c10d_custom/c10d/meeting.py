@@ -15,7 +15,7 @@ from ..call import seconds_of
 from ..config import Config, restart_attempt, traced
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
-from ..creation.gathering import Gathering, Members
+from ..creation.gathering import Gathering, Members, Processes
 from ..creation.local_datagrams import Letters, Mailbox, Neighbours
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store
 
-    from ..creation.gathering import Processes
     from ..creation.topology import Location
     from ..recovery.regroup import Roster
     from ..transport.base import Transport
@@ -100,9 +99,12 @@ class _Meeting:
         self.store, self.rank, self.name = store, new.rank, new.name
         self.devices, self.strangers = new.devices, new.strangers
         self.seconds, self.members = seconds_of(new.timeout), new.members or list(range(new.size))
-        self.processes = new.processes or (_members_of_world(new.members) if new.members else None)
+        self.roster, self.processes = new.roster, new.processes
+        if self.roster is not None:
+            self.processes = self.roster.processes()
+        elif self.processes is None and new.members:
+            self.processes = _members_of_world(new.members)
         self.is_default = not new.members and not new.strangers  # others can be made from it without the store
-        self.roster = new.roster
 
     def in_newest(self, attempt: Attempt) -> _Met:
         while True:
@@ -132,7 +134,7 @@ class _Meeting:
             return self.under(roster.digest)
         neighbours.mailbox.sweep()
         _install_signal(configuration())
-        cpu = self._by_letters(neighbours, self.seconds, roster.processes(), roster.look, roster.waiting)
+        cpu = self._by_letters(neighbours, self.seconds, self.processes or Processes(), roster.look, roster.waiting)
         return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), self.store.plain
 
     @contextlib.contextmanager

@@ -92,7 +92,7 @@ def reconfigure(group: Any, options: Any) -> DoneWork:
         )
     endpoint.used.append(roster.number)
     seconds = group._seconds if options.timeout is None else seconds_of(options.timeout)
-    left_alone = _members_but(group)
+    over_hosts = _over_hosts(group)
     _retire(group)
     try:
         _make(group, roster, time.monotonic() + seconds)
@@ -103,15 +103,15 @@ def reconfigure(group: Any, options: Any) -> DoneWork:
         if isinstance(error, dist.DistError):  # a store's
             raise explained(TransportError(str(error)), roster) from error
         raise
+    if over_hosts - {(member.place.host, member.place.pid) for member in roster.members}:
+        mpi_job.abandon()  # those that are no longer members may have ended
     if isinstance(group.cpu_transport, HierarchicalTransport):
-        if left_alone - {(place.host, place.pid) for place in group.cpu_transport.locations}:
-            mpi_job.abandon()  # they may have ended
         mpi_job.go_on()
     return DoneWork([])
 
 
-def _members_but(group: Any) -> set[tuple[str, int]]:
-    """The processes of a group over hosts."""
+def _over_hosts(group: Any) -> set[tuple[str, int]]:
+    """The processes of a group over hosts; of another, none."""
     transport = group.cpu_transport
     places = transport.locations if isinstance(transport, HierarchicalTransport) else ()
     return {(place.host, place.pid) for place in places}
@@ -133,9 +133,7 @@ def _make(group: Any, roster: Roster, deadline: float) -> None:
     store = roster.store(deadline - time.monotonic())
     left, description, own = timedelta(seconds=max(deadline - time.monotonic(), 0.001)), group._desc, group._timeout
     devices = group._transport.device_types
-    new = NewGroup(
-        store, roster.rank, roster.size, left, group._name, processes=roster.processes(), devices=devices, roster=roster
-    )
+    new = NewGroup(store, roster.rank, roster.size, left, group._name, devices=devices, roster=roster)
     transport, stored = meeting.meet(new)
     Issuing._set_up(group, transport, stored, new)
     group._desc = description
