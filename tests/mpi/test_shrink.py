@@ -173,7 +173,7 @@ create = [link.create]
 link.create = lambda *arguments: create.pop()(*arguments) if create else die()
 """,
     "once it has promised": """
-from c10d_custom.c10d.survivors_over_hosts import SurvivorsOverHosts
+from c10d_custom.recovery.over_hosts import SurvivorsOverHosts
 make = SurvivorsOverHosts.make
 def made(self, *arguments):
     make(self, *arguments)
@@ -181,7 +181,7 @@ def made(self, *arguments):
 SurvivorsOverHosts.make = made
 """,
     "having told one of two": """
-from c10d_custom.c10d.survivors_over_hosts import _President
+from c10d_custom.recovery.over_hosts import _President
 def told(self, promised):
     list(self._lines.values())[0].say({"do": "keep", "name": promised.name})
     die()

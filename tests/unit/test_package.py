@@ -23,7 +23,10 @@ SOURCES = ROOT / "python" / "c10d_custom"
 
 # Imports go down this list, and a module's own package may import in one direction only. "" is the package's root.
 LEAVES = {"_version", "call", "config", "dtypes", "errors", "extras", "host", "plotting", "threads"}
-LAYERS = ["bench", "doctor", "", "c10d", "trace", "lowering", "transport", "creation", "launch", "native", LEAVES]
+LAYERS = [
+    *("bench", "doctor", "", "c10d", "recovery", "trace", "lowering", "transport", "creation", "launch", "native"),
+    LEAVES,
+]
 TOOLS = ("bench", "doctor")
 MODULES = 30  # at most, with which a rank starts on one host, its packages among them
 PEERS = ("transport.shm", "transport.hosts", "transport.cuda")

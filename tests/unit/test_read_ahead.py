@@ -27,6 +27,7 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.meeting", "_over_hosts"),
     ("c10d.meeting", "_install_signal"),
     ("c10d.process_group", "_register"),
+    ("c10d.process_group", "build_later"),
     ("c10d.registration", "create"),
     ("c10d.registration", "_for_some_devices"),
     ("c10d.registration", "_device_map"),
@@ -44,6 +45,7 @@ WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; sh
     ("__main__", "main"),
     ("c10d.backend", "allocate_tensor"),
     ("c10d.issuing", "_sparse_all_reduce"),
+    ("c10d.process_group", "reconfigure"),  # its module is imported when the group is made
     ("transport.shm", "take"),
     ("transport.by_device", "_open"),  # the first CUDA tensor
     ("transport.by_device", "submit"),  # and after it

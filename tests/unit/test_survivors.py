@@ -1,4 +1,4 @@
-"""How the ranks that are left of a group over hosts agree who they are (c10d/survivors_over_hosts.py): ranks are
+"""How the ranks that are left of a group over hosts agree who they are (recovery/over_hosts.py): ranks are
 threads here, hosts are made up, connections are real, and no group is made. Real ones: mpi/test_shrink.py."""
 
 import os
@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from c10d_custom.c10d import survivors_over_hosts
-from c10d_custom.c10d.survivors_over_hosts import Promise, SurvivorsOverHosts
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, TransportError
+from c10d_custom.recovery import over_hosts as survivors_over_hosts
+from c10d_custom.recovery.over_hosts import Promise, SurvivorsOverHosts
 from c10d_custom.transport.hosts.layout import Hosts
 from c10d_custom.transport.hosts.meeting_point import MeetingPoint
 from c10d_custom.transport.hosts.tcp_line import At, TcpLine

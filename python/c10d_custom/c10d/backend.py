@@ -241,8 +241,11 @@ class _Described:
     supports_time_estimate = False
     _supports_time_estimate = False
     supports_shrinking = False
-    supports_reconfigure = False
     supports_window = False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return getattr(self.operations, "endpoint", None) is not None
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         if isinstance(device, int):  # DDP's reducer: what it would then ask for, c10::TensorOptions, no Python can take
@@ -348,6 +351,12 @@ if REGISTERED:
             options.group_name = self.operations._name
             return options
 
+        def rank(self) -> int:  # C++ keeps those of before a reconfigure
+            return int(self.operations._group_rank)
+
+        def size(self) -> int:
+            return int(self.operations._group_size)
+
         # --- settings
 
         def _set_group_uid(self, uid: str) -> None:
@@ -411,6 +420,16 @@ if REGISTERED:
                     strangers=strangers,
                 )
             )
+
+        def get_reconfigure_handle(self) -> str:
+            if self._own is not None:  # of a group of which other devices are another's
+                return super().get_reconfigure_handle()
+            return str(self.operations.get_reconfigure_handle())
+
+        def reconfigure(self, opts: Any) -> Any:
+            if self._own is not None:
+                return super().reconfigure(opts)
+            return self.operations.reconfigure(opts)
 
         def abort(self) -> None:
             self.operations.abort()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from ..call import Call, Message
     from ..creation import Processes
+    from ..recovery.regroup import Roster
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
@@ -111,7 +112,8 @@ class NewGroup:
     none of the default group; ``processes``: if the caller knows more of them than the ranks will tell; ``devices``:
     the types of device whose tensors the group takes, None for all; ``strangers``: the ranks share no default group,
     whether or not each has one of its own, and may be of several jobs. They know each other by what they say in the
-    store, and have no ``members``."""
+    store, and have no ``members``. ``roster``: of ranks that a program has named by their handles; ``store`` is then
+    theirs alone."""
 
     def __init__(
         self,
@@ -124,9 +126,11 @@ class NewGroup:
         processes: Processes | None = None,
         devices: list[str] | None = None,
         strangers: bool = False,
+        roster: Roster | None = None,
     ) -> None:
         self.store, self.rank, self.size, self.timeout, self.name = store, rank, size, timeout, name
         self.members, self.processes, self.devices, self.strangers = members, processes, devices, strangers
+        self.roster = roster
 
 
 class _Extension:

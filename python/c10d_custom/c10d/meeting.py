@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore
 
 from ..call import seconds_of
 from ..config import Config, restart_attempt, traced
-from ..creation import Gathering, Members
+from ..creation import Gathering, Members, Processes
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
 from ..creation.local_datagrams import Letters, Mailbox, Neighbours
@@ -26,11 +26,12 @@ from .issuing import Issuing, NewGroup, close_groups_first, close_groups_last
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Store
 
     from ..creation.topology import Location
+    from ..recovery.regroup import Roster
     from ..transport import Transport
 
     _Met = tuple[ByDevice, Store]
@@ -62,6 +63,8 @@ def meet(new: NewGroup) -> tuple[ByDevice, Store]:
         try:
             if world is not None:
                 transport, own = meeting.among(world, prefix)
+            elif new.roster is not None:
+                transport, own = meeting.of(new.roster)
             elif new.strangers:
                 # Not under this job's own attempt: the others' may be another. Rank 0's is everyone's.
                 transport, own = meeting.in_newest(Attempt(bounded.under(digest_of(members)), rank, what))
@@ -96,7 +99,11 @@ class _Meeting:
         self.store, self.rank, self.name = store, new.rank, new.name
         self.devices, self.strangers = new.devices, new.strangers
         self.seconds, self.members = seconds_of(new.timeout), new.members or list(range(new.size))
-        self.processes = new.processes or (_members_of_world(new.members) if new.members else None)
+        self.roster, self.processes = new.roster, new.processes
+        if self.roster is not None:
+            self.processes = self.roster.processes()
+        elif self.processes is None and new.members:
+            self.processes = _members_of_world(new.members)
         self.is_default = not new.members and not new.strangers  # others can be made from it without the store
 
     def in_newest(self, attempt: Attempt) -> _Met:
@@ -120,6 +127,15 @@ class _Meeting:
                 cpu = ShmTransport(letters, configuration(), self.name, self.members)
                 letters.complete()
             return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), own.plain
+
+    def of(self, roster: Roster) -> _Met:
+        """Of ranks that were named by their handles. Those of one host have mailboxes already."""
+        if (neighbours := roster.neighbours) is None:
+            return self.under(roster.digest)
+        neighbours.mailbox.sweep()
+        _install_signal(configuration())
+        cpu = self._by_letters(neighbours, self.seconds, self.processes or Processes(), roster.look, roster.waiting)
+        return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), self.store.plain
 
     @contextlib.contextmanager
     def _giving_up(self, gathering: Gathering) -> Iterator[None]:
@@ -145,6 +161,8 @@ class _Meeting:
             else:
                 # Not at the members: those of an earlier attempt may have been others.
                 look = attempt.look
+            if self.roster is not None:
+                look = self.roster.look
             exchange = Exchange(own, self.rank, size, self.seconds, self.processes, look)
             with self._giving_up(exchange):
                 if attempt is not None and self.rank and exchange.is_over(FIRST_TOPIC):
@@ -170,7 +188,9 @@ class _Meeting:
                 neighbours = Neighbours(
                     mailbox, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
                 )
-                cpu = self._by_letters(neighbours, exchange, membership)
+                look, waiting = membership.look, membership.waiting
+                cpu = self._by_letters(neighbours, exchange.left(), exchange.processes, look, waiting)
+                exchange.all_heard()
                 mailbox = None
             elif one_host:
                 cpu = ShmTransport(exchange, configuration(), self.name, self.members)
@@ -205,18 +225,26 @@ class _Meeting:
                 meets=self.is_default,
             )
 
-    def _by_letters(self, neighbours: Neighbours, exchange: Exchange, membership: Membership) -> ShmTransport:
-        """Of ranks that have told each other by ``exchange`` where they are. They keep their ``neighbours``."""
-        ranks = range(len(self.members))
-        letters = Letters(
-            neighbours, ranks, self.rank, "", exchange.left(), exchange.processes, membership.look, membership.waiting
-        )
+    def _by_letters(
+        self,
+        neighbours: Neighbours,
+        seconds: float,
+        processes: Processes,
+        look: Callable[[], None],
+        waiting: Callable[[], set[int]],
+    ) -> ShmTransport:
+        """Of all the ``neighbours``, which they keep."""
+        letters = Letters(neighbours, range(len(self.members)), self.rank, "", seconds, processes, look, waiting)
         with self._giving_up(letters):
             transport = ShmTransport(letters, configuration(), self.name, self.members)
             letters.complete()
-        exchange.all_heard()
         transport.neighbours = neighbours
         return transport
+
+
+def known_as(attempt: str) -> None:
+    """The default group's ranks have met again, others than before perhaps, by that name."""
+    _known[os.getpid()] = attempt
 
 
 def _install_signal(config: Config) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.distributed import PrefixStore, ProcessGroup
 
+from ..call import seconds_of
 from ..errors import UsageError
 from . import IMPLEMENTATION, NAME, optional, served_devices
 from .backend import FORWARDED, DescribedBackend, Dispatching
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
+    from ..recovery.handle import Endpoint
     from ..transport.by_device import ByDevice
 
 
@@ -46,6 +48,16 @@ def build(new: NewGroup) -> CustomProcessGroup:
     return group
 
 
+def build_later(new: NewGroup) -> CustomProcessGroup:
+    """A group that has no ranks until `reconfigure` is called."""
+    from ..recovery.handle import Endpoint
+    from .reconfigure import not_yet
+
+    group = CustomProcessGroup(not_yet(new), new.store, new)
+    group.endpoint = Endpoint(seconds_of(new.timeout))
+    return group
+
+
 def build_and_meet(new: NewGroup) -> CustomProcessGroup:
     """The same, once every rank has it; where one has not, an error, and nothing of it is left."""
     group = build(new)
@@ -61,6 +73,7 @@ def build_and_meet(new: NewGroup) -> CustomProcessGroup:
 class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # torch's have other arguments
     _registers_works = True
     _kinds: list[torch.device] | None = None
+    endpoint: Endpoint | None = None  # of a group made with enable_reconfigure
 
     def __init__(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
         ProcessGroup.__init__(self, new.rank, new.size)
@@ -202,6 +215,35 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         return group
 
     splitGroup = split_group
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self.endpoint is not None
+
+    def _require_endpoint(self, name: str) -> Endpoint:
+        if self.endpoint is None:
+            raise UsageError(
+                f"backend {NAME} does not support {name} of group {self._name}, which was made without "
+                "enable_reconfigure=True (init_process_group)"
+            )
+        return self.endpoint
+
+    def get_reconfigure_handle(self) -> str:
+        """By which this process is named in `reconfigure`: always the same."""
+        return self._require_endpoint("get_reconfigure_handle").handle.text
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Makes this group one of the processes with the handles in ``opts``, a ReconfigureOptions. Collective over
+        them; what is under way on the group fails."""
+        from .reconfigure import reconfigure
+
+        self._require_endpoint("reconfigure")
+        return reconfigure(self, opts)
+
+    def shutdown(self, why: str = "") -> None:
+        super().shutdown(why)
+        if self.endpoint is not None and self._closed:
+            self.endpoint.close()
 
 
 def _refusal(name: str) -> Callable[..., Any]:

@@ -79,10 +79,18 @@ def create(options: Any, _backend_options: Any) -> Any:
     others = {device: name for device, name in asked.items() if not _is_ours(name)}
     ours = {device: name for device, name in asked.items() if _is_ours(name)}  # none: all
     if others:
+        if getattr(options, "enable_reconfigure", False):
+            from ..errors import UsageError
+
+            raise UsageError(f'enable_reconfigure: "{NAME}" does it for groups that are all its own, not for {asked}')
         return _for_some_devices(options, ours, others, strangers)
     if _ready is not None:
         group, _ready = _ready, None
         group.setGroupName(options.group_id)
+    elif getattr(options, "enable_reconfigure", False):  # torch 2.15
+        from .process_group import build_later
+
+        group = build_later(_new_group(options, ours, strangers))
     else:
         group = build(_new_group(options, ours, strangers))
     plain = getattr(options, "process_group", None)

@@ -2,8 +2,8 @@
 
 torch's own shrink_group cannot do it: it wraps what a backend returns into a C++ ProcessGroup, and takes C++ backends
 only. It also wants to be told who is gone, and to be told the same on every rank; and it keeps a store that may have
-died with rank 0. Here the ranks find that out by themselves: inside a host by its shared memory (survivors.py), between
-hosts by connections of their own (survivors_over_hosts.py).
+died with rank 0. Here the ranks find that out by themselves: inside a host by its shared memory, between hosts
+by connections of their own (recovery/).
 
 The old groups are destroyed when the new one is there: a rank for which this raises still has them, and may try again.
 The one exception says so."""
@@ -11,19 +11,21 @@ The one exception says so."""
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from torch.distributed import destroy_process_group, get_backend_config, group, init_process_group
+from torch.distributed import PrefixStore, destroy_process_group, get_backend_config, group, init_process_group
 
 from ..errors import AbortedError, CustomBackendError, UsageError
 from ..launch import mpi_job
+from ..recovery.on_one_host import Survivors
+from ..recovery.over_hosts import SurvivorsOverHosts
 from ..transport.hosts.transport import HierarchicalTransport
 from . import issuing, process_group, registration
-from .survivors import Survivors
-from .survivors_over_hosts import SurvivorsOverHosts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from ..creation import Processes
 
 
 def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
@@ -45,7 +47,15 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     for each in issuing.live():
         each.abort()
     wait = own if timeout is None else timeout
-    survivors = SurvivorsOverHosts(old, wait) if isinstance(transport, HierarchicalTransport) else Survivors(old, wait)
+
+    def build(store: Any, rank: int, size: int, seconds: float, processes: Processes) -> Any:
+        shrunk, left = PrefixStore("shrunk", store), timedelta(seconds=seconds)
+        return process_group.build_and_meet(
+            issuing.NewGroup(shrunk, rank, size, left, old.getGroupName(), processes=processes)
+        )
+
+    kind = SurvivorsOverHosts if isinstance(transport, HierarchicalTransport) else Survivors
+    survivors = kind(old, wait, build)
     try:
         store, new = survivors.agree()
         new.set_timeout(own)

@@ -116,6 +116,20 @@ def is_being_made(group: Any) -> bool:
     return group not in getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", ())
 
 
+def group_count() -> int:
+    """The number by which torch names the next group of this process."""
+    return int(getattr(getattr(dist.distributed_c10d, "_world", None), "group_count", 0))
+
+
+def regrouped(group: Any, store: Any, count: int) -> None:
+    """Has torch make further groups of the default group's new ranks: by their ``store``, named from ``count`` on."""
+    with optional("further groups after a reconfigure"):
+        world = dist.distributed_c10d._world
+        world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+        world.pg_map[group] = (world.pg_map[group][0], store)
+        world.group_count = count
+
+
 def group_of_name(name: str) -> Any:
     """The group of that name which torch has made in this process; None where it has made none."""
     with contextlib.suppress(ImportError, RuntimeError):

@@ -51,6 +51,7 @@ class Mailbox:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._lock = threading.RLock()  # a signal handler may make a group, too
         self._letters: list[tuple[bytes, Letter]] = []  # of which group each is
+        self._swept: list[tuple[bytes, Letter]] = []  # those that were there when `sweep` was last called
         self.known: dict[int, int | None] = {}  # PIDs of the ranks that may write -> when they started
         self.refused = ""  # which of them has written, and cannot be believed
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -103,6 +104,14 @@ class Mailbox:
         """The letters of a group that nobody here makes any more."""
         for letter in self.read(key):
             _drop(letter)
+
+    def sweep(self) -> None:
+        """Called before each of several groups of the same process: drops what nobody will read, of an earlier one."""
+        with self._lock:
+            for each in [each for each in self._letters if each in self._swept]:
+                self._letters.remove(each)
+                _drop(each[1])
+            self._swept = list(self._letters)
 
     def close(self) -> None:
         with self._lock:
@@ -170,10 +179,12 @@ def _cut(value: Any) -> Any:
 class Neighbours:
     """The ranks of a group on this host, by their numbers in it, as whom to write to; and how often this rank has been
     through the making of each group with them. ``mailbox``: this rank's; ``known``: their PIDs, and when each process
-    started."""
+    started; ``era``: tells them from others who have written by the same mailbox, which is then not theirs to close."""
 
-    def __init__(self, mailbox: Mailbox, names: Sequence[str], known: Mapping[int, int | None] | None = None) -> None:
-        self.mailbox, self.names = mailbox, names
+    def __init__(
+        self, mailbox: Mailbox, names: Sequence[str], known: Mapping[int, int | None] | None = None, era: str = ""
+    ) -> None:
+        self.mailbox, self.names, self.era = mailbox, names, era
         mailbox.known.update(known or {})
         self._lives: dict[str, int] = {}
 
@@ -186,7 +197,8 @@ class Neighbours:
         self._lives[group] = self.life(group) + 1
 
     def close(self) -> None:
-        self.mailbox.close()
+        if not self.era:
+            self.mailbox.close()
 
 
 class Letters(Gathering):
@@ -209,7 +221,8 @@ class Letters(Gathering):
         self._mailbox = neighbours.mailbox
         # And of the one before: who has given that up may have written late.
         self._key, self._former_key = (
-            hashlib.sha256(f"{neighbours.life(group) - before} {group}".encode()).digest()[:_KEY] for before in (0, 1)
+            hashlib.sha256(f"{neighbours.era}{neighbours.life(group) - before} {group}".encode()).digest()[:_KEY]
+            for before in (0, 1)
         )
 
     # --- the segment

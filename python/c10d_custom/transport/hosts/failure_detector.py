@@ -16,7 +16,7 @@ A disagreement about a collective is no reason for an earlier one, in which a sl
 fault, which is, may follow it.
 
 That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
-firewall may do: c10d/survivors_over_hosts.py takes it for proof that the process has ended, and its host has not. All
+firewall may do: recovery/over_hosts.py takes it for proof that the process has ended, and its host has not. All
 ranks are told of each such end, but those of its own host, which see it in shared memory: were they to die with that
 news unread, the kernel would reset their connections. So may any other news that comes while a process dies, which is
 why the first ranks of two hosts have a silent connection besides.

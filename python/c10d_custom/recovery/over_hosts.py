@@ -26,26 +26,27 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError
 
 from ..call import seconds_of
 from ..creation import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
-from ..threads import select, socket, time
+from ..threads import select, time
 from ..transport.hosts.tcp_line import At
 from ..transport.hosts.transport import HierarchicalTransport
-from . import process_group
-from .issuing import NewGroup
+from .store import connect, serve
 
 if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
     from ..transport.hosts.meeting_point import MeetingPoint
     from ..transport.hosts.tcp_line import TcpLine
+    from . import Build
 
 
 _SLICE = 20e-3  # s: between two looks at this host's ranks
 _REDIAL = 50e-3  # s
-_CONNECT = timedelta(seconds=2)
 _KINDS = {kind.__name__: kind for kind in (CollectiveTimeoutError, AbortedError)}  # of an error that all ranks raise
 _MAKING = 60.0  # s: that making a group may take, at most: all its ranks are there and alive
 RESTART = "restart the job from a checkpoint"
@@ -58,7 +59,7 @@ class Promise:
     name: str  # of this making of it
     members: list[int]
     store: TCPStore
-    new: process_group.CustomProcessGroup
+    new: Any
 
 
 class SurvivorsOverHosts:
@@ -67,15 +68,17 @@ class SurvivorsOverHosts:
 
     promised: Promise | None = None
 
-    def __init__(self, old: process_group.CustomProcessGroup, timeout: timedelta) -> None:
-        self.old = cast(HierarchicalTransport, old.cpu_transport)
+    _connect = staticmethod(connect)
+
+    def __init__(self, old: Any, timeout: timedelta, build: Build | None = None) -> None:
+        self.old, self._build = cast(HierarchicalTransport, old.cpu_transport), build
         self.point = cast("MeetingPoint", self.old.meeting_point)
         self.rank, self.name = old.rank(), old.getGroupName()
         self.seconds, self.began = seconds_of(timeout), time.monotonic()
         self.deadline = self.began + self.seconds
         self.missing: Mapping[int, At] = {}  # those that keep this rank waiting
 
-    def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
+    def agree(self) -> tuple[TCPStore, Any]:
         """(the new store, the new group)"""
         made: Promise | None
         while True:
@@ -194,20 +197,12 @@ class SurvivorsOverHosts:
 
     def make(self, name: str, members: list[int], store: TCPStore, look: Callable[[], str | None]) -> Promise:
         """Collective over the members. ``look``: called now and then, says why it is in vain."""
-        left = timedelta(seconds=max(min(self.deadline - time.monotonic(), _MAKING), 0.001))
-        store.set_timeout(left)
+        left = max(min(self.deadline - time.monotonic(), _MAKING), 0.001)
+        store.set_timeout(timedelta(seconds=left))
         if len({self.old.locations[rank].host for rank in members}) > 1:
-            communicators.leave_out_the_lost(mpi_job.job(), left.total_seconds(), lambda: _require(look))
-        new = process_group.build_and_meet(
-            NewGroup(
-                PrefixStore("shrunk", store),
-                members.index(self.rank),
-                len(members),
-                left,
-                self.name,
-                processes=Processes(left_for=look),
-            )
-        )
+            communicators.leave_out_the_lost(mpi_job.job(), left, lambda: _require(look))
+        assert self._build is not None
+        new = self._build(store, members.index(self.rank), len(members), left, Processes(left_for=look))
         return Promise(name, members, store, new)
 
     def break_promise(self) -> None:
@@ -215,15 +210,6 @@ class SurvivorsOverHosts:
         if self.promised is not None:
             promised, self.promised = self.promised, None
             promised.new.shutdown()
-
-    @staticmethod
-    def _connect(address: str, port: int) -> TCPStore:
-        try:
-            # TCPStore goes on trying where nobody listens any more.
-            socket.create_connection((address, port), _CONNECT.total_seconds()).close()
-        except OSError as error:
-            raise TransportError(f"the new store does not answer at {address}, port {port}: {error}") from error
-        return TCPStore(address, port, None, False, _CONNECT, wait_for_workers=False)
 
     # --- errors
 
@@ -439,8 +425,7 @@ class _President:
         """None: all have promised to go on with it; else why not."""
         name = self._making = f"{self.own.rank}.{secrets.token_hex(8)}"
         self._answers = {}
-        left = timedelta(seconds=max(self._by - time.monotonic(), 0.001))
-        store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
+        store = serve(self._by - time.monotonic())
         self._tell({"do": "make", "name": name, "members": members, "port": store.port})
 
         def look() -> str | None:

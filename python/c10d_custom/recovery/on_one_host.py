@@ -10,25 +10,27 @@ The old group's shared memory decides, for it outlives any rank:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError
 
 from ..call import seconds_of
 from ..creation import Members
-from ..errors import CollectiveTimeoutError, CustomBackendError
-from ..threads import socket, time
-from . import process_group
-from .issuing import NewGroup
+from ..errors import CollectiveTimeoutError, CustomBackendError, TransportError
+from ..threads import time
+from .store import connect, serve
 
 if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
     from ..transport.shm import ShmTransport
+    from . import Build
 
 
 _FIRST, _MOST = 0.2e-3, 5e-3  # s: between two looks at the roll
-_CONNECT = timedelta(seconds=2)
 
 
 class _Over(Exception):
@@ -40,13 +42,13 @@ class Survivors:
 
     promised = None  # nothing that ends differently on different ranks
 
-    def __init__(self, old: process_group.CustomProcessGroup, timeout: timedelta) -> None:
-        self.old = cast("ShmTransport", old.cpu_transport)
+    def __init__(self, old: Any, timeout: timedelta, build: Build) -> None:
+        self.old, self._build = cast("ShmTransport", old.cpu_transport), build
         self.rank, self.name = old.rank(), old.getGroupName()
-        self.timeout, self.began = timeout, time.monotonic()
+        self.began = time.monotonic()
         self.deadline = self.began + seconds_of(timeout)
 
-    def agree(self) -> tuple[TCPStore, process_group.CustomProcessGroup]:
+    def agree(self) -> tuple[TCPStore, Any]:
         """(the new store, the new group)"""
         round = self._first_round()
         failed: Exception | None = None
@@ -84,35 +86,24 @@ class Survivors:
         if not self._until(complete):
             raise CollectiveTimeoutError(
                 f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(awaited[0])} neither came nor "
-                "ended in "
-                f"{time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive call "
-                "shrink_group? "
-                "One that hangs has to be ended."
+                f"ended in {time.monotonic() - self.began:.1f} s{self._more(awaited[1:])}. Do all ranks that are alive "
+                "call shrink_group? One that hangs has to be ended."
             )
         return sorted(present)
 
     def _more(self, ranks: list[int]) -> str:
         return f" (nor did {', '.join(map(self.old.who, ranks))})" if ranks else ""
 
-    def _meet(self, round: int, members: list[int]) -> tuple[TCPStore, process_group.CustomProcessGroup]:
-        left = timedelta(seconds=max(self.deadline - time.monotonic(), 0.001))
+    def _meet(self, round: int, members: list[int]) -> tuple[TCPStore, Any]:
+        left = max(self.deadline - time.monotonic(), 0.001)
         if self.rank == members[0]:
-            store = TCPStore("127.0.0.1", 0, None, True, left, wait_for_workers=False)
+            store = serve(left)
             self.old.enlist(round, store.port)
         else:
             store = self._connect(round, members[0])
-            store.set_timeout(left)
-        new = process_group.build_and_meet(
-            NewGroup(
-                PrefixStore("shrunk", store),
-                members.index(self.rank),
-                len(members),
-                left,
-                self.name,
-                processes=Members(self.old, members),
-            )
-        )
-        return store, new
+            store.set_timeout(timedelta(seconds=left))
+        place = members.index(self.rank)
+        return store, self._build(store, place, len(members), left, Members(self.old, members))
 
     def _connect(self, round: int, server: int) -> TCPStore:
         store: Any = None
@@ -122,18 +113,14 @@ class Survivors:
             if server not in self.old.roll(round + 1)[1]:
                 raise _Over  # it has gone on to the next round, or ended
             if port := self.old.roll(round)[0][server]:
-                try:
-                    # TCPStore goes on trying where nobody listens any more.
-                    socket.create_connection(("127.0.0.1", port), _CONNECT.total_seconds()).close()
-                    store = TCPStore("127.0.0.1", port, None, False, _CONNECT, wait_for_workers=False)
-                except (OSError, DistError):
-                    pass
+                with contextlib.suppress(TransportError):
+                    store = connect("127.0.0.1", port)
             return store is not None
 
         if not self._until(connected):
             raise CollectiveTimeoutError(
-                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(server)} was to "
-                f"serve the new store, and did not in {time.monotonic() - self.began:.1f} s"
+                f"shrink_group of group {self.name}, rank {self.rank}: {self.old.who(server)} was to serve the new "
+                f"store, and did not in {time.monotonic() - self.began:.1f} s"
             )
         return store
 

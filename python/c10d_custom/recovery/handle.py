@@ -1,0 +1,104 @@
+"""How a process is met by those that it is to make groups with, whoever started them: its `Handle`, a text that a
+program passes on as it likes. It names the process, its host, its mailbox (creation/local_datagrams.py) and the store
+that it serves."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .._version import described
+from ..creation import started
+from ..creation.local_datagrams import Mailbox
+from ..creation.topology import Location, packed, unpacked
+from ..errors import TransportError, UsageError
+from ..launch.addresses import addresses
+from .store import connect, serve
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+_SCHEME = "custom"
+_WAIT = timedelta(seconds=1)  # for one address
+_IDENTITY = "identity"
+
+
+class Handle:
+    """``text``: scheme, host name, PID, an identity that no other has, and the rest, separated by colons. UsageError if
+    it is none of this revision of the package."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            scheme, self.hostname, self.pid, self.identity, rest = text.split(":")
+            said: dict[str, Any] = unpacked(rest)
+            if scheme != _SCHEME or said["revision"] != described():
+                raise ValueError(said["revision"])
+            self.place = Location(**said["place"])
+            self.addresses, self.port, self.sees = said["addresses"], said["port"], said["sees"]
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise UsageError(
+                f"reconfigure: {text[:60]!r} is no handle of this revision of c10d-custom, {described()} ({error!r}). "
+                "Give what dist._get_reconfigure_handle() returns of a group of the same revision that was made by "
+                'init_process_group("custom", enable_reconfigure=True).'
+            ) from None
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.hostname} (handle {_SCHEME}:{self.hostname}:{self.pid}:{self.identity})"
+
+    def has_ended(self) -> bool:
+        """Whether its process is known to have: of one on another host, or in another PID namespace, nobody knows."""
+        return self.sees == _pid_namespace() and started(self.place.pid) != self.place.started
+
+    def store(self) -> TCPStore:
+        """The store that it serves. TransportError where that cannot be reached."""
+        tried = []
+        here = self.place.host == Location.here().host
+        for address in ["127.0.0.1"] if here else self.addresses:
+            try:
+                store = connect(address, self.port, _WAIT)
+                if store.check([_IDENTITY]) and store.get(_IDENTITY).decode() == self.identity:
+                    return store
+                tried.append(f"{address} is some other process's")
+            except (TransportError, RuntimeError) as error:
+                tried.append(f"{address}: {error}")
+        raise TransportError(f"{self} does not answer: {'; '.join(tried) or 'it has no network address'}")
+
+
+def _pid_namespace() -> list[str | int]:
+    try:
+        return [Location.here().boot_id, os.stat("/proc/self/ns/pid").st_ino]
+    except OSError:
+        return [secrets.token_hex(8)]  # as nobody else's
+
+
+class Endpoint:
+    """This process's, of one process group: what its handle names. ``used``: numbers that stand for a group that was
+    made, or was to be."""
+
+    def __init__(self, seconds: float) -> None:
+        self.used: list[int] = []
+        self.mailbox: Mailbox | None = None
+        try:
+            self.mailbox = Mailbox()
+        except OSError:  # no descriptor, or a sandbox: its groups are then made through stores
+            pass
+        self.store = serve(seconds)
+        identity = secrets.token_hex(8)
+        self.store.set(_IDENTITY, identity)
+        place = Location.here(self.mailbox.name if self.mailbox else "")
+        said = {
+            "revision": described(),
+            "place": place.described(),
+            "addresses": addresses(),
+            "port": self.store.port,
+            "sees": _pid_namespace(),
+        }
+        hostname = place.hostname.replace(":", "_")
+        self.handle = Handle(f"{_SCHEME}:{hostname}:{place.pid}:{identity}:{packed(said)}")
+
+    def close(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()

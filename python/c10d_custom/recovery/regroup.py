@@ -1,0 +1,131 @@
+"""A group of processes that a program has named by their handles, whether or not they were in one before.
+
+The first of them serves the group's store. On one host they then meet by datagrams, whose names the handles tell;
+over several as the ranks of any group do. Who waits for long tells each other member so, in the store that this one
+serves, and with which handles: so each knows who has come, and two that were given different ones hear of it, both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import PrefixStore
+
+from ..creation import Processes
+from ..creation.exchange import peek
+from ..creation.local_datagrams import Neighbours
+from ..errors import CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError, UsageError
+from ..threads import time
+from .handle import Handle
+
+if TYPE_CHECKING:
+    from .handle import Endpoint
+
+_PATIENCE = 0.3  # s: that a member waits before it tells others so
+_AT_ONCE = 4  # members told in one look: each takes a connection
+
+
+class Roster:
+    """The members of one group that is to be made: ``handles``, in the order of ranks if it is a sequence. ``number``:
+    one that no other group of theirs has. UsageError for what no group can come of."""
+
+    def __init__(self, endpoint: Endpoint, number: int, handles: Sequence[str] | AbstractSet[str]) -> None:
+        self._endpoint, self.number = endpoint, number
+        texts = list(handles) if isinstance(handles, (list, tuple)) else sorted(handles)
+        self.members = [Handle(text) for text in texts]
+        own = endpoint.handle.text
+        if own not in texts:
+            raise UsageError(f"reconfigure: the handle of this process, {endpoint.handle}, is not among those given")
+        if len(set(texts)) < len(texts):
+            raise UsageError(f"reconfigure: {max(texts, key=texts.count)[:60]} is among the handles twice")
+        if number in endpoint.used:
+            raise UsageError(f"reconfigure: uuid {number} was used before; each group that is made takes a new one")
+        self.rank, self.size = texts.index(own), len(texts)
+        ordered = not isinstance(handles, AbstractSet)
+        self.digest = hashlib.sha256("\n".join([f"{number} {ordered}", *texts]).encode()).hexdigest()[:16]
+        self._key, self._began = f"regroup/{number}", time.monotonic()
+        self._untold = [rank for rank in range(self.size) if rank != self.rank]
+        self._word = json.dumps([own, self.digest, texts])
+        self.unreached: dict[int, str] = {}
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """Of members that can write to each other: all are on one host, and run as one user."""
+        places = [member.place for member in self.members]
+        if len({(place.host, place.uid) for place in places}) > 1 or not all(place.mailbox for place in places):
+            return None
+        assert self._endpoint.mailbox is not None
+        known = {place.pid: place.started for place in places}
+        names = [place.mailbox for place in places]
+        return Neighbours(self._endpoint.mailbox, names, known, era=f"{self.number} {self.digest}")
+
+    def processes(self) -> Processes:
+        """Those whose end can be seen from here."""
+        seen = Processes(lambda rank: f"rank {rank}, {self.members[rank]}")
+        for rank, member in enumerate(self.members):
+            if member.sees == self._endpoint.handle.sees:
+                seen.add(rank, member.place.pid, member.place.started)
+        return seen
+
+    def store(self, seconds: float) -> Any:
+        """The new group's own, which its first member serves."""
+        if ended := [str(member) for member in self.members if member.has_ended()]:
+            raise PeerLostError(f"{', '.join(ended)} has ended")
+        found = self._endpoint.store if self.rank == 0 else self.members[0].store()
+        return PrefixStore(f"{self._key}/{self.digest}", found)
+
+    # --- who has come
+
+    def look(self) -> None:
+        """Called now and then in a long wait. CollectiveMismatchError once another is known to have been given other
+        handles."""
+        if time.monotonic() < self._began + _PATIENCE:
+            return
+        for rank in self._untold[:_AT_ONCE]:
+            self._untold.remove(rank)
+            self._tell(rank, self.members[rank])
+        differing = {text: digest for text, digest, _ in self._heard() if digest != self.digest}
+        if not differing:
+            return
+        given = {text: texts for text, _, texts in self._heard() if text in differing}
+        for text in differing:
+            self._tell(None, Handle(text))
+        given[self._endpoint.handle.text] = [member.text for member in self.members]
+        table = "\n".join(
+            f"  {Handle(text)}: {', '.join(str(Handle(each)) for each in texts)}" for text, texts in given.items()
+        )
+        raise CollectiveMismatchError(
+            f"the processes were given different handles for uuid {self.number}:\n{table}\nGive all the same, either "
+            "in one order, as a list, or as a set."
+        )
+
+    def waiting(self) -> set[int]:
+        """The ranks that are known to wait for this group."""
+        texts = {text for text, digest, _ in self._heard() if digest == self.digest}
+        return {rank for rank, member in enumerate(self.members) if member.text in texts or rank == self.rank}
+
+    def absent(self) -> str:
+        """Who has not come, for an error's end."""
+        away = [rank for rank in range(self.size) if rank not in self.waiting()]
+        named = "; ".join(f"rank {rank}: {self.members[rank]}{self.unreached.get(rank, '')}" for rank in away)
+        return f" Not known to have come: {named}." if away else ""
+
+    def _tell(self, rank: int | None, member: Handle) -> None:
+        try:
+            member.store().append(self._key, f"{self._word}\n")  # type: ignore[attr-defined]
+        except (CustomBackendError, RuntimeError) as error:
+            if rank is not None:
+                self.unreached[rank] = f", which does not answer ({error})"
+
+    def _heard(self) -> list[Any]:
+        said = peek(self._endpoint.store, self._key)
+        return [json.loads(line) for line in (said or b"").splitlines()]
+
+
+def explained(error: CustomBackendError, roster: Roster) -> CustomBackendError:
+    """The error with which regrouping has failed: which it was, and who was not there."""
+    absent = roster.absent() if isinstance(error, TransportError) else ""
+    return type(error)(f"reconfigure with uuid {roster.number}: {error}{absent}")

@@ -1,0 +1,150 @@
+"""A group that is made again, of processes that the program names (dist._reconfigure, torch 2.15), on one host. Over
+several: mpi/test_reconfigure.py."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from .regrouping import REFUSED, Workers
+
+pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
+
+
+def test_it_grows_shrinks_replaces_and_takes_others():
+    with Workers() as workers:
+        workers.start("abc")
+        workers.require_group("ab")
+        workers.require_group("abc")
+        workers.require_group("ca")  # b stays, in no group
+        workers.require_group("bac", ordered=False)
+        workers.start("d")
+        workers.require_group("adc")  # one is replaced
+        workers.start("e")
+        workers.require_group("ebd")  # all but one are new
+        workers.end()
+
+
+def test_the_dead_are_named_at_once_and_the_others_go_on():
+    with Workers() as workers:
+        workers.start("abc")
+        workers.require_group("abc")
+        workers.kill("b")
+        lost = workers.ask("ac", "reduce")
+        assert {said["error"] for said in lost.values()} == {"PeerLostError"}, lost
+        for said in workers.regroup("abc", callers="ac").values():
+            assert said["error"] == "PeerLostError" and workers.named("b") in said["text"], said
+        workers.require_group("ca")
+        workers.end()
+
+
+def test_a_member_that_does_not_come_is_named_by_handle_and_host():
+    with Workers() as workers:
+        workers.start("abc")
+        hostname = workers.handles["a"].split(":")[1]
+        for absent in "ac":
+            said = workers.regroup("abc", seconds=3, callers=[name for name in "abc" if name != absent])
+            for name, value in said.items():
+                assert value["error"] == "TransportError" and value["seconds"] < 10, said
+                _, named = value["text"].split("Not known to have come: ")
+                assert workers.named(absent) in named and f"on {hostname}" in named, (name, value)
+                assert not any(workers.named(other) in named for other in "abc" if other != absent), value
+        workers.require_group("abc")
+        workers.end()
+
+
+def test_two_that_were_given_different_sets_are_both_told():
+    with Workers() as workers:
+        workers.start("abc")
+        for first, second in (("ab", "abc"), ("ab", "ba"), ("ab", "bc")):
+            uuid = workers.uuid()
+            for name, names in (("a", first), ("b", second)):
+                given = workers.given(names)
+                workers.tell(name, "regroup", uuid=uuid, handles=given, ordered=True, seconds=20)
+            for name in "ab":
+                said = workers.hear(name)
+                assert said["error"] == "CollectiveMismatchError" and said["seconds"] < 15, (first, second, said)
+                for other in "ab":
+                    assert workers.named(other) in said["text"], (first, second, said)
+        workers.require_group("ab")
+        workers.end()
+
+
+def test_what_no_group_can_come_of_is_refused_and_costs_nothing():
+    with Workers() as workers:
+        workers.start("ab")
+        (said,) = workers.ask("a", "reduce").values()
+        assert said["error"] == "UsageError" and "has not been configured" in said["text"], said
+        uuid = workers.uuid()
+        assert all("error" not in said for said in workers.regroup("ab", uuid=uuid).values())
+        a, b = workers.given("ab")
+        wrong = {
+            "was used before": (uuid, [a, b]),
+            "not among those given": (uuid + 1000, [b]),
+            "twice": (uuid + 1001, [a, b, b]),
+            "is no handle": (uuid + 1002, [a, "gloo:0"]),
+        }
+        for text, (number, handles) in wrong.items():
+            (said,) = workers.ask("a", "regroup", uuid=number, handles=handles, ordered=True, seconds=5).values()
+            assert said["error"] == "UsageError" and text in said["text"], said
+        assert workers.ask("ab", "reduce")["a"].keys() == {"seconds"}  # the group is as it was
+        workers.end()
+
+
+def schedule(workers, turns, random_):
+    """Kills, joins and regroups at random. Each regroup ends in a group that is right or in errors on all, and in the
+    latter only where somebody was killed."""
+    names, alive = iter("abcdefghijklmnopqrstuvwxyz"), []
+    for _ in range(turns):
+        while len(alive) < 2 or (len(alive) < 6 and random_.random() < 0.4):
+            alive.append(next(names))
+            workers.start(alive[-1])
+        members = random_.sample(alive, random_.randint(1, len(alive)))
+        if random_.random() < 0.4 and len(members) > 1:
+            victim = random_.choice(members)
+            uuid, given = workers.uuid(), workers.given(members)
+            for name in members:
+                if name != victim or random_.random() < 0.5:
+                    workers.tell(name, "regroup", uuid=uuid, handles=given, ordered=True, seconds=30)
+            workers._processes.pop(victim).kill()
+            alive.remove(victim)
+            rest = [name for name in members if name != victim]
+            for name in rest:
+                said = workers.hear(name)
+                assert said.get("error", "PeerLostError") in REFUSED and said["seconds"] < 25, said
+                assert "error" not in said or workers.named(victim) in said["text"], (victim, said)
+            members = rest
+        workers.require_group(members, ordered=random_.random() < 0.5)
+        if len(alive) > 3:
+            gone = random_.choice(alive)
+            alive.remove(gone)
+            workers.end(gone)
+
+
+@pytest.mark.timeout(3600)
+def test_random_schedules(full):
+    for seed in range(200 if full else 1):
+        with Workers() as workers:
+            schedule(workers, 4, random.Random(seed))
+            workers.end()
+
+
+def test_a_training_loses_a_rank_goes_on_and_takes_another_in(tmp_path):
+    """And comes to the bits of a run with the same ranks that was never disturbed."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("train_and_regroup.py"), tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+    said = json.loads(done.stdout)
+    assert said["codes"] == {"first": 0, "victim": -9, "second": 0, "new": 0}, said
+    assert sorted(said["results"]) == ["first", "new", "second"], said
+    assert [size for _, size in said["results"]["first"]["history"]] == [3, 2, 3], said
+    assert said["results"]["new"]["history"] == [[40, 3]], said
+    assert {result["bits"] for result in said["results"].values()} == {said["undisturbed"]}, said

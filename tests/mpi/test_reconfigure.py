@@ -1,0 +1,100 @@
+"""A group that is made again, of processes that the program names (dist._reconfigure, torch 2.15), over several hosts.
+On one: faults/test_reconfigure.py."""
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from faults.regrouping import Workers
+from harness import Layout
+from programs.launch import start
+from rig import Hosts
+
+pytestmark = [
+    pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not())),
+    pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure"),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(["hosta", "hostb"]) as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("a", "b"),
+        pytest.param("ab", "cd", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
+        pytest.param("abc", "d", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
+    ],
+)
+def test_processes_of_two_hosts_make_groups(hosts, first, second):
+    with Workers(hosts.command) as workers:
+        everyone = first + second
+        workers.start(everyone, ["hosta"] * len(first) + ["hostb"] * len(second))
+        workers.require_group(first)
+        workers.require_group(everyone)
+        workers.require_group(everyone[::-1])
+        if len(everyone) > 2:
+            workers.require_group(everyone[1:])  # the first stays, in no group
+        workers.require_group(everyone, ordered=False)
+        workers.end()
+
+
+def test_one_that_came_later_cannot_join_mpi_and_is_told_so(hosts):
+    """On one host it can: no MPI is used there."""
+    with Workers(hosts.command) as workers:
+        workers.start("ab", ["hosta", "hostb"])
+        workers.require_group("ab")
+        workers.start("c", ["hosta"])
+        for said in workers.regroup("abc").values():
+            assert said["error"] == "TransportError" and "are not in one MPI job" in said["text"], said
+        workers.require_group("ac")
+        workers.require_group("ba")
+        workers.end()
+
+
+def test_a_member_on_another_host_that_does_not_come_is_named(hosts):
+    with Workers(hosts.command) as workers:
+        workers.start("ab", ["hosta", "hostb"])
+        for absent in "ab":
+            (present,) = set("ab") - {absent}
+            (said,) = workers.regroup("ab", seconds=4, callers=[present]).values()
+            assert said["error"] == "TransportError" and said["seconds"] < 15, said
+            _, named = said["text"].split("Not known to have come: ")
+            assert workers.named(absent) in named and workers.named(present) not in named, said
+        workers.require_group("ab")
+        workers.end()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["torchrun:1+1", "2+1", pytest.param("openmpi:2+1", marks=pytest.mark.full("as MPICH's"))],
+    ids=lambda layout: layout.replace(":", " "),
+)
+def test_under_launchers(layout):
+    layout = Layout.parse(layout)
+    if reason := layout.why_not():
+        pytest.skip(reason)
+    result = start([Path(__file__).with_name("scripts") / "regroup.py"], layout=layout, address=False, deadline=170)
+    said = result.json_by_rank()
+    size = len(said)
+    assert result.code == 0 and not result.left_over and sorted(said) == list(range(size)) and size > 1, str(result)
+    total = size * (size - 1) // 2
+    for rank, value in said.items():
+        without_0 = [[rank - 1, size - 1, total]] * (rank > 0)
+        assert value["said"] == [[rank, size, total], *without_0, [size - 1 - rank, size, total]], str(result)
+
+
+def test_after_a_loss_the_others_go_on(hosts):
+    with Workers(hosts.command) as workers:
+        workers.start("abc", ["hosta", "hosta", "hostb"])
+        workers.require_group("abc")
+        workers.kill("a")
+        lost = workers.ask("bc", "reduce")
+        assert {said["error"] for said in lost.values()} == {"PeerLostError"}, lost
+        workers.require_group("cb")
+        workers.end()
