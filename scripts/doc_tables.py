@@ -212,7 +212,7 @@ def filled(page, text):
 
 def main(check):
     stale = []
-    for page in (*PAGES, *WHOLE):
+    for page in (*WHOLE, *PAGES):
         before = (ROOT / page).read_text()
         after = WHOLE[page]() if page in WHOLE else filled(page, before)
         if before != after:

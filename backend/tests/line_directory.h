@@ -140,24 +140,28 @@ ACCESS(16)
     return TOUCHES(T, kModifies,                                                                            \
                    __atomic_compare_exchange_n(at, seen, value, WEAK, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)); \
   }
-#define ATOMIC(N, T)                                                    \
-  T __tsan_atomic##N##_load(const volatile T* at, int) {                \
-    return TOUCHES(T, kReads, __atomic_load_n(at, __ATOMIC_SEQ_CST));   \
-  }                                                                     \
-  void __tsan_atomic##N##_store(volatile T* at, T value, int) {         \
-    TOUCHES(T, kWrites, __atomic_store_n(at, value, __ATOMIC_SEQ_CST)); \
-  }                                                                     \
-  MODIFY(N, T, exchange_n)                                              \
-  MODIFY(N, T, fetch_add)                                               \
-  MODIFY(N, T, fetch_sub)                                               \
-  MODIFY(N, T, fetch_and)                                               \
-  MODIFY(N, T, fetch_or)                                                \
-  MODIFY(N, T, fetch_xor)                                               \
-  T __tsan_atomic##N##_exchange(volatile T* at, T value, int order) {   \
-    return __tsan_atomic##N##_exchange_n(at, value, order);             \
-  }                                                                     \
-  EXCHANGE(N, T, strong, false)                                         \
-  EXCHANGE(N, T, weak, true)
+#define ATOMIC(N, T)                                                                     \
+  T __tsan_atomic##N##_load(const volatile T* at, int) {                                 \
+    return TOUCHES(T, kReads, __atomic_load_n(at, __ATOMIC_SEQ_CST));                    \
+  }                                                                                      \
+  void __tsan_atomic##N##_store(volatile T* at, T value, int) {                          \
+    TOUCHES(T, kWrites, __atomic_store_n(at, value, __ATOMIC_SEQ_CST));                  \
+  }                                                                                      \
+  MODIFY(N, T, exchange_n)                                                               \
+  MODIFY(N, T, fetch_add)                                                                \
+  MODIFY(N, T, fetch_sub)                                                                \
+  MODIFY(N, T, fetch_and)                                                                \
+  MODIFY(N, T, fetch_or)                                                                 \
+  MODIFY(N, T, fetch_xor)                                                                \
+  T __tsan_atomic##N##_exchange(volatile T* at, T value, int order) {                    \
+    return __tsan_atomic##N##_exchange_n(at, value, order);                              \
+  }                                                                                      \
+  EXCHANGE(N, T, strong, false)                                                          \
+  EXCHANGE(N, T, weak, true)                                                             \
+  T __tsan_atomic##N##_compare_exchange_val(volatile T* at, T seen, T value, int, int) { \
+    __tsan_atomic##N##_compare_exchange_strong(at, &seen, value, 0, 0);                  \
+    return seen;                                                                         \
+  }
 ATOMIC(8, uint8_t)
 ATOMIC(16, uint16_t)
 ATOMIC(32, uint32_t)

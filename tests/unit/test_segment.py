@@ -13,8 +13,8 @@ from c10d_custom.creation import Processes
 from c10d_custom.creation.local_datagrams import Letters, Mailbox, Neighbours
 from c10d_custom.errors import PeerLostError, TransportError
 from c10d_custom.native import Interrupted, lib
-from c10d_custom.transport.shm import algorithm, segment
-from c10d_custom.transport.shm.algorithm import at_once, geometry
+from c10d_custom.transport.shm import segment
+from c10d_custom.transport.shm.segment import at_once, geometry
 
 ROWS = "its ranks on the host", "MiB when it is made"  # of docs/sharp-bits.md
 
@@ -29,7 +29,7 @@ def test_a_block_has_a_line_for_each_rank(many):
 @pytest.mark.parametrize("many", [16, 48, 64, 192, 256])
 @pytest.mark.parametrize("cache", [32 << 20, 210 << 20, 768 << 20])
 def test_all_rings_together_fit_half_the_cache(many, cache):
-    window, block = algorithm._rings(Config(), many, lambda ranks: cache)
+    window, block = segment._rings(Config(), many, lambda ranks: cache)
     assert window * block <= max(cache // 2 // many, 4 * -(-64 * many // 4096) * 4096)
     assert 4 <= window <= 8 and block % 4096 == 0 and 64 * many <= block <= 128 << 10
     with_one_more = (window + 1) * block if window < 8 else window * (block + 4096)
@@ -37,18 +37,18 @@ def test_all_rings_together_fit_half_the_cache(many, cache):
 
 
 def test_rings_are_as_configured_where_they_fit_anyway_or_nothing_is_known():
-    assert algorithm._rings(Config(), 8, lambda ranks: 1 << 20) == (8, 128 << 10)
-    assert algorithm._rings(Config(), 192, lambda ranks: 0) == (8, 128 << 10)
+    assert segment._rings(Config(), 8, lambda ranks: 1 << 20) == (8, 128 << 10)
+    assert segment._rings(Config(), 192, lambda ranks: 0) == (8, 128 << 10)
 
 
 def test_sums_are_shared_out_where_each_rank_has_a_core(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
-    assert [algorithm._two_steps(n) for n in (2, 3, 4, 16)] == [0, 0, 4096, 4096]
+    assert [segment._two_steps(n) for n in (2, 3, 4, 16)] == [0, 0, 4096, 4096]
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert algorithm._two_steps(64) == 4096, "bound to a core each"
+    assert segment._two_steps(64) == 4096, "bound to a core each"
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    assert [algorithm._two_steps(n) for n in (2, 8, 64, 192)] == [0, 65536, 8192, 4096]
+    assert [segment._two_steps(n) for n in (2, 8, 64, 192)] == [0, 65536, 8192, 4096]
 
 
 def test_rings_take_no_memory_before_they_are_used():

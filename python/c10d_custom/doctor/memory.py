@@ -24,7 +24,7 @@ def _size(count: int) -> str:
 def memory() -> Finding:
     """What is left, and what groups of 2 and of 8 ranks take of it for their collectives."""
     from .. import native
-    from ..transport.shm.algorithm import at_once, geometry
+    from ..transport.shm.segment import at_once, geometry
 
     try:
         config = Config.from_env()

@@ -45,7 +45,7 @@ def _segment() -> None:
         from ..native import Interrupted, lib
     except OSError as error:
         raise ImportError(str(error)) from error
-    from ..transport.shm.algorithm import geometry
+    from ..transport.shm.segment import geometry
 
     total, handle = c_uint64(), c_void_p()
     fd = lib.c10d_segment_create(byref(geometry(_SMALL, 2, 0)), byref(total))

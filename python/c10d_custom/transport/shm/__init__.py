@@ -15,8 +15,7 @@ from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, direct, l
 from ...native.direct import CoreTicket
 from ...threads import threading
 from .. import LocalTransport, Ticket, is_out_of_reach, plain_error, rank_name
-from .algorithm import geometry
-from .segment import open_segment
+from .segment import geometry, open_segment
 
 if TYPE_CHECKING:
     from ...call import Buffer, Message
