@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.distributed_c10d import AllToAllOptions, BroadcastOptions, ReduceOptions
 
+from c10d_custom import threads
 from c10d_custom.errors import CustomBackendError
 from c10d_custom.transport import cuda
 from c10d_custom.transport.cuda import stream_op
@@ -34,14 +35,14 @@ HOSTS = {
 @pytest.mark.parametrize("us, awake", [("0", 0), ("1000000", 50)])
 def test_a_poll_stays_awake_as_long_as_waits_of_the_cpu_do(us, awake, monkeypatch):
     monkeypatch.setenv("C10D_CUSTOM_SPIN_US", us)
-    stream_op._awake.cache_clear()
+    threads._spin.cache_clear()
     slept, asked = [], iter(range(50))
-    monkeypatch.setattr(stream_op.time, "sleep", slept.append)
+    monkeypatch.setattr(threads.time, "sleep", slept.append)
     try:
         assert stream_op.poll(lambda: next(asked, "over") == "over", time.monotonic() + 60, lambda: False)
     finally:
         monkeypatch.undo()
-        stream_op._awake.cache_clear()
+        threads._spin.cache_clear()
     assert len(slept) == 50 - awake, slept
 
 

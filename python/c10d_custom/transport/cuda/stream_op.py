@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...config import Config
 from ...errors import AbortedError
-from ...threads import threading, time
+from ...threads import GPU, rest, threading, time
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +17,7 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
-_STEP = 50e-6  # of a poll for the GPU, once it sleeps
-_LONG_STEP = 1e-3
-_LOOK = 20e-3
-
-
-@functools.cache
-def _awake() -> float:
-    """Seconds for which a poll does not sleep."""
-    return Config.from_env().spin_us * 1e-6
+_LOOK = 20e-3  # s: between two looks whether the group is broken
 
 
 def poll(done: Callable[[], object], deadline: float, broken: Callable[[], object]) -> bool:
@@ -41,10 +31,7 @@ def poll(done: Callable[[], object], deadline: float, broken: Callable[[], objec
             looked = now
             if broken():
                 return False
-        if now - began < _awake():
-            os.sched_yield()
-        else:
-            time.sleep(_STEP if now - began < _LOOK else _LONG_STEP)
+        rest(GPU, now - began)
     return True
 
 
