@@ -19,6 +19,7 @@ import c10d_custom
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
 from c10d_custom.errors import TransportError
+from c10d_custom.launch.door import hello
 from c10d_custom.transport.shm import segment
 
 SOURCES = Path(c10d_custom.__file__).parent
@@ -73,10 +74,6 @@ def connect(name):
     peer.settimeout(5)
     peer.connect("\0" + name)
     return peer
-
-
-def hello(token, rank):
-    return segment._HELLO.pack(token, rank)
 
 
 HOSTILE = {

@@ -36,6 +36,8 @@ WHILE_A_GROUP_IS_MADE = {
     ("native", "_quick_inside"),
     ("native.direct", "_set_up"),
     ("native.direct", "_in_c"),
+    ("transport.shm.segment", "_ask"),
+    ("transport.shm.segment", "_serve"),
 }
 WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another
     ("", "restore"),

@@ -32,6 +32,7 @@ from ..call import seconds_of
 from ..creation import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
+from ..launch.door import STRANGERS
 from ..threads import select, time
 from ..transport.hosts.tcp_line import At
 from ..transport.hosts.transport import HierarchicalTransport
@@ -246,7 +247,6 @@ def wait(what: Iterable[Any], seconds: float) -> bool:
 _RECALL = 0.2  # s: between two calls of a rank that is not reached
 _SETTLE = 0.2  # s: for the news of a loss, once a making has failed
 _LAUNCHER_ENDS = 1.0  # s: within which a launcher ends the other ranks of a host that has lost one
-_STRANGERS = 64  # callers that have not said who they are, besides one for each rank
 _SOONER, _SOONER_MOST = 0.1, 1.0  # a president gives up sooner than the others, who hear from it who is missing
 
 
@@ -395,7 +395,7 @@ class _President:
 
     def _hear_caller(self, line: TcpLine) -> None:
         messages = line.hear()
-        if line.at is At.CALLED and len(self._callers) <= len(self._lines) + self.own.old.size + _STRANGERS:
+        if line.at is At.CALLED and len(self._callers) <= len(self._lines) + self.own.old.size + STRANGERS:
             return
         self._callers.remove(line)
         rank = line.peer

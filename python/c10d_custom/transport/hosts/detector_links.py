@@ -11,27 +11,24 @@ process that is killed may take long to end, and a kernel resets a connection wh
 from __future__ import annotations
 
 import contextlib
-import errno
 import secrets
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
 from ...launch.addresses import addresses, listen
-from ...threads import selectors, socket, time
+from ...launch.door import TOKEN_BYTES, Door, hello
+from ...threads import socket, time
 from .own_sockets import own
 
 if TYPE_CHECKING:
     from ...creation.exchange import Exchange
 
 
-_HELLO = struct.Struct("<16sI")  # who calls says: the token, its rank; it is answered the token, and then says
+# Who calls says the token and its rank; it is answered the token, and then says that it is here.
 _SILENT = 1 << 31  # and its rank, where it calls for the silent connection
 _HERE = b"."
 _CONNECT_SECONDS = 3.0
-_STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
-_AT_ONCE = 64  # connections taken between two looks at those that are there
 _SLICE = 20e-3  # s: between two looks at who is alive
 
 
@@ -65,10 +62,11 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
     with contextlib.ExitStack() as cleanup:
         door = None
         if neighbours.callers:
-            server, token = listen(not neighbours.callers <= set(neighbours.here)), secrets.token_bytes(16)
+            server = listen(not neighbours.callers <= set(neighbours.here))
+            token = secrets.token_bytes(TOKEN_BYTES)
             cleanup.callback(server.close)
             silent = {_SILENT + rank for rank in neighbours.callers & neighbours.silent}
-            door = _Door(server, token, neighbours.callers | silent)
+            door = Door(server, token, neighbours.callers | silent, lambda link: link.send(token), len(_HERE))
             cleanup.callback(door.close)
             exchange.say(
                 f"failure_detector/{exchange.rank}",
@@ -96,85 +94,6 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
         own(link).setblocking(False)
     loud = {link: number for link, number in links.items() if number < _SILENT}
     return loud, {link: number - _SILENT for link, number in links.items() if number >= _SILENT}
-
-
-class _Door:
-    """Where ``ranks`` connect. Anybody can: all are heard at once, in few bytes, and none is waited for; those that say
-    nothing are closed when there are too many, the oldest first."""
-
-    def __init__(self, server: socket.socket, token: bytes, ranks: set[int]) -> None:
-        self._server, self._token = server, token
-        self.waiting = set(ranks)
-        self._most = len(self.waiting) + _STRANGERS
-        self._silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
-        self._selector = selectors.DefaultSelector()
-        server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ)
-
-    def admit(self, seconds: float) -> list[tuple[socket.socket, int]]:
-        """[(connection, rank)] of those that have come within that time."""
-        ready: list[Any] = [key.fileobj for key, _ in self._selector.select(seconds)]
-        heard = [(link, self._hear(link)) for link in ready if link is not self._server]
-        if self._server in ready:
-            self._accept()  # last: it may close those that have said nothing
-        return [(link, rank) for link, rank in heard if rank is not None]
-
-    def close(self) -> None:
-        for link in list(self._silent):
-            self._drop(link)
-        self._selector.close()
-
-    def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            if len(self._silent) >= self._most:
-                self._drop(next(iter(self._silent)))
-            try:
-                link, _ = self._server.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # of a connection that is gone, or no descriptor is left
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    if not self._silent:
-                        raise
-                    self._drop(next(iter(self._silent)))
-                continue
-            link.setblocking(False)
-            self._silent[link] = b""
-            self._selector.register(link, selectors.EVENT_READ)
-
-    def _hear(self, link: socket.socket) -> int | None:
-        """The rank that it is; None: not known yet, or closed as a stranger's. A rank that had no answer for long may
-        have called again: which of its connections it means, it says last."""
-        before = self._silent[link]
-        wanted = _HELLO.size + (len(_HERE) if len(before) >= _HELLO.size else 0)
-        try:
-            said = link.recv(wanted - len(before))
-            if said:
-                self._silent[link] += said
-                if len(self._silent[link]) < wanted:
-                    return None
-                token, rank = _HELLO.unpack(self._silent[link][: _HELLO.size])
-                if secrets.compare_digest(token, self._token) and rank in self.waiting:
-                    if wanted == _HELLO.size:
-                        link.send(self._token)
-                        return None
-                    self._forget(link)
-                    self.waiting.discard(rank)
-                    return int(rank)
-        except BlockingIOError:
-            return None
-        except OSError:
-            pass
-        self._drop(link)
-        return None
-
-    def _forget(self, link: socket.socket) -> None:
-        del self._silent[link]
-        self._selector.unregister(link)
-
-    def _drop(self, link: socket.socket) -> None:
-        self._forget(link)
-        link.close()
 
 
 class _Call:
@@ -222,7 +141,7 @@ class _Call:
                 self._tried[-1] += str(error)
                 continue
             try:
-                self._link.sendall(_HELLO.pack(self._token, self.silent + self._exchange.rank))
+                self._link.sendall(hello(self._token, self.silent + self._exchange.rank))
                 return
             except OSError as error:
                 self._tried[-1] += str(error)

@@ -24,7 +24,7 @@ from ...config import ALGORITHMS
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib, memory_left
-from ...threads import selectors, socket, time
+from ...threads import socket, time
 
 if TYPE_CHECKING:
     from ...config import Config
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from ...creation.exchange import Exchange
 
 
-_TOKEN = 16
+_TOKEN_BYTES = 16
 _SLICE = 10e-3  # s: between two looks at who is alive
 _LOOK = 0.1  # s: between two at who has said that it cannot come
-_HELLO = struct.Struct(f"<{_TOKEN}sI")
 _HANDED, _REFUSED = b"s", b"n"
-_STRANGERS = 64  # connections that have said nothing yet, besides one for each rank
 _QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _PAGE, _LARGE_PAGE = 4096, 2 << 20
@@ -182,7 +180,7 @@ def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callab
         call = "socket"
         try:
             server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            token = os.urandom(_TOKEN)
+            token = os.urandom(_TOKEN_BYTES)
             name = f"c10d_custom-{os.urandom(16).hex()}"
             call = "bind"
             server.bind("\0" + name)
@@ -237,98 +235,41 @@ def _create(config: Config, size: int, board_bytes: int = 0) -> int:
 
 
 def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Exchange) -> None:
-    """Hands ``fd`` to ranks 1 to ``size`` - 1. Anybody on the host can connect: those of other users are turned away
-    unheard, and none is waited for; those that say nothing are closed when there are too many."""
-    waiting = set(range(1, size))
-    silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
+    """Hands ``fd`` to ranks 1 to ``size`` - 1. Those of other users are turned away unheard."""
+    from ...launch.door import Door
+
     look = time.monotonic() + _LOOK
-    server.setblocking(False)
-    with contextlib.ExitStack() as closing, selectors.DefaultSelector() as selector:
-
-        def close_silent() -> None:
-            for peer in silent:
-                peer.close()
-
-        closing.callback(close_silent)
-        selector.register(server, selectors.EVENT_READ)
-
-        def drop(peer: socket.socket) -> None:
-            del silent[peer]
-            selector.unregister(peer)
-            peer.close()
-
-        while waiting:
-            for key, _ in selector.select(_SLICE):
-                peer: Any = key.fileobj
-                if peer is server:
-                    if len(silent) >= size + _STRANGERS:
-                        drop(next(iter(silent)))
-                    try:
-                        peer = _accept(server)
-                    except OSError as error:
-                        if error.errno in (errno.EMFILE, errno.ENFILE):
-                            if not silent:
-                                raise
-                            drop(next(iter(silent)))
-                        continue
-                    if peer is None:
-                        continue
-                    silent[peer] = b""
-                    selector.register(peer, selectors.EVENT_READ)
-                elif peer not in silent:
-                    continue  # just closed
-                try:
-                    said = peer.recv(_HELLO.size - len(silent[peer]))
-                    silent[peer] += said
-                    if len(silent[peer]) == _HELLO.size:
-                        waiting.discard(_answer(peer, silent[peer], fd, token, waiting))
-                        drop(peer)
-                    elif not said:
-                        drop(peer)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    drop(peer)  # that process is gone; the deadline speaks for it
+    door = Door(server, token, range(1, size), lambda link: _hand(link, fd), admits=_is_ours, refusal=_REFUSED)
+    with contextlib.closing(door):
+        while door.waiting:
+            for link, _ in door.admit(_SLICE):
+                link.close()
             exchange.require_all_coming()
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK
                 said = exchange.said("mapped")
-                if any(said.get(rank) for rank in waiting):
+                if any(said.get(rank) for rank in door.waiting):
                     return  # it will not come, and says why when all have gathered
             if time.monotonic() >= exchange.deadline - _SLICE:
-                raise TransportError(f"ranks {sorted(waiting)} did not fetch the segment in time")
+                raise TransportError(f"ranks {sorted(door.waiting)} did not fetch the segment in time")
 
 
-def _accept(server: socket.socket) -> socket.socket | None:
-    """A connection of a process of this user, or None."""
-    peer, _ = server.accept()
-    if _user(peer) != os.geteuid():
-        peer.close()
-        return None
-    peer.setblocking(False)
-    return peer
+def _is_ours(peer: socket.socket) -> bool:
+    return _user(peer) == os.geteuid()
 
 
-def _user(connection: socket.socket) -> int:
-    """Returns who is at the connection's other end, as the kernel says."""
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-
-
-def _answer(peer: socket.socket, hello: bytes, fd: int, token: bytes, waiting: set[int]) -> int | None:
-    """The rank that has got ``fd`` now, or None."""
-    import hmac  # when it is wanted
-
-    said, rank = _HELLO.unpack(hello)
-    if not hmac.compare_digest(said, token) or rank not in waiting:
-        peer.send(_REFUSED)
-        return None
+def _hand(peer: socket.socket, fd: int) -> None:
     try:
         socket.send_fds(peer, [_HANDED], [fd])
     except OSError as error:
         if error.errno in _NOT_ALLOWED:
             raise TransportError(f"sendmsg: {error}") from None
         raise
-    return rank
+
+
+def _user(connection: socket.socket) -> int:
+    """Returns who is at the connection's other end, as the kernel says."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
 def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
@@ -375,6 +316,8 @@ def _nameless(fd: int) -> bool:
 
 def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, list[int], int]:
     """(answer or b"", descriptors, flags)"""
+    from ...launch.door import hello  # when it is wanted
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(exchange.left())
         call = "connect"
@@ -383,7 +326,7 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
             if (user := _user(peer)) != os.geteuid():
                 raise TransportError(f"the segment is offered by another user (uid {user})")
             call = "sendto"
-            peer.sendall(_HELLO.pack(bytes.fromhex(offer["token"]), rank))
+            peer.sendall(hello(bytes.fromhex(offer["token"]), rank))
             call = "recvmsg"
             answer, fds, flags, _ = socket.recv_fds(peer, 1, 1)
         except (BlockingIOError, ConnectionResetError, BrokenPipeError):
