@@ -9,8 +9,9 @@ namespace c10d_custom {
 bool Collective::forced(Algorithm which) const { return Algorithm(g.geometry.forced) == which; }
 
 // The same answer on every rank: it depends on compared fields only. all_to_all is decided after the
-// announcements, from what all have (all_to_all_fits_small). Ranks may answer differently for a gather or scatter whose
-// parts differ: then it is decided anew once all have agreed, and is small if every rank says so of its own part.
+// announcements, from what all have (all_to_all_fits_small). One exception: where the parts of a gather or scatter
+// differ, ranks may answer differently. The call is announced all the same, and once all ranks have compared their
+// calls, the longest part decides, alike on all ranks (`longest_part`, in finish_small).
 bool Collective::fits_small() const {
   const uint64_t slot = g.geometry.small_bytes;
   auto fits = [&](uint64_t bytes, uint64_t room) {

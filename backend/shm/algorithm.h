@@ -1,5 +1,5 @@
-// Which way a collective goes on one host: all that decides it, and nothing else. The answers are in algorithm.cpp; the
-// numbers come with the segment's geometry (transport/shm/segment.py), so that all ranks choose alike.
+// Which way a collective goes on one host. The answers are in algorithm.cpp, which `run` of collective.cpp asks in
+// order; the numbers come with the segment's geometry (transport/shm/segment.py), so that all ranks choose alike.
 #pragma once
 #include <cstdint>
 

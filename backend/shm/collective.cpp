@@ -204,7 +204,7 @@ Status Collective::mismatch(uint32_t peer) {
     while (g.ctl(r).arrive.value.load(std::memory_order_acquire) < seq && now_ns() < until && g.alive(r) &&
            !g.left(r) && !g.aborted())
       rest_between_rare_looks();
-  // One that has been told by a third of a disagreement names who differs from itself.
+  // If `peer`, which another rank has named, has called the same as this one, a rank that differs is named instead.
   for (uint32_t r = 0; r < n && !differs(peer); ++r)
     if (r != me && g.ctl(r).arrive.value.load(std::memory_order_acquire) >= seq && differs(r)) peer = r;
   return fail(kMismatch, int32_t(peer));
@@ -228,8 +228,9 @@ bool Collective::agree() {
 // written a result.
 bool Collective::agree_by_tree() {
   bool flag;
-  // Two that differ are told so by who has come, however late the others are. Longer than kPollInterrupt in the end,
-  // for each wait begins that anew.
+  // The tree answers only once all have come. So between waits this rank compares itself with those that have, and a
+  // difference is found however late the rest are. The waits grow beyond kPollInterrupt, because each restarts the
+  // clock by which signal handlers are polled: shorter ones would never poll.
   for (int64_t look = kSlice;; look = std::min(2 * look, 3 * kPollInterrupt)) {
     const int64_t until = std::min(deadline, deadline_after(now_ns(), look));
     uint32_t peer;
@@ -263,7 +264,9 @@ bool Collective::all_come(bool* flag) {
   return waited_to_agree(st, peer);
 }
 
-// All else differs from this rank's, if from anyone's. Parts may fit here and not between two others.
+// All other fields must be equal on all ranks, so comparing each rank with this one finds any difference. Parts need
+// not be equal: they can fit between this rank and every other, and yet not between two others. So all pairs are
+// checked.
 bool Collective::all_parts_fit() {
   if (uneven_) {
     for (uint32_t r = 0; r < n; ++r)

@@ -1,4 +1,5 @@
-// How many ranks learn that all have come, each by a few cache lines: a combining tree (Yew, Tzeng, Lawrie 1987).
+// How a large number of ranks learn that all have come, each by a few cache lines: a combining tree (Yew, Tzeng, Lawrie
+// 1987).
 //
 // The ranks are the leaves of a tree of counters. Each adds one to the counter it shares with its neighbours, and
 // whoever makes it full goes on to the next one up; who makes the root's full has come last of all, and says so in one
@@ -6,8 +7,8 @@
 // own.
 //
 // It combines a flag, too: whether any rank has raised one, or whoever made a counter full found that two of the ranks
-// below it differ. The last at a counter compares its own with one rank of each of the others' branches; as the last of
-// those has compared that one with its own, no flag means that all are alike.
+// below it differ. Who makes a counter full compares its own call with that of the first rank of every other branch
+// below it. Inside each branch the same was done before. So, by induction, no flag means that all calls are alike.
 //
 // A round begins when all have come to the one before, and a rank comes to each round once.
 #pragma once

@@ -116,8 +116,9 @@ struct alignas(kLine) RankCtl {
       started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
 };
 
-// Why the group is of no more use; the first rank that finds out writes it, once. A disagreement has a record of its
-// own: calls before it (`seq`) may still succeed, and where they cannot, there is another reason.
+// Why the group is of no more use; the first rank that finds out writes it, once. There are two such records.
+// `disagreement` is about call `seq`: earlier calls, in which slower ranks may still be, do not fail for it. If one of
+// them fails all the same, or something worse follows, the reason goes into `poison`.
 struct alignas(kLine) Poison {
   std::atomic<uint32_t> state;  // 0 free, 1 being written, 2 valid
   uint32_t kind;                // Status

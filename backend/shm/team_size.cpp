@@ -16,7 +16,8 @@ bool overlap(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
   return std::any_of(a.begin(), a.end(), [&](uint32_t cpu) { return std::binary_search(b.begin(), b.end(), cpu); });
 }
 
-// Of the first core: those of one machine are alike, or at least no one has more.
+// Hardware threads of the first core that this rank may run on. Cores of one machine are taken to have as many, or
+// fewer.
 uint32_t threads_of_a_core(const std::vector<uint32_t>& cpus) {
   if (cpus.empty()) return 1;
   const std::string cpu = "/sys/devices/system/cpu/cpu" + std::to_string(cpus[0]);

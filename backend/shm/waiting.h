@@ -1,12 +1,16 @@
-// How long each kind of wait stays awake, and what it does then: the only place that says so.
+// How long each kind of wait stays awake, and what it does then. All waits in C++; those in Python: `rest` in
+// threads.py.
 //
-//   waits for                  stays awake                               then
-//   a rank of this host        1 us looking, then yielding its core      sleeps until it is woken
-//   what MPI brings            yielding its core                         looks again and again, after a sleep
-//   who leaves an arena, a lock, the log of a disagreement: seldom       the same, from the start
-//   another thread's part of   looking a thousand times                  yields its core: such a thread waits for
-//   nobody a copy or a sum work, as a thread of ours  a moment, where some has just come        sleeps until it is
-//   woken, then ends
+// clang-format off
+//   who waits for                            stays awake                           and then
+//   a rank of this host                      1 us looking, then yielding its core  sleeps until it is woken
+//   what MPI brings                          yielding its core                     sleeps 50 us between looks; after 100 ms, 1 ms
+//   what is rare: a rank that leaves arenas, not at all                            sleeps 0.5 ms between looks
+//     a lock, what others have called in a
+//     disagreement, the users of a handle
+//   another thread's part of a copy or sum   a thousand looks                      yields its core (that thread waits for nobody)
+//   work, as a thread of ours                a moment, if some has just come       sleeps until it is woken; ends if long unused
+// clang-format on
 //
 // The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
 // is the time of the first; the second's is ten times that, for nobody wakes who waits for MPI, and a sleep is longer
@@ -92,8 +96,8 @@ class Spinner {
   static constexpr int64_t kSpin = 1000;                      // ns: an answer that is under way already
   static constexpr int64_t kYieldToOthers = 2 * 1000 * 1000;  // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
-  // ns of yielding between two slow ones: with less, they tell of the same work. Not of time: a group may rest
-  // meanwhile.
+  // ns. If less than this was spent yielding since the last slow yield, both are put down to the same other work, and
+  // the pause grows. Time spent yielding, not time passed: the group may have been idle in between.
   static constexpr int64_t kSoon = 50 * 1000 * 1000;
 
   std::atomic<int64_t> sleep_until_{0}, avoided_{kLeast / 4}, yielding_{0};
@@ -127,9 +131,11 @@ void wait_for_a_part(Done done) {
 // Of threads that wait for work, in ns.
 namespace idle {
 constexpr int64_t kPartAwake = 50 * 1000;  // a helper's, for the next part of a copy or a sum
-// The worker of a group's collectives leaves a small one so long to who issued it; who wants to be told of one waits so
-// long for its peers, less than it takes to wake a thread that does.
-constexpr int64_t kGrace = 300 * 1000, kHardly = 5 * 1000;
+// For so long the worker of a group's collectives leaves a small one to the thread that issued it.
+constexpr int64_t kGrace = 300 * 1000;
+// For so long a thread that asks to be told of a small one's end (`watch`) first waits for its peers, to carry it out
+// itself: less than waking the worker takes.
+constexpr int64_t kHardly = 5 * 1000;
 // Without a submit of a small one for so long it looks no more. A look costs a program that computes up to 40 us on a
 // virtual machine, as a wake-up does, and most small collectives come alone.
 constexpr int64_t kLinger = 1000 * 1000;

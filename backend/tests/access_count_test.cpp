@@ -26,7 +26,7 @@ extern "C" int __wrap_sched_getaffinity(pid_t, size_t bytes, cpu_set_t* cpus) {
   return 0;
 }
 
-// A slow clock: a yield that takes long, on a machine with more ranks than cores, is no reason to sleep (spinner.h).
+// A slow clock: a yield that takes long, on a machine with more ranks than cores, is no reason to sleep (waiting.h).
 extern "C" int __real_clock_gettime(clockid_t, timespec*);
 extern "C" int __wrap_clock_gettime(clockid_t clock, timespec* t) {
   const int failed = __real_clock_gettime(clock, t);

@@ -231,6 +231,8 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         for name, setting in SETTINGS.items():
             if (text := environ.get(setting.variable)) is not None:
                 setattr(config, name, setting.value(text))
+        if config.cool:
+            config.spin_us = 0
         if config.block_bytes % 4096:
             raise ValueError(f"C10D_CUSTOM_BLOCK_BYTES={config.block_bytes}: must be a multiple of 4096")
         if config.cuda_staging_bytes % 65536:

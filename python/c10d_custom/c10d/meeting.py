@@ -151,7 +151,8 @@ class _Meeting:
             gathering.processes.close()
 
     def under(self, prefix: str, attempt: Attempt | None = None) -> _Met:
-        """Under keys that begin so; ``attempt``: whose name that is. Raises SupersededError, too, if there is one."""
+        """Under keys that begin so; ``attempt``: the one whose name ``prefix`` is, if it is one's. Raises
+        SupersededError, too, if there is one."""
         part, size = self.store.under(prefix), len(self.members)
         with Membership(part, self.rank, self.members, self.name) as membership:
             own, look = part.under(membership.digest), membership.look
@@ -159,7 +160,8 @@ class _Meeting:
                 # A store may see the same group name again after destroy_process_group.
                 own = own.under(f"{life(own, self.rank)}")
             else:
-                # Not at the members: those of an earlier attempt may have been others.
+                # The long wait looks only for a newer attempt, and compares no members: what the store has under those
+                # keys may be an earlier attempt's, whose members may have differed.
                 look = attempt.look
             if self.roster is not None:
                 look = self.roster.look
@@ -285,6 +287,6 @@ def _neighbourly_world() -> ShmTransport | None:
 
 
 def _members_of_world(members: list[int]) -> Members | None:
-    """processes.Members for ``members``, global ranks, if the default group can tell who of them is gone."""
+    """creation.Members for ``members``, global ranks, if the default group can tell who of them is gone."""
     parent = _world()
     return Members(parent, members, shrinking=True) if parent is not None else None

@@ -34,7 +34,7 @@ _FAILED = "has no ranks, since a reconfigure has failed: call it again with a ne
 
 
 class NoTransport:
-    """In place of a ByDevice, of a group that has no ranks, ``why`` it has none. What it is asked is refused."""
+    """Stands in for a ByDevice while a group has no ranks; ``why`` says why. It refuses whatever is asked."""
 
     strangers = False
     fast_collective = fast_submit = fast_message = None

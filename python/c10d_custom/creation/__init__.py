@@ -92,8 +92,8 @@ if TYPE_CHECKING:
 
 class Members(Processes):
     """Of a group that is made by some ranks of another: they are known before they have told who they are.
-    ``parent``: that group's transport; ``ranks``: theirs in it; ``shrinking``: whether its shrink_group ends all
-    this."""
+    ``parent``: that group's transport; ``ranks``: the members' ranks in the parent; ``shrinking``: whether the making
+    is given up when a rank of the parent calls shrink_group."""
 
     def __init__(self, parent: Parent, ranks: Sequence[int], shrinking: bool = False) -> None:
         super().__init__()
@@ -132,7 +132,8 @@ _KINDS = {
 
 
 class Gathering(ABC):
-    """One group's words on one of its ranks; each wait has a deadline, and ends when a rank of this host has. Errors:
+    """One rank's part in the talk by which a group is made. Each wait has a deadline, and ends at once when a rank of
+    this host is found to have died. Errors:
     TransportError; PeerLostError where a rank is known to have died; AbortedError where ranks have turned to something
     else. ``look``: called now and then in long waits, and may raise."""
 

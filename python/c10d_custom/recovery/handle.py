@@ -75,8 +75,8 @@ def _pid_namespace() -> list[str | int]:
 
 
 class Endpoint:
-    """This process's, of one process group: what its handle names. ``used``: numbers that stand for a group that was
-    made, or was to be."""
+    """Where other processes reach this one, for one process group: its mailbox and its store; ``handle`` names both.
+    ``used``: numbers that were given before, whether or not the group was made."""
 
     def __init__(self, seconds: float) -> None:
         self.used: list[int] = []

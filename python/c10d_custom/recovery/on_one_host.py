@@ -40,7 +40,8 @@ class _Over(Exception):
 class Survivors:
     """One rank's part in finding out who is left, and in making a group of them."""
 
-    promised = None  # nothing that ends differently on different ranks
+    # never set: here all ranks always end alike (see over_hosts.py, and c10d/shrink.py, which reads it)
+    promised = None
 
     def __init__(self, old: Any, timeout: timedelta, build: Build) -> None:
         self.old, self._build = cast("ShmTransport", old.cpu_transport), build

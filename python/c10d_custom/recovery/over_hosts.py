@@ -275,7 +275,8 @@ class _President:
         self._refused: set[int] = set()
         self._making = ""  # its name
         self._answers: dict[int, dict[str, Any]] = {}  # to that
-        self._knows = False  # what an earlier president can have decided
+        # all that are left have come and said what they promised: if this rank keeps none, none is kept
+        self._knows = False
         self._over = False  # all have been told how it ends
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
         self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if launcher.watches() else 0.0)

@@ -244,9 +244,10 @@ class Transport(ABC):
 
     @abstractmethod
     def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
-        """What is seen of ranks that have begun a collective which this rank, in its monitored barrier ``number``, has
-        not issued. (Whether a rank of this host has, without having entered that barrier, or to say that others have;
-        the ranks of other hosts that have, perhaps after that barrier.)"""
+        """Looks for ranks that have begun a collective which this rank, waiting in its monitored barrier ``number``,
+        has not issued. Returns (whether a rank of this host has, which either never entered that barrier or joined the
+        collective to pass on that others are in one; the ranks of other hosts that have, perhaps only after that
+        barrier)."""
 
     # --- being called on top of itself
 

@@ -35,7 +35,7 @@ class Move(Enum):
     REJECTED = "this rank refused the call: the others are told"
     LEADERS = "with the agreement, by the leaders"
     FLAT = "with the agreement, from each rank to each"
-    PIPELINED = "an all_reduce, by pipelined_reduce.py"
+    PIPELINED = "an all_reduce, by pipelined_reduce.py (where two_level.py sends a reduce, too)"
     TWO_LEVEL = "inside hosts and between them, by two_level.py"
 
 

@@ -12,8 +12,8 @@ would go by descriptors). So who watches a host sees which of its ranks was firs
 on another host and does not watch that waits for the word (_WORD), and takes what it has seen for the reason only if
 none comes.
 
-A disagreement about a collective is no reason for an earlier one, in which a slower rank may still be, to fail; a worse
-fault, which is, may follow it.
+A disagreement about collective N does not fail collectives before N, in which a slower rank may still be. Any other
+fault fails all of them, and may still be reported after a disagreement.
 
 That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
 firewall may do: recovery/over_hosts.py takes it for proof that the process has ended, and its host has not. All
@@ -26,9 +26,8 @@ closes no connection: that is for the waits' deadlines.
 
 The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
 (`alarm`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
-(health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kLook in
-backend/hosts/pipelined_reduce.cpp), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice in
-backend/shm/group.h).
+(health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kSliceOverMpi in
+backend/shm/waiting.h), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice there).
 """
 
 from __future__ import annotations
@@ -89,7 +88,8 @@ class FailureDetector:
         neighbours = Neighbours(self.rank, hosts)
         self._watched = neighbours.watched
         self._links, self._silent = connect(exchange, neighbours)  # socket -> rank at its other end
-        # A silent connection's end is not news before the other one has ended: that may have said something before.
+        # Two first ranks have two connections. The silent one's end counts only once the ordinary one has ended, too:
+        # on that the rank may still have said why it goes.
         self._over: set[int] = set()  # ranks whose silent connection has ended in good order
         self._resets: set[int] = set()  # ranks whose other one was reset
         self._unread = dict.fromkeys(self._links, b"")

@@ -405,7 +405,8 @@ class Messages:
         return early is not None
 
     def _met(self, ticket: MessageTicket, source: int, head: Head, memory: Buffer, data_tag: int) -> None:
-        """The first receive for a message with that head, in ``memory``, with the bytes where they are whole."""
+        """``ticket``, the oldest receive that waits for it, has met a message. ``memory`` holds its head and, where the
+        message came whole, its bytes."""
         link = self.link
         if head.token != link.token:
             return self._background.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
@@ -547,8 +548,8 @@ class Messages:
             self.link.give_up(ticket.requests, ticket)
 
     def close(self) -> None:
-        """Fails what is under way, and ends the thread. Called amid a pass of this thread's own, that fails it when it
-        returns."""
+        """Fails what is under way, and ends the thread. If this thread is in the middle of a pass (a signal handler
+        called it), what is under way is failed by that pass, when it ends."""
         self._over = True
         self._thread.end()
         with self._lock:

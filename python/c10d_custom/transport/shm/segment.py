@@ -341,5 +341,5 @@ def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, l
 def _open(fd: int, rank: int, config: Config, interrupted: Any, at: Any) -> None:
     if config.cool:
         lib.c10d_stay_cool(1)
-    if error := lib.c10d_open(fd, rank, 0 if config.cool else config.spin_us * 1000, interrupted, at):
+    if error := lib.c10d_open(fd, rank, config.spin_us * 1000, interrupted, at):
         raise OSError(error, os.strerror(error))
