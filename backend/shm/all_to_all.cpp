@@ -160,6 +160,7 @@ class PairRings final : public Wait {
     own_done = true;
     char *to = c.out(c.me), *from = c.in(c.me);
     const uint64_t size = c.in_bytes(c.me);
+    if (!size) return;
     if (to + size <= from || from + size <= to)
       g.team.copy(copy, to, from, size);
     else

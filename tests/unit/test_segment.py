@@ -39,6 +39,7 @@ def test_all_rings_together_fit_half_the_cache(many, cache):
 def test_rings_are_as_configured_where_they_fit_anyway_or_nothing_is_known():
     assert segment._rings(Config(), 8, lambda ranks: 1 << 20) == (8, 128 << 10)
     assert segment._rings(Config(), 192, lambda ranks: 0) == (8, 128 << 10)
+    assert segment._rings(Config(window=3), 192, lambda ranks: 1 << 20) == (3, 128 << 10), "as somebody has said"
 
 
 def test_sums_are_shared_out_where_each_rank_has_a_core(monkeypatch):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
 
-from ...config import ALGORITHMS
+from ...config import ALGORITHMS, SETTINGS
 from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib, memory_left
@@ -73,12 +73,14 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
 
 
 def _rings(config: Config, ranks: int, cache_bytes: Callable[[int], int]) -> tuple[int, int]:
-    """(blocks in a ring, bytes of a block): as configured, or less, for all rings together to fit into half of the
-    ranks' last-level caches; the other half is for the tensors."""
+    """(blocks in a ring, bytes of a block): as configured; but where nothing is, perhaps less, for all rings together
+    to
+    fit into half of the ranks' last-level caches. The other half is for the tensors."""
     # Operations cut a block among the ranks, at cache lines.
     least = -(-64 * ranks // _PAGE) * _PAGE
     window, block = config.window, max(config.block_bytes, least)
-    if ranks * window * block > _LOOKED_AT and (cache := cache_bytes(ranks)):
+    by_default = all(getattr(config, name) == SETTINGS[name].default for name in ("window", "block_bytes"))
+    if by_default and ranks * window * block > _LOOKED_AT and (cache := cache_bytes(ranks)):
         ring = cache // 2 // ranks
         # Fewer blocks rather than shorter ones: each costs all ranks a synchronisation.
         window = min(window, max(_FEWEST_BLOCKS, ring // block))
