@@ -57,8 +57,13 @@ class Spinner {
     const Relaxing how = line ? relaxing() : Relaxing::kPause;
     int64_t now = began;
     for (const int64_t until = std::min(deadline, began + kSpin); now < until; now = now_ns())
-      for (int i = 0; i < 16; ++i)  // of two looks each
-        if (relax_until(line, kCycles, done, how)) return true;
+      for (int i = 0; i < 32; ++i) {
+        if (done()) return true;
+        if (how == Relaxing::kPause)
+          cpu_relax();
+        else if (relax_until(line, kCycles, done, how))
+          return true;
+      }
     if (now < sleep_until_.load(std::memory_order_relaxed) || leaves(now)) return false;
     const int64_t first = now;
     for (const int64_t until = std::min(deadline, began + awake_ns); now < until;) {
