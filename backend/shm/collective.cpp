@@ -228,21 +228,19 @@ bool Collective::agree() {
 // written a result.
 bool Collective::agree_by_tree() {
   bool flag;
-  // The tree answers only once all have come. So between waits this rank compares itself with those that have, and a
-  // difference is found however late the rest are. The waits grow beyond kPollInterrupt, because each restarts the
-  // clock by which signal handlers are polled: shorter ones would never poll.
-  for (int64_t look = kSlice;; look = std::min(2 * look, 3 * kPollInterrupt)) {
-    const int64_t until = std::min(deadline, deadline_after(now_ns(), look));
-    uint32_t peer;
-    const Status st = g.wait_for_all(&flag, &peer, until);
-    if (st != kTimeout || until == deadline) {
-      if (!waited_to_agree(st, peer)) return false;
-      break;
-    }
-    for (uint32_t r = 0; r < n; ++r)
-      if (r != me && g.ctl(r).arrive.value.load(std::memory_order_acquire) >= seq && differs(r))
-        return mismatch(r), false;
-  }
+  // The tree answers only once all have come. So a sleeper compares itself with those that have, whenever it looks up,
+  // and a difference is found however late the rest are.
+  auto found = [](const void* context, uint32_t* peer) {
+    const auto& c = *static_cast<const Collective*>(context);
+    for (uint32_t r = 0; r < c.n; ++r)
+      if (r != c.me && c.g.ctl(r).arrive.value.load(std::memory_order_acquire) >= c.seq && c.differs(r))
+        return *peer = r, true;
+    return false;
+  };
+  uint32_t peer;
+  const Status st = g.wait_for_all(&flag, &peer, deadline, found, this);
+  if (st == kPeerLost && found(this, &peer)) return mismatch(peer), false;
+  if (!waited_to_agree(st, peer)) return false;
   if (!flag) return true;
   for (uint32_t r = 0; r < n; ++r)
     if (r != me && differs(r)) return mismatch(r), false;

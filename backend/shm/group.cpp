@@ -254,7 +254,8 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
         return its.arrive.value.load(std::memory_order_acquire) < absent.seq ||
                its.rounds.load(std::memory_order_acquire) < absent.round;
       };
-      return (absent.seq || absent.round) && g.any_gone(awaited, peer);
+      return ((absent.seq || absent.round) && g.any_gone(awaited, peer)) ||
+             (absent.in_vain && absent.in_vain(absent.context, peer));
     }
   } reaches(*this, s, need, worth, absent);
   return sleep(reaches, began, peer, deadline);

@@ -76,9 +76,13 @@ class Group {
   // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
   // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
   // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
-  // Also kPeerLost where any rank is gone that is `absent`; *peer is the lost one.
+  // Also kPeerLost where any rank is gone that is `absent`, *peer is the lost one; or where `in_vain`, asked whenever a
+  // sleeper looks at its peers' health, names one.
+  using InVain = bool (*)(const void* context, uint32_t* peer);
   struct Absent {
     uint64_t seq = 0, round = 0;  // has not entered that collective, or not come to that round of the combining tree
+    InVain in_vain = nullptr;
+    const void* context = nullptr;
   };
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent);
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline) {
@@ -99,10 +103,12 @@ class Group {
     ctl(rank).rounds.store(tree.rounds(), std::memory_order_release);
   }
   bool all_have_come() const { return header().all_come.value.load(std::memory_order_acquire) >= 2 * tree.rounds(); }
-  Status wait_for_all(bool* flag, uint32_t* peer, int64_t deadline) {
+  Status wait_for_all(bool* flag, uint32_t* peer, int64_t deadline, InVain in_vain = nullptr,
+                      const void* context = nullptr) {
     *peer = rank;  // nobody in particular
     Signal& all = header().all_come;
-    const Status st = wait(all, 2 * tree.rounds(), 2 * tree.rounds(), peer, deadline, Absent{0, tree.rounds()});
+    const uint64_t need = 2 * tree.rounds();
+    const Status st = wait(all, need, need, peer, deadline, Absent{0, tree.rounds(), in_vain, context});
     *flag = all.value.load(std::memory_order_relaxed) & 1;
     return st;
   }
