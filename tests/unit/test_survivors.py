@@ -341,7 +341,7 @@ def test_a_stranger_is_not_heard_and_one_at_a_dead_rank_s_port_learns_nothing():
 
 
 def test_strangers_do_not_keep_the_ranks_out(monkeypatch):
-    monkeypatch.setattr(survivors_over_hosts, "_STRANGERS", 3)
+    monkeypatch.setattr(survivors_over_hosts, "STRANGERS", 3)
     job = Job(1, 1)
     address = "127.0.0.1", job.olds[0].cpu_transport.meeting_point._server.getsockname()[1]
     strangers = [socket.create_connection(address) for _ in range(20)]
