@@ -254,7 +254,7 @@ class PipelinedRun {
       if (!look(now, awaits)) return false;
     }
     if (!awaits && g.elsewhere) g.elsewhere(g.elsewhere_context);
-    rest_between_looks(now - since, awake_over_mpi(g.spinner.awake_ns));
+    rest_between_looks(now - since, awake_amid_transfers(g.spinner.awake_ns));
     return true;
   }
 

@@ -13,8 +13,8 @@
 // clang-format on
 //
 // The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
-// is the time of the first; the second's is ten times that, for nobody wakes who waits for MPI, and a sleep is longer
-// than most answers take.
+// is the time of the first; the second's is ten times that, or half as much again amid large transfers, for nobody
+// wakes who waits for MPI, and a sleep is longer than most answers take.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it between
@@ -118,7 +118,9 @@ inline void rest_between_looks(int64_t waited_ns, int64_t awake_ns) {
     usleep(waited_ns < kLong ? 50 : 1000);
 }
 
+// Of small calls; and of large transfers, where ranks may outnumber cores and others have copies to make meanwhile.
 inline int64_t awake_over_mpi(int64_t awake_ns) { return 10 * awake_ns; }
+inline int64_t awake_amid_transfers(int64_t awake_ns) { return awake_ns * 3 / 2; }
 
 // The same of a wait that seldom happens, and may end late.
 inline void rest_between_rare_looks() { usleep(500); }

@@ -94,7 +94,7 @@ class Waiting(NamedTuple):
     rarely: float = 1e-3
 
 
-OVER_MPI = Waiting(10.0, 50e-6, 0.1)  # what MPI brings: backend/shm/waiting.h's awake_over_mpi
+OVER_MPI = Waiting(1.5, 50e-6, 0.1)  # what MPI brings: backend/shm/waiting.h's awake_amid_transfers
 GPU = Waiting(1.0, 50e-6, 20e-3)
 IDLE_WORKER = Waiting(0.0, 100e-6, 0.05)  # of a thread that looks for what others may have to do
 
