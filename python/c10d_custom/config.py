@@ -89,7 +89,7 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         1_000_000,
         "how long a rank that waits for another of its host stays awake, yielding its core, before it sleeps, in "
-        "microseconds, and a tenth of how long one that waits for a small call's MPI does; where yielding takes so "
+        "microseconds, and a tenth of how long one that waits for MPI in a small call does; where yielding takes so "
         "long that other work must have had the core, it sleeps at once for a while (backend/shm/waiting.h)",
     )
     tree_ranks: int = _number(

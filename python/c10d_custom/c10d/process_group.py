@@ -59,7 +59,7 @@ def build_later(new: NewGroup) -> CustomProcessGroup:
 
 
 def build_and_meet(new: NewGroup) -> CustomProcessGroup:
-    """The same, once every rank has it; where one has not, an error, and nothing of it is left."""
+    """A group as `build` makes it, once every rank has it; where one has not, an error, and nothing of it is left."""
     group = build(new)
     try:
         cast("Any", group.barrier()).wait()
