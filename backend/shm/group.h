@@ -59,7 +59,7 @@ class Group {
   // The pair rings in which it writes.
   char* pair_rings(uint32_t r) const { return row_of_flows(r) + layout.flow_bytes; }
   Flow& flow(uint32_t src, uint32_t dst) const { return reinterpret_cast<Flow*>(row_of_flows(src))[dst]; }
-  char* board() const { return base_ + layout.board; }
+  char* call_slots() const { return base_ + layout.call_slots; }
   // Whether there is memory for the next two; once there is, there always is.
   std::atomic<uint8_t>& has_cells(uint32_t src, uint32_t dst) const {
     return reinterpret_cast<std::atomic<uint8_t>*>(base_ + layout.has_cells)[size_t(dst) * n + src];

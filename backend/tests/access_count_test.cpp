@@ -127,7 +127,7 @@ Counted count(const Expected& e) {
     require(!error, "cannot open", uint64_t(error), 0);
   }
   close(fd);
-  const auto* base = static_cast<const char*>(c10d_board(groups[0])) - layout.board;
+  const auto* base = static_cast<const char*>(c10d_call_slots(groups[0])) - layout.call_slots;
   lines::directory.watch(base, layout.pairs, e.ranks, [layout](uint64_t at) {
     if (at >= layout.ctl && at < layout.has_cells) {
       const uint64_t field = (at - layout.ctl) % layout.ctl_bytes;

@@ -49,21 +49,20 @@ if TYPE_CHECKING:
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
-    from .callers import Callers
+    from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
 
 
-# By id; iterated over in copies that take no lock, as a signal may come at any time.
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
 # take no lock, as a signal may come at any time.
-followed: dict[int, weakref.ref[Transport]] = {}
-stacks: dict[int, Callers] = {}  # of those whose calls' stacks are remembered
+traced: dict[int, weakref.ref[Transport]] = {}
+stacks: dict[int, CallStacks] = {}  # of those whose calls' stacks are remembered
 written: set[int] = set()  # ids of those whose failure has been written
 
 
 def forget(key: int) -> None:
-    """From now on the transport of that id is not followed."""
-    followed.pop(key, None)
+    """From now on the transport of that id is traced no more."""
+    traced.pop(key, None)
     stacks.pop(key, None)
     written.discard(key)
 
@@ -161,7 +160,7 @@ class Issuing:
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers: Any = None  # of monitored_barrier.py, once there is one
         self._splits = 0
-        self._callers = stacks.get(id(transport))  # who is to be told of each call, if anybody wants to know
+        self._call_stacks = stacks.get(id(transport))  # which is to be told of each call, if any is
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
         _live.add(self)
@@ -255,8 +254,8 @@ class Issuing:
         the operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work
         of a synchronous call, and making one takes time). Else an int: SLOW_PATH: nothing was begun; or how it failed,
         which `_collective` is to raise."""
-        if self._callers is not None:
-            self._callers.note(self._transport.next_sequence())
+        if self._call_stacks is not None:
+            self._call_stacks.note(self._transport.next_sequence())
         op, options, rooted, reduces = path
         fast = self._transport.fast_collective
         if type(opts) is not options or fast is None or not self._may_be_fast():
@@ -337,8 +336,8 @@ class Issuing:
     ) -> Work | DoneWork:
         """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
         ``tried``: what `_fast` has returned."""
-        if self._callers is not None and tried == SLOW_PATH:
-            self._callers.note(self._transport.next_sequence())
+        if self._call_stacks is not None and tried == SLOW_PATH:
+            self._call_stacks.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, timeout)
         with recorded(name, tensors if inputs is None else inputs) as record:
             call = self._lowered(lower, *arguments, seconds)
@@ -362,8 +361,8 @@ class Issuing:
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work | DoneWork:
-        if self._callers is not None:
-            self._callers.note(self._transport.next_sequence())
+        if self._call_stacks is not None:
+            self._call_stacks.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, None)
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
@@ -422,8 +421,8 @@ class Issuing:
         posted: list[Any] = []
         call: tuple[Any, ...] = ()
         awaited = posted_to_be_awaited()
-        if self._callers is not None:
-            self._callers.note(0)
+        if self._call_stacks is not None:
+            self._call_stacks.note(0)
         try:
             if (fast := self._transport.fast_message) is not None and self._may_be_fast():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):

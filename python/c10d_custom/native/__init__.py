@@ -20,7 +20,7 @@ SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path
 class Geometry(c.Structure):
     _fields_ = [
         *((n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")),
-        ("board_bytes", c.c_uint32),
+        ("call_slot_bytes", c.c_uint32),
         ("arena_bytes", c.c_uint64),
         *((n, c.c_uint32) for n in ("fan_in", "two_steps_bytes", "in_place_bytes", "forced")),
     ]
@@ -199,7 +199,7 @@ class Core(c.CDLL):
             c.c_uint64,
             c.POINTER(c.c_double),
         ),
-        "board": (c.c_void_p, _Handle),
+        "call_slots": (c.c_void_p, _Handle),
         "take": (c.c_void_p, _Handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
         "give_back": (None, c.c_void_p, c.c_void_p),
         "sequencer_last": (c.c_uint64, c.c_void_p),

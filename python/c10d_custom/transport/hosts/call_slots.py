@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ctypes import c_uint64, sizeof, string_at
 
-from ...native.over_hosts import Head, lib
+from ...native.over_hosts import CallHeader, lib
 
-HEAD_BYTES = sizeof(Head)
+HEADER_BYTES = sizeof(CallHeader)
 _LINE = 128  # bytes: of a slot, what comes before the payload
 
 
@@ -14,21 +14,21 @@ class CallSlots:
     """Of a native group. ``payload``: bytes that a slot has room for."""
 
     def __init__(self, handle: int, local: int, payload: int) -> None:
-        self.address: int = lib.c10d_board(handle)
+        self.address: int = lib.c10d_call_slots(handle)
         self.stride = slot_bytes(payload)
         self._local = local
 
-    def put(self, head: bytes) -> None:
-        """Puts up this rank's call, ``head``: the bytes of a Head."""
-        lib.c10d_board_call(self.address, self.stride, self._local, head)
+    def put(self, header: bytes) -> None:
+        """Puts up this rank's call, ``header``: the bytes of a CallHeader."""
+        lib.c10d_put_call(self.address, self.stride, self._local, header)
 
     def has(self, local: int, number: int) -> bool:
         """Whether a rank of this host has put up that call, or a later one."""
         return c_uint64.from_address(self.address + local * self.stride).value >= number
 
-    def head(self, local: int) -> bytes:
-        """Returns the head that a rank of this host has put up last."""
-        return string_at(self.address + local * self.stride + 8, HEAD_BYTES)
+    def header(self, local: int) -> bytes:
+        """Returns the header that a rank of this host has put up last."""
+        return string_at(self.address + local * self.stride + 8, HEADER_BYTES)
 
 
 def slot_bytes(payload: int) -> int:

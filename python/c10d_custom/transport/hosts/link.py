@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 8, 9, 16
+HEADER, DATA, ROUND, NOTHING, LARGE_TAGS = 0, 1, 2, 3, 4
+SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 6, 7, 8, 9, 16
 
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
@@ -43,7 +44,7 @@ class MpiLink:
     """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: of
     this making of the group alone, for MPI gives the communicator of a group that is gone to another, with what nobody
     received. Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or a
-    rank of those it is given is gone; ``alarm``: of the failure detector."""
+    rank of those it is given is gone; ``failure_news``: of the failure detector."""
 
     def __init__(
         self,
@@ -52,11 +53,11 @@ class MpiLink:
         ranks: Sequence[int],
         token: int,
         check: Callable[[Sequence[int]], None],
-        alarm: over_hosts.Alarm,
+        failure_news: over_hosts.FailureNews,
     ) -> None:
         self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
-        self.check, self.alarm = check, alarm
+        self.check, self.failure_news = check, failure_news
         self._gave_up = False
         self.carries_messages = False  # some may still come that nobody receives
         given_up.collect(self.MPI)
@@ -82,7 +83,7 @@ class MpiLink:
         """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
         over_hosts.lib.c10d_transfer_begins()
         began = 0.0
-        while over_hosts.lib.c10d_alarm_raised(self.alarm):
+        while over_hosts.lib.c10d_failure_news_came(self.failure_news):
             began = began or time.monotonic()
             if (waited := time.monotonic() - began) > _NEWS:
                 break

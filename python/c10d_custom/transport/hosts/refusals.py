@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Message as Found
 
     from .link import BackgroundTransfers, MpiLink
-    from .message_ticket import Head, MessageTicket
+    from .message_ticket import MessageHeader, MessageTicket
 
 
 # dtypes sent and received; who refuses; the group's token; number of the message; bytes sent and received; tag
@@ -50,11 +50,11 @@ class Refusals:
 
     # --- the receiver's side
 
-    def refuse(self, background: BackgroundTransfers, head: Head, receive: MessageTicket) -> None:
-        """Tells the sender of a message with that head that ``receive``, which has met it, is for another."""
+    def refuse(self, background: BackgroundTransfers, header: MessageHeader, receive: MessageTicket) -> None:
+        """Tells the sender of a message with that header that ``receive``, which has met it, is for another."""
         m, refusal, link = receive.message, Buffer(_REFUSAL.size), self._link
-        what = link.token, head.number, head.nbytes, m.tensor.nbytes, head.tag
-        _REFUSAL.pack_into(refusal.memory, 0, head.dtype, m.dtype.code, link.rank, *what)
+        what = link.token, header.number, header.nbytes, m.tensor.nbytes, header.tag
+        _REFUSAL.pack_into(refusal.memory, 0, header.dtype, m.dtype.code, link.rank, *what)
         background.send(refusal, receive._source, REFUSAL)
 
     # --- the sender's

@@ -35,7 +35,7 @@ from .flat_exchange import FlatExchange, parse
 from .health import Health, group_rank
 from .layout import Hosts
 from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
-from .link import HEAD, ROUND, MpiLink
+from .link import HEADER, ROUND, MpiLink
 from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
 from .messages import Messages, Surroundings
@@ -118,7 +118,9 @@ class HierarchicalTransport(Transport):
                 self.meeting_point.settle(table["offers"], table["secret"])
             token = int(table["token"], 16)
             try:
-                self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective, self.detector.alarm)
+                self.link = MpiLink(
+                    job, exchange, table["ranks"], token, self._check_collective, self.detector.failure_news
+                )
             except BaseException:  # of a signal handler, too: MPI is still at it
                 abandon(True)
                 raise
@@ -140,7 +142,7 @@ class HierarchicalTransport(Transport):
         self._messages = Messages(self.link, self.complete, around)
 
     def _open_local(
-        self, open_local: OpenLocal, exchange: Exchange, config: Config, board_bytes: int
+        self, open_local: OpenLocal, exchange: Exchange, config: Config, call_slot_bytes: int
     ) -> LocalTransport:
         """The transport inside this host. Collective over its ranks."""
         hosts = self.hosts
@@ -151,7 +153,7 @@ class HierarchicalTransport(Transport):
             store = exchange.store.under(f"host{hosts.mine}")
             inside = Exchange(store, hosts.local, len(hosts.here), exchange.left(), neighbours)
             members = [self.members[r] for r in hosts.here]
-            return open_local(inside, config, self.name, members, self._who_local, board_bytes)
+            return open_local(inside, config, self.name, members, self._who_local, call_slot_bytes)
         finally:
             neighbours.close()
 
@@ -274,7 +276,7 @@ class HierarchicalTransport(Transport):
         if self.limits is None:
             here, tag = self.local.in_a_collective_instead(number)[0], ROUND
         else:
-            here, tag = any(self._strays(i, sequence, number) for i in range(len(self.hosts.here))), HEAD
+            here, tag = any(self._strays(i, sequence, number) for i in range(len(self.hosts.here))), HEADER
         # A call that was refused leaves what nobody receives until the next one.
         peers = [] if self.told else [r for h in self.hosts.others for r in self.hosts.ranks[h]]
         seen = [r for r in peers if self.link.comm.Iprobe(r, tag)]
@@ -285,7 +287,7 @@ class HierarchicalTransport(Transport):
         call_slots = self.flat.call_slots
         if local == self.hosts.local or not call_slots.has(local, sequence):
             return False
-        tells_us = parse(call_slots.head(local))[:2] == (sequence, Op.monitored_barrier)
+        tells_us = parse(call_slots.header(local))[:2] == (sequence, Op.monitored_barrier)
         return tells_us or self.local.monitored_barriers(local) < number
 
     def next_sequence(self) -> int:
