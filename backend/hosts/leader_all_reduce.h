@@ -10,8 +10,6 @@
 #include "call_header.h"
 #include "sequencer.h"
 
-#define C10D_API extern "C" __attribute__((visibility("default")))
-
 namespace c10d_custom {
 
 struct LeaderAllReduce {

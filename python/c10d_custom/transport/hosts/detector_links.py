@@ -33,9 +33,9 @@ _SLICE = 20e-3  # s: between two looks at who is alive
 
 
 class Neighbours:
-    """Of one rank. ``hosts``: the group ranks of each host. ``connects_to``: the ranks that it connects to; ``accepts``:
-    those that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own; ``silent``: those
-    to which there is a silent connection, too."""
+    """Of one rank. ``hosts``: the group ranks of each host. ``connects_to``: the ranks that it connects to;
+    ``accepts``: those that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own;
+    ``silent``: those to which there is a silent connection, too."""
 
     def __init__(self, rank: int, hosts: Sequence[list[int]]) -> None:
         at = next(at for at, ranks in enumerate(hosts) if rank in ranks)
