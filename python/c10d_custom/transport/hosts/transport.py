@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import PrefixStore
 
@@ -59,11 +59,26 @@ if TYPE_CHECKING:
     OpenLocal = Callable[[Exchange, Config, str, list[int], Callable[[int], str], int], LocalTransport]
 
 
+class HostsGroup(NamedTuple):
+    """What a group over hosts is made from. ``members``: the global rank of each group rank; ``locations``: the
+    Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's arguments); ``job``: the
+    process's use of MPI; ``abandon``: as of Health; ``detector``: the group's, open; ``meets``: whether its ranks are
+    to find each other after a loss, at their `meeting_point`."""
+
+    exchange: Exchange
+    config: Config
+    name: str
+    members: list[int]
+    locations: Sequence[Location]
+    open_local: OpenLocal
+    job: Job
+    abandon: Callable[[bool], None]
+    detector: FailureDetector
+    meets: bool
+
+
 class HierarchicalTransport(Transport):
-    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
-    ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
-    arguments); ``job``: the process's use of MPI; ``abandon``: as of Health; ``detector``: the group's, open;
-    ``meets``: whether its ranks are to find each other after a loss, at their `meeting_point`."""
+    """Opening it is collective over the ranks of the group."""
 
     # Of small calls; there where `limits` is.
     flat: FlatExchange
@@ -71,20 +86,9 @@ class HierarchicalTransport(Transport):
     meeting_point: MeetingPoint | None = None
     mpi_finalized = False  # by the program, which has ended the group
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        config: Config,
-        group_name: str,
-        members: list[int],
-        locations: Sequence[Location],
-        open_local: OpenLocal,
-        job: Job,
-        abandon: Callable[[bool], None],
-        detector: FailureDetector,
-        meets: bool = False,
-    ) -> None:
-        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+    def __init__(self, group: HostsGroup) -> None:
+        exchange, config, locations, abandon = group.exchange, group.config, group.locations, group.abandon
+        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group.name, group.members
         self.locations, self.store = locations, exchange.store.plain
         self.hosts = hosts = Hosts.of(locations, self.rank)
         self.limits = limits = Limits.of(self.size, hosts)
@@ -100,35 +104,34 @@ class HierarchicalTransport(Transport):
         with ExitStack() as cleanup:
             failure, offer = None, None
             try:
-                self.local = self._open_local(open_local, exchange, config, slot_bytes(limits.leader) if limits else 0)
+                self.local = self._open_local(group, slot_bytes(limits.leader) if limits else 0)
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
-                self.detector = self.health.detector = detector
-                detector.tell(self.health.record)
-                if meets:
+                self.detector = self.health.detector = group.detector
+                self.detector.tell(self.health.record)
+                if group.meets:
                     self.meeting_point = MeetingPoint(self.rank, hosts)
                     cleanup.callback(self.meeting_point.close)
                     offer = self.meeting_point.offer(self.detector)
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
-            said = {"rank": job.rank, "error": failure, "offer": offer, "chunk": self.chunk}
+            said = {"rank": group.job.rank, "error": failure, "offer": offer, "chunk": self.chunk}
             table = exchange.gather_and_decide("mpi", said, all_well)
             self.store = PrefixStore(table["token"], self.store)
             if self.meeting_point is not None:
                 self.meeting_point.settle(table["offers"], table["secret"])
             token = int(table["token"], 16)
             try:
-                self.link = MpiLink(
-                    job, exchange, table["ranks"], token, self._check_collective, self.detector.failure_news
-                )
+                news = self.detector.failure_news
+                self.link = MpiLink(group.job, exchange, table["ranks"], token, self._check_collective, news)
             except BaseException:  # of a signal handler, too: MPI is still at it
                 abandon(True)
                 raise
             cleanup.pop_all()
-        self._open_algorithms(MpiCalls(job.MPI), config.spin_us * 1000)
+        self._open_algorithms(MpiCalls(group.job.MPI), config.spin_us * 1000)
         self._log = CallLog(config.trace)
         self.local.on_failure(lambda error: self.failed(error))
-        self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
+        self._queue = Queue(self._execute, self.complete, self.name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         around = Surroundings(
             self._message_error,
@@ -141,11 +144,9 @@ class HierarchicalTransport(Transport):
         )
         self._messages = Messages(self.link, self.complete, around)
 
-    def _open_local(
-        self, open_local: OpenLocal, exchange: Exchange, config: Config, call_slot_bytes: int
-    ) -> LocalTransport:
+    def _open_local(self, group: HostsGroup, call_slot_bytes: int) -> LocalTransport:
         """The transport inside this host. Collective over its ranks."""
-        hosts = self.hosts
+        hosts, exchange = self.hosts, group.exchange
         neighbours = Processes(self._who_local, exchange.processes.left_for)
         try:
             for index, r in enumerate(hosts.here):
@@ -153,7 +154,7 @@ class HierarchicalTransport(Transport):
             store = exchange.store.under(f"host{hosts.mine}")
             inside = Exchange(store, hosts.local, len(hosts.here), exchange.left(), neighbours)
             members = [self.members[r] for r in hosts.here]
-            return open_local(inside, config, self.name, members, self._who_local, call_slot_bytes)
+            return group.open_local(inside, group.config, self.name, members, self._who_local, call_slot_bytes)
         finally:
             neighbours.close()
 
