@@ -9,6 +9,8 @@ import pytest
 from gpu.bench import goals
 from gpu.bench.timing import Times, calls_for, figure, percentile
 
+pytestmark = pytest.mark.lane2
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
