@@ -1,5 +1,5 @@
-"""The picture of ``scripts/bench machine``: for each operation, time over size, a line for each number of ranks; gloo's are
-dashed."""
+"""The picture of ``scripts/bench machine``: for each operation, time over size, a line for each number of ranks; gloo's
+are dashed."""
 
 from __future__ import annotations
 

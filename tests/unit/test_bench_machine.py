@@ -1,5 +1,5 @@
-"""`scripts/bench machine` keeps to its time, says what did not fit it, and prints a page; its figures are nobody's business
-here."""
+"""`scripts/bench machine` keeps to its time, says what did not fit it, and prints a page; its figures are nobody's
+business here."""
 
 import json
 import sys

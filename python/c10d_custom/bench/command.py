@@ -131,8 +131,9 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         type=backends,
         default="gloo",
         metavar="NAME[,...]",
-        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a ProcessGroup that does nothing; floor: all ranks copy so many bytes at "
-        "once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and said "
+        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a "
+        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once; empty: ours, on tensors of "
+        "c10d_custom.empty; what cannot be had here is left out, and said "
         "(default: %(default)s)",
     )
     where.add_argument(
