@@ -1,6 +1,6 @@
 """What ``scripts/bench machine`` times at one number of ranks, on each of them: one case after the other, the telling
-ones first, until its time is over. Rank 0 writes each result as soon as it has it, a line of JSON: who is killed for taking
-too long keeps those."""
+ones first, until its time is over. Rank 0 writes each result as soon as it has it, a line of JSON: who is killed for
+taking too long keeps those."""
 
 from __future__ import annotations
 

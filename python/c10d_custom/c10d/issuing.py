@@ -193,6 +193,14 @@ class Issuing:
     def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
 
+    def _part(
+        self, store: Store, ranks: list[int], timeout: timedelta | None, name: str, devices: list[str] | None
+    ) -> NewGroup:
+        """What makes a group of ``ranks`` of this one, in that order; this rank is one of them."""
+        strangers, rank, timeout = self._transport.strangers, ranks.index(self._group_rank), timeout or self._timeout
+        members = None if strangers else [self._transport.members[r] for r in ranks]
+        return NewGroup(store, rank, len(ranks), timeout, name, members, devices=devices, strangers=strangers)
+
     # --- coalescing: operations go out as they come; the end gives one Work for all
 
     def _start_coalescing(self, device: object = None) -> None:

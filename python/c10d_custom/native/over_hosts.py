@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-from . import Core, fields
+from . import FAST_COLLECTIVE, Core, fields
 from . import lib as _lib
 
 LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
@@ -119,7 +119,7 @@ Core.signatures.update(
     {
         "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
         "put_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
-        "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "leader_fast_path": (c.c_int, *FAST_COLLECTIVE),
         "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
         "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
         "failure_news_came": (c.c_int, c.POINTER(FailureNews)),

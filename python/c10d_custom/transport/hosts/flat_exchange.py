@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from ctypes import c_double, c_void_p, memmove
+from ctypes import c_double, c_uint64, c_void_p, memmove, string_at
 from typing import TYPE_CHECKING
 
 from ... import native
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ...call import Buffer as Tensor
     from ...call import Call
     from ...dtypes import DType
-    from .call_slots import CallSlots
     from .layout import Hosts
     from .link import MpiLink
 
@@ -43,6 +42,7 @@ _HEADER = struct.Struct(f"<QIIIiQQd{BALANCE_BYTES}s")
 _COMPARED = 32
 _BEFORE_COUNT = 24
 _TINY = 64
+_LINE = 128  # bytes: of a slot for calls, what comes before the payload
 _DEVICE = 1 << 16  # above the operation: 0 for host memory, else 1 + the ordinal of the device
 HEADER_BYTES = _HEADER.size
 
@@ -66,6 +66,32 @@ def parse(header: bytes | memoryview) -> tuple[int, ...]:
     """(number, op, redop, dtype, root, count, device) of a header."""
     number, op, *others = _HEADER.unpack(bytes(header[:_COMPARED]) + bytes(HEADER_BYTES - _COMPARED))[:6]
     return number, op % _DEVICE, *others, op // _DEVICE
+
+
+class CallSlots:
+    """The slots in the shared memory of a host's group in which its ranks put up their calls over hosts
+    (backend/hosts/call_slots.h). ``payload``: bytes that a slot has room for."""
+
+    def __init__(self, handle: int, local: int, payload: int) -> None:
+        self.address: int = lib.c10d_call_slots(handle)
+        self.stride = slot_bytes(payload)
+        self._local = local
+
+    def put(self, header: bytes) -> None:
+        """Puts up this rank's call, ``header``: the bytes of a CallHeader."""
+        over_hosts.lib.c10d_put_call(self.address, self.stride, self._local, header)
+
+    def has(self, local: int, number: int) -> bool:
+        """Whether a rank of this host has put up that call, or a later one."""
+        return c_uint64.from_address(self.address + local * self.stride).value >= number
+
+    def header(self, local: int) -> bytes:
+        """Returns the header that a rank of this host has put up last."""
+        return string_at(self.address + local * self.stride + 8, HEADER_BYTES)
+
+
+def slot_bytes(payload: int) -> int:
+    return _LINE + (payload + _LINE - 1) // _LINE * _LINE
 
 
 class FlatExchange:

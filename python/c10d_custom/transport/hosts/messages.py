@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import native
 from ...call import Call, Region
@@ -102,25 +102,20 @@ class _Posted(MessageTicket):
         return self._done
 
 
-class Surroundings:
+class Surroundings(NamedTuple):
     """What Messages asks of the group that they are of. ``fail(trouble, message, since)`` makes an exception, of what
     lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``: the rank of this host whose message waits for a
     receive, or -1; ``post_local(message, rank)``: its ticket; ``log``: the CallLog to tell of messages. Weak
     references: ``abort``, to what ends the group; ``inside``, to what makes the UsageError of a call amid another, from
     its name."""
 
-    def __init__(
-        self,
-        fail: Callable[[Trouble, Message, float], BaseException],
-        check: Callable[[Sequence[int]], None],
-        local: Callable[[int], int],
-        post_local: Callable[[Message, int], Ticket],
-        log: CallLog,
-        abort: Callable[[], Callable[[], None] | None],
-        inside: Callable[[], Callable[[str], UsageError] | None],
-    ) -> None:
-        self.fail, self.check, self.local, self.post_local = fail, check, local, post_local
-        self.log, self.abort, self.inside = log, abort, inside
+    fail: Callable[[Trouble, Message, float], BaseException]
+    check: Callable[[Sequence[int]], None]
+    local: Callable[[int], int]
+    post_local: Callable[[Message, int], Ticket]
+    log: CallLog
+    abort: Callable[[], Callable[[], None] | None]
+    inside: Callable[[], Callable[[str], UsageError] | None]
 
 
 class Messages:
@@ -128,9 +123,7 @@ class Messages:
 
     def __init__(self, link: MpiLink, complete: Callable[[int], None], around: Surroundings) -> None:
         self.link, self.complete, self.numbers = link, complete, itertools.count(1)
-        self._fail, self._check, self._local = around.fail, around.check, around.local
-        self._post_local, self._log = around.post_local, around.log
-        self._abort, self._inside = around.abort, around.inside
+        self._fail, self._check, self._local, self._post_local, self._log, self._abort, self._inside = around
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._taking: MessageTicket | None = None  # the ticket that it is changing

@@ -28,10 +28,9 @@ from ..tickets import Queue
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
-from .call_slots import CallSlots, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import Fault
-from .flat_exchange import FlatExchange, parse
+from .flat_exchange import CallSlots, FlatExchange, parse, slot_bytes
 from .health import Health, group_rank
 from .layout import Hosts
 from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
