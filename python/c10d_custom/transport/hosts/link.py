@@ -21,6 +21,7 @@ from ..trouble import Trouble
 from . import given_up
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request
 
     from ...creation.exchange import Exchange
@@ -251,6 +252,38 @@ class Buffer:
     def fill(self, at: int, address: int, nbytes: int) -> None:
         if nbytes:
             memmove(self.address + at, address, nbytes)
+
+
+class Inbox:
+    """Words of ``nbytes`` that come by one tag from any rank. Called by one thread at a time, and by signal handlers
+    amid it. They are looked for with matched probes, not with a receive from any rank: MPICH 5.0's over UCX that meets
+    a message that is there already writes it to memory, and never completes."""
+
+    def __init__(self, link: MpiLink, tag: int, nbytes: int) -> None:
+        self._link, self._tag, self._word, self._status = link, tag, Buffer(nbytes), link.MPI.Status()
+        self._found: list[Found] = []  # what a probe has matched, until it is noted
+        self.hearing = False
+
+    def hear(self, note: Callable[[memoryview, int], None]) -> None:
+        """``note``: called with each word that has come and the rank it is from; again, where a signal handler raised
+        amid it."""
+        if self.hearing:
+            return
+        link = self._link
+        try:
+            self.hearing = True
+            while True:
+                if not self._found:
+                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (self._tag,), (self._status,))
+                    self._found.extend(filter(None, found))
+                if not self._found:
+                    return
+                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
+                    self._found[0].Recv([self._word.memory, link.MPI.BYTE])
+                note(self._word.memory, self._status.Get_source())
+                self._found.clear()
+        finally:
+            self.hearing = False
 
 
 class BackgroundTransfers:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..trouble import Trouble
-from .link import ASKED, ROOM_WORD, Buffer
+from .link import ASKED, ROOM_WORD, Buffer, Inbox
 from .message_ticket import HEADER
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request
 
     from .link import BackgroundTransfers, MpiLink
@@ -57,10 +56,7 @@ class Room:
         self._offered: dict[int, _Offer] = {}  # by the message's number
         self._left: dict[int, object] = {}  # what keeps the data of those whose send has ended
         self.granted: list[MessageTicket] = []  # whose data are on their way, for who sees to their end
-        self._found: list[Found] = []  # what a probe has matched, until it is noted
-        self._status = link.MPI.Status()
-        self._inbox = Buffer(_WORD.size)
-        self._hearing = False
+        self._inbox = Inbox(link, ROOM_WORD, _WORD.size)
 
     def __bool__(self) -> bool:
         return bool(self._offered or self.granted)
@@ -109,27 +105,10 @@ class Room:
 
     def hear(self) -> None:
         """Takes in what others have said, and sends what they have asked for."""
-        if self._hearing:
-            return
-        link = self._link
-        try:
-            self._hearing = True
-            while True:
-                if not self._found:
-                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (ROOM_WORD,), (self._status,))
-                    self._found.extend(filter(None, found))
-                if not self._found:
-                    return
-                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
-                    self._found[0].Recv([self._inbox.memory, link.MPI.BYTE])
-                self._note(self._status.Get_source())
-                self._found.clear()
-        finally:
-            self._hearing = False
+        self._inbox.hear(self._note)
 
-    def _note(self, peer: int) -> None:
-        """Notes the word that has come from ``peer``. It may be done again, where a signal handler raised amid it."""
-        token, number, received = _WORD.unpack(self._inbox.memory)
+    def _note(self, word: memoryview, peer: int) -> None:
+        token, number, received = _WORD.unpack(word)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
         self._heard[peer] = max(self._heard[peer], received)
