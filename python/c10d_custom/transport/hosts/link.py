@@ -144,10 +144,6 @@ class MpiLink:
 
     def _wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int], test: Test) -> None:
         try:
-            for _ in range(20):
-                if test(requests):
-                    return
-                os.sched_yield()
             begun = checked = time.monotonic()
             while not test(requests):
                 now = time.monotonic()
