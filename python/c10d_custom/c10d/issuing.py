@@ -344,21 +344,7 @@ class Issuing:
     ) -> Work | DoneWork:
         """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
         ``tried``: what `_fast` has returned."""
-        if self._call_stacks is not None and tried == SLOW_PATH:
-            self._call_stacks.note(self._transport.next_sequence())
-        asynchronous, seconds = self._options(opts, timeout)
-        with recorded(name, tensors if inputs is None else inputs) as record:
-            call = self._lowered(lower, *arguments, seconds)
-            if tried != SLOW_PATH:
-                raise self._transport.last_error(call)
-            if call.name in COUNTED:
-                self._lowered(count_changes, tensors)
-            if call.device is not None:
-                self._lowered(self._transport.issue, call)
-            if not asynchronous and self._coalescing is None:
-                self._run([call])
-                return DoneWork(tensors, call.stream_op)
-            return self._submit([call], tensors, record)
+        return self._coalesced(name, opts, tensors, lower, [arguments], inputs, timeout, tried, always_counts=False)
 
     def _coalesced(
         self,
@@ -368,15 +354,21 @@ class Issuing:
         lower: Callable[..., Any],
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
+        timeout: timedelta | None = None,
+        tried: int = SLOW_PATH,
+        always_counts: bool = True,  # all_reduce, too, as torch's own groups do of these
     ) -> Work | DoneWork:
-        if self._call_stacks is not None:
+        if self._call_stacks is not None and tried == SLOW_PATH:
             self._call_stacks.note(self._transport.next_sequence())
-        asynchronous, seconds = self._options(opts, None)
+        asynchronous, seconds = self._options(opts, timeout)
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            if tried != SLOW_PATH:
+                raise self._transport.last_error(calls[0])
             self._lowered(check_one_device, name, calls)
-            self._lowered(count_changes, tensors)  # of all_reduce as well, as torch's own groups do
+            if always_counts or calls[0].name in COUNTED:
+                self._lowered(count_changes, tensors)
             for call in calls:
                 if call.device is not None:
                     self._lowered(self._transport.issue, call)
