@@ -472,13 +472,7 @@ class Issuing:
         ends = bool(copies) or record is not None or bool(extensions)
         if record is not None:
             record.goes_on()
-        at_the_end = finish if ends else None
-        work: Work
-        if stream_ops:
-            work = DeviceWork(self._completer, tickets, tensors, at_the_end, calls, stream_ops)
-        else:
-            work = Work(self._completer, tickets, tensors, at_the_end, calls)
-        self._completer.adopt(work, eager=ends)
+        work = self._work(tickets, tensors, finish if ends else None, calls, stream_ops, eager=ends)
         if works_are_graph_inputs():
             work.become_graph_inputs(self._registers_works)
         if self._coalescing is not None:
@@ -494,12 +488,14 @@ class Issuing:
                 w.settle()
 
         stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
-        work: Work
-        if stream_ops:
-            work = DeviceWork(self._completer, tickets, tensors, finish, works, stream_ops)
-        else:
-            work = Work(self._completer, tickets, tensors, finish, works)
-        self._completer.adopt(work, eager=False)
+        return self._work(tickets, tensors, finish, works, stream_ops, eager=False)
+
+    def _work(
+        self, tickets: list[Ticket], tensors: Any, finish: Any, keep: object, stream_ops: list[Any], eager: bool
+    ) -> Work:
+        what = self._completer, tickets, tensors, finish, keep
+        work = DeviceWork(*what, stream_ops) if stream_ops else Work(*what)
+        self._completer.adopt(work, eager)
         return work
 
 
