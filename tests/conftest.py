@@ -58,7 +58,8 @@ def pytest_configure(config):
             raise pytest.UsageError(f"--job: {error}") from None
         os.environ["C10D_TEST_JOB"] = job  # for those who start ranks past this file
     config.addinivalue_line("markers", "world_sizes(*sizes): the world sizes at which this test makes sense")
-    config.addinivalue_line("markers", "lane2, lane3: no rank is timed; scripts/test runs these beside the rest")
+    for lane in ("lane2", "lane3"):
+        config.addinivalue_line("markers", f"{lane}: no rank is timed; scripts/test runs these beside the rest")
     config.addinivalue_line("markers", "full(reason): a slow test that runs with --full only, and why it may")
 
 
