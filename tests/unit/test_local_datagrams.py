@@ -247,7 +247,7 @@ def test_a_rank_that_has_become_another_user_is_believed_once_it_is_known_to_be_
         rank.wait(10)
     letters = make(boxes, [0, 1], 0)
     with pytest.raises(TransportError, match=f"pid {rank.pid}, a rank, has become user {NOBODY}"):
-        letters.hand_out("segment", None, None)
+        letters._require_nobody_gave_up()
 
 
 def test_what_makes_no_sense_is_thrown_away(boxes):

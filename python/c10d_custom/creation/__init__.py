@@ -156,15 +156,10 @@ class Gathering(ABC):
         return max(0.001, self.deadline - time.monotonic())
 
     def require_all_coming(self) -> None:
-        if (error := self._not_coming()) is not None:
-            raise error
-
-    def _not_coming(self) -> CustomBackendError | None:
         if obituary := self.processes.obituary():
-            return PeerLostError(f"group creation, rank {self.rank}: {obituary}")
+            raise PeerLostError(f"group creation, rank {self.rank}: {obituary}")
         if why := self.processes.left_for():
-            return AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
-        return None
+            raise AbortedError(f"group creation, rank {self.rank}: {why}, and does not come")
 
     def gather_and_decide(
         self, topic: str, value: Any, decide: Callable[[list[Any]], Any], meet: Callable[[int, Any], None] | None = None
@@ -223,8 +218,8 @@ class Gathering(ABC):
         """On rank 0: tells all others the verdict."""
 
     @abstractmethod
-    def _trouble(self, slow: bool) -> CustomBackendError | None:
-        """The error of ranks that do not come. ``slow``: this wait looks seldom by now."""
+    def _require_no_trouble(self, slow: bool) -> None:
+        """Raises the error of ranks that do not come. ``slow``: this wait looks seldom by now."""
 
     @abstractmethod
     def _silent(self, topic: str) -> str:
@@ -238,9 +233,9 @@ class Gathering(ABC):
         meanwhile: Callable[[], None] | None = None,
         soon: float = math.inf,
     ) -> Any:
-        """What ``found`` returns, once it is not None; None: not by ``until``. Raises `_trouble`. ``pauses``: between
-        two looks, at first and at most; no more than ``soon``, or a part of the time that has been waited.
-        ``meanwhile``: called in long waits."""
+        """What ``found`` returns, once it is not None; None: not by ``until``. Raises what `_require_no_trouble` does.
+        ``pauses``: between two looks, at first and at most; no more than ``soon``, or a part of the time that has been
+        waited. ``meanwhile``: called in long waits."""
         pause, most = pauses
         now = time.monotonic()
         next_check, next_word = now + pause, now + _MEANWHILE
@@ -249,11 +244,15 @@ class Gathering(ABC):
             # However much comes, of which this rank may want nothing.
             if (now := time.monotonic()) < next_check:
                 continue
-            # What a rank was to say or to hear may be there by now, and its process ended in good order.
-            if (error := self._trouble(pause == most)) is not None or now >= until:
-                if (what := found()) is None and error is not None:
-                    raise error
+            try:
+                self._require_no_trouble(pause == most)
+            except CustomBackendError:
+                # What a rank was to say or to hear may be there by now, and its process ended in good order.
+                if (what := found()) is None:
+                    raise
                 return what
+            if now >= until:
+                return found()
             if meanwhile is not None and now >= next_word:
                 meanwhile()
                 next_word = now + min(now - self.started, LOOK)

@@ -174,11 +174,10 @@ class Exchange(Gathering):
             return ""
         return self._not_there([r for r in range(self.size) if r not in there])
 
-    def _trouble(self, slow: bool) -> CustomBackendError | None:
-        error = self._not_coming()
-        if error is None and slow and (why := _lines(peek(self.store, _GAVE_UP))):
-            return self._given_up(why[0])
-        return error
+    def _require_no_trouble(self, slow: bool) -> None:
+        self.require_all_coming()
+        if slow and (why := _lines(peek(self.store, _GAVE_UP))):
+            raise self._given_up(why[0])
 
     def require_all_going_on(self) -> None:
         """In a wait for something else than the others' words, again and again: raises what those would."""
@@ -186,8 +185,7 @@ class Exchange(Gathering):
             return self.require_all_coming()
         self._next_look = time.monotonic() + LOOK
         with self._answered():
-            if (error := self._trouble(slow=True)) is not None:
-                raise error
+            self._require_no_trouble(slow=True)
 
     def give_up(self, error: BaseException) -> None:
         self._last_word({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})

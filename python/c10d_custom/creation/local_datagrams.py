@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import CustomBackendError, TransportError
+from ..errors import TransportError
 from ..threads import select, socket, threading
 from . import Gathering, Processes, started
 
@@ -231,8 +231,7 @@ class Letters(Gathering):
     def hand_out(self, topic: str, value: Any, descriptor: int | None) -> None:
         """On rank 0: sends the same word, and a descriptor, to all others."""
         self._mailbox.fetch(0)
-        if (error := self._gave_up()) is not None:
-            raise error
+        self._require_nobody_gave_up()
         for rank in range(1, self.size):
             self._send(rank, topic, value, descriptor)
 
@@ -304,17 +303,17 @@ class Letters(Gathering):
             _drop(letter)
         return found[0] if found else None
 
-    def _trouble(self, slow: bool) -> CustomBackendError | None:
-        return self._gave_up() or self._not_coming()
+    def _require_no_trouble(self, slow: bool) -> None:
+        self._require_nobody_gave_up()
+        self.require_all_coming()
 
-    def _gave_up(self) -> CustomBackendError | None:
+    def _require_nobody_gave_up(self) -> None:
         if (gone := self._first(_GAVE_UP, range(self.size))) is not None:
             self._gone = gone.value
         if self._gone is not None:
-            return self._given_up(self._gone)
+            raise self._given_up(self._gone)
         if self._mailbox.refused:
-            return TransportError(f"group creation, rank {self.rank}: {self._mailbox.refused}.")
-        return None
+            raise TransportError(f"group creation, rank {self.rank}: {self._mailbox.refused}.")
 
     def _send(self, rank: int, topic: str, value: Any, descriptor: int | None = None) -> None:
         letter, to = Letter(self.rank, topic, _cut(value), descriptor), self._neighbours.names[self._members[rank]]
