@@ -18,6 +18,7 @@
 #include "../shm/topology.h"
 #include "../shm/waiting.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -25,12 +26,6 @@ namespace {
 
 using Values = std::vector<int64_t>;
 constexpr int64_t kSecond = 1000 * 1000 * 1000;
-
-void require(bool ok, const char* what, uint32_t rank, uint64_t step) {
-  if (ok) return;
-  std::fprintf(stderr, "rank %u, step %lu: %s\n", rank, (unsigned long)step, what);
-  std::abort();
-}
 
 int64_t value(uint32_t rank, uint64_t step, uint64_t i) { return int64_t(rank * 1000003 + step * 101 + i * 7); }
 
