@@ -1,13 +1,11 @@
-"""The benchmarks of tests/gpu: what is made of times, and whether goals are met. That they run at all: test_gpu_check.py."""
+"""The benchmarks of tests/gpu: what is made of times, and whether goals are met.
 
-from pathlib import Path
+That they run at all: test_gpu_check.py."""
 
 import pytest
 
 from gpu.bench import goals
 from gpu.bench.timing import Times, calls_for, figure, percentile
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_figure_is_the_slowest_rank_s_median():
