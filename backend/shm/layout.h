@@ -113,7 +113,8 @@ struct alignas(kLine) RankCtl {
   // The collective in which this rank may just read and write in the arenas of others; 0: it does not.
   std::atomic<uint64_t> in_place;
   uint64_t
-      started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+      started;    // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+  uint64_t cpus;  // a digest of those it might run on when it joined; 0: not known
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once. There are two such records.

@@ -19,6 +19,7 @@
 #include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -26,12 +27,6 @@ namespace {
 
 constexpr int64_t kMs = 1000 * 1000;
 using Random = std::mt19937_64;
-
-void require(bool ok, const char* what, uint64_t trial) {
-  if (ok) return;
-  std::fprintf(stderr, "trial %lu: %s\n", (unsigned long)trial, what);
-  std::abort();
-}
 
 template <class T>
 T pick(Random& random, std::initializer_list<T> from) {

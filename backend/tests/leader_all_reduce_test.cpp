@@ -17,6 +17,7 @@
 #include "../hosts/leader_all_reduce.h"
 #include "os.h"
 #include "reduce.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -26,12 +27,6 @@ constexpr uint32_t kHosts = 2, kLocal = 2;
 constexpr uint64_t kLimit = 4096, kStride = CallSlots::kPayload + kLimit;
 constexpr uint64_t kKind = kInt64 | kSum << 8 | 8 << 16 | kAllReduce << 24;
 constexpr int64_t kMs = 1000000;
-
-void require(bool holds, const char* what, uint64_t call) {
-  if (holds) return;
-  fprintf(stderr, "leader_all_reduce_test: %s, in call %lu\n", what, (unsigned long)call);
-  abort();
-}
 
 struct Mailbox {
   std::mutex mutex;

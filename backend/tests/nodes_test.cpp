@@ -15,18 +15,13 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "../shm/topology.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
 namespace {
 
 constexpr int64_t kMinutes = 600ll * 1000 * 1000 * 1000;
-
-void require(bool ok, const char* what, long seen) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %ld\n", what, seen);
-  std::abort();
-}
 
 void all_reduce(c10d_handle* g, uint32_t me, uint32_t n, uint64_t bytes) {
   std::vector<int32_t> values(bytes / 4, int32_t(me));

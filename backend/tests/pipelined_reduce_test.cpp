@@ -21,6 +21,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -28,12 +29,6 @@ namespace {
 
 constexpr int64_t kMs = 1000 * 1000;
 constexpr uint32_t kSlots = 3;
-
-void require(bool holds, const char* what, uint64_t step) {
-  if (holds) return;
-  std::fprintf(stderr, "pipelined_reduce_test: %s, in step %lu\n", what, (unsigned long)step);
-  std::abort();
-}
 
 struct Request;
 
