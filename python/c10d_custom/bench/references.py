@@ -121,13 +121,8 @@ class Floor:
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], None]:
         source, target = zeros(case.count, case.dtype), zeros(case.count, case.dtype)
-        to, of, size, times, barrier = (
-            target.data_ptr(),
-            source.data_ptr(),
-            case.nbytes,
-            self.repeats(case),
-            self.barrier,
-        )
+        to, of, size = target.data_ptr(), source.data_ptr(), case.nbytes
+        times, barrier = self.repeats(case), self.barrier
 
         def copies(keep: object = (source, target)) -> None:
             for _ in range(times):

@@ -107,16 +107,6 @@ class PmiServer:
     def _to(self, asked: dict[str, str]) -> str | None:
         """Carries out a request. Returns what follows ``cmd=`` in the answer."""
         command = asked.get("cmd", asked.get("mcmd"))
-        if command == "init":
-            return "response_to_init pmi_version=1 pmi_subversion=1 rc=0"
-        if command == "get_maxes":
-            return f"maxes kvsname_max=256 keylen_max=64 vallen_max={_LONGEST_VALUE}"
-        if command == "get_appnum":
-            return "appnum appnum=0"
-        if command == "get_my_kvsname":
-            return f"my_kvsname kvsname={self.name}"
-        if command == "get_universe_size":
-            return f"universe_size size={self.size}"
         if command == "put":
             self._put[asked.get("key", "")] = asked.get("value", "")
             return "put_result rc=0 msg=success"
@@ -130,11 +120,17 @@ class PmiServer:
                 self._put, self._barriers = {}, self._barriers + 1
             # else MPI_Finalize's, in which UCX's ranks wait for each other: this one has delivered what it sent
             return "barrier_out rc=0"
-        if command == "finalize":
-            return "finalize_ack rc=0"
         if command in (None, "abort", "endcmd"):
             return None  # it ends by itself
-        return f"{command}_result rc=-1 msg=not_supported"
+        known = {
+            "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_maxes": f"maxes kvsname_max=256 keylen_max=64 vallen_max={_LONGEST_VALUE}",
+            "get_appnum": "appnum appnum=0",
+            "get_my_kvsname": f"my_kvsname kvsname={self.name}",
+            "get_universe_size": f"universe_size size={self.size}",
+            "finalize": "finalize_ack rc=0",
+        }
+        return known.get(command, f"{command}_result rc=-1 msg=not_supported")
 
     def _value(self, key: str) -> str | None:
         """The others' are fetched for the first key that is not known without."""

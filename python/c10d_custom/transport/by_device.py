@@ -60,11 +60,8 @@ class ByDevice(Transport):
         self._close_all: Any = None  # of cuda.transport, once that is wanted
         self._queue: Queue | None = None
         self._here = threading.local()
-        self.fast_collective, self.fast_submit, self.fast_message = (
-            cpu.fast_collective,
-            cpu.fast_submit,
-            cpu.fast_message,
-        )
+        self.fast_collective, self.fast_submit = cpu.fast_collective, cpu.fast_submit
+        self.fast_message = cpu.fast_message
 
     @property
     def name(self) -> str:
