@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...call import changed
 from ...native.direct import NOT_BEGUN
-from .. import Ticket
 
 if TYPE_CHECKING:
     import torch
 
     from ...call import Message
-    from .. import LocalTransport
+    from .. import LocalTransport, Ticket
 
 
 class LocalMessages:
@@ -32,7 +31,7 @@ class LocalMessages:
 
     def posted(self, posted: list[Any], call: tuple[Any, ...]) -> Ticket:
         """Returns the ticket of a posted message, as `posted_message` of a transport does."""
-        return _LocalTicket(self._local.posted_message(posted, (self._by_place, *call)), self._here)
+        return self._renamed(self._local.posted_message(posted, (self._by_place, *call)))
 
     def _by_place(self, make: Callable[..., Message], *arguments: Any) -> Message:
         message = make(*arguments)
@@ -41,7 +40,10 @@ class LocalMessages:
     def post(self, message: Message) -> Ticket:
         """Issues a message to or from a rank of this host; returns its Ticket."""
         local = changed(message, peer=self._places[message.peer])
-        return _LocalTicket(self._local.post(local), self._here)
+        return self._renamed(self._local.post(local))
+
+    def _renamed(self, ticket: Ticket) -> Ticket:
+        return cast("Ticket", _LocalTicket(ticket, self._here))
 
     def post_from(self, message: Message, source: int) -> Ticket:
         """A receive from any source, once it is known that ``source`` has sent what it waits for."""
@@ -53,29 +55,14 @@ class LocalMessages:
         return self._here[source] if source >= 0 else -1
 
 
-class _LocalTicket(Ticket):
-    """A ticket of this host's transport that names ranks as the whole group does."""
+class _LocalTicket:
+    """A ticket of this host's transport, but that it names ranks as the whole group does."""
 
     def __init__(self, ticket: Ticket, here: Sequence[int]) -> None:
         self._inner, self._here = ticket, here
 
-    def done(self) -> bool:
-        return self._inner.done()
-
-    def wait(self, seconds: float, may_run: bool = False) -> bool:
-        return self._inner.wait(seconds, may_run)
-
-    def error(self) -> BaseException | None:
-        return self._inner.error()
-
-    def watch(self, token: int) -> bool:
-        return self._inner.watch(token)
-
-    def want(self) -> None:
-        self._inner.want()
-
-    def withdraw(self) -> None:
-        self._inner.withdraw()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     @property
     def source(self) -> int:
