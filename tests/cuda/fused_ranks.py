@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions, ReduceScatterOptions
 
-from c10d_custom.errors import CustomBackendError, PeerLostError
+from c10d_custom.errors import AbortedError, CustomBackendError, PeerLostError
 from device_tensors import contents, device_tensor, options
 from thread_ranks import run_ranks
 
@@ -61,7 +61,7 @@ def transport_of(r):
     return next(iter(r.pg._transport._cuda.values()))
 
 
-def is_void(r, work, kinds=PeerLostError, match="void"):
+def is_void(r, work, kinds=(PeerLostError, AbortedError), match="void"):
     r.synchronize(5.0)  # nothing waits for ever
     with pytest.raises(kinds, match=match):
         work.is_completed()

@@ -49,8 +49,8 @@ def _asked(call: Call) -> p2p.Asked:
 class Fused:
     """``nbytes``: of every rank's memory, which is the Peers'; ``sharers``: the most ranks that have one GPU, where the
     blocks of all must run at once, and each finds a processor of its own. Steps in order: allocate, ``stream`` has come
-    to it, open; then calls; then free. Any thread may call error(), failure(), busy() and let_go(), at any time; the others one
-    at a time."""
+    to it, open; then calls; then free. Any thread may call error(), failure(), busy() and let_go(), at any time; the
+    others one at a time."""
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
