@@ -111,7 +111,7 @@ P2P = {
         "return start + a.slice",
     ),
     "four at once past the end": ("at + 3 * step + 16 <= end", "at + 2 * step + 16 <= end"),
-    "four at once in one place": ("store_vector(output + at + i * step, v[i])", "store_vector(output + at, v[i])"),
+    "four at once in one place": ("store_vector(to + at + i * step, v[i])", "store_vector(to + at, v[i])"),
     "the rest is left out": (
         "for (; at < end; at += step) write(",
         "for (; at + step < end; at += step) write(",
