@@ -112,10 +112,7 @@ P2P = {
     ),
     "four at once past the end": ("at + 3 * step + 16 <= end", "at + 2 * step + 16 <= end"),
     "four at once in one place": ("store_vector(to + at + i * step, v[i])", "store_vector(to + at, v[i])"),
-    "the rest is left out": (
-        "for (; at < end; at += step) write(",
-        "for (; at + step < end; at += step) write(",
-    ),
+    "the rest is left out": ("for (; at < end; at += step) write(", "for (; at + step < end; at += step) write("),
     "the input's end is left out": ("for (; at < end; at += step) store", "for (; at + step < end; at += step) store"),
     "which calls have ended is not told": ("store_relaxed_system(&a_.record->ended, (u64)number_ + 1);", ""),
     "one call fewer has ended": ("(u64)number_ + 1);", "(u64)number_);"),

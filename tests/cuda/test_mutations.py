@@ -155,6 +155,7 @@ _ASKED = fused._asked
 def another_root(asked):
     return dataclasses.replace(_ASKED(asked), root=0)
 
+
 MUTATIONS = {
     "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
     "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
@@ -204,11 +205,7 @@ MUTATIONS = {
         lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
         on_gpus_of_their_own,
     ),
-    "fused: on another stream": (
-        P2P,
-        lambda: off(fused.Fused, "run", on_a_stream_of_its_own),
-        on_gpus_of_their_own,
-    ),
+    "fused: on another stream": (P2P, lambda: off(fused.Fused, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
     "fused: freed before the others have closed": (
         P2P,
         lambda: off(peers.Peers, "close_imports", peers.Peers.free),
@@ -229,11 +226,7 @@ MUTATIONS = {
         lambda: off(transport.CudaTransport, "prepare_to_leave", lambda self: self.cpu.leave() or time.sleep(0.1)),
         hasty_on_gpus_of_their_own,
     ),
-    "fused: no time": (
-        P2P,
-        lambda: off(p2p.P2p, "run", without_time),
-        on_gpus_of_their_own,
-    ),
+    "fused: no time": (P2P, lambda: off(p2p.P2p, "run", without_time), on_gpus_of_their_own),
     "fused: parts in one place": (P2P, lambda: off(fused, "_asked", parts_in_one_place), on_gpus_of_their_own),
     "fused: another root": (P2P, lambda: off(fused, "_asked", another_root), on_gpus_of_their_own),
     "fused: a number of its own": (

@@ -14,13 +14,7 @@ import torch
 
 from ... import dtypes
 from ...call import Op
-from ...errors import (
-    AbortedError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    PeerLostError,
-    TransportError,
-)
+from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
 
@@ -126,16 +120,17 @@ class Fused:
             return self._p2p.failure() if self._p2p is not None else self._failure
 
     def error(self, where: str, doing: Callable[[int], str] = lambda rank: "") -> CustomBackendError | None:
-        """Why the kernels have given up, as an error of ``where``; None while they have not. ``doing``: what a rank does
-        instead, in brackets. AbortedError: as the group has failed."""
+        """Why the kernels have given up, as an error of ``where``; None while they have not. ``doing``: what a rank
+        does instead, in brackets. AbortedError: as the group has failed."""
         failure = self.failure()
         if failure is None:
             return None
         over = "Its result is void, and the group of no more use: destroy it."
         if failure.kind == p2p.TIMEOUT:
+            it = f"collective #{failure.number}" if failure.number else "it"
             return CollectiveTimeoutError(
-                f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not come to "
-                f"{f'collective #{failure.number}' if failure.number else 'it'} in its time{doing(failure.peer)}. {over}"
+                f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not come to {it} in its time"
+                f"{doing(failure.peer)}. {over}"
             )
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(

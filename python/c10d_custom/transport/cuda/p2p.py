@@ -45,7 +45,8 @@ class Arguments(c.Structure):
         ("part", c.c_uint64 * MAX_RANKS),
         *((name, c.c_uint64) for name in ("bytes", "half", "slice", "record", "timeout_ns")),
         ("factor", c.c_double),
-        *((name, c.c_uint32) for name in ("rank", "ranks", "fingerprint", "unit", "divisor", "token", "root", "number")),
+        *((name, c.c_uint32) for name in ("rank", "ranks", "fingerprint", "unit", "divisor")),
+        *((name, c.c_uint32) for name in ("token", "root", "number")),
     ]
 
 

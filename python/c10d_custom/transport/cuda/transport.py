@@ -96,9 +96,8 @@ class CudaTransport:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
-                "captured: all_reduce, all_gather and reduce_scatter of equal parts, and broadcast, in p2p mode, after a "
-                "call outside.)"
+                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
+                "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
         if not fused.prepared(call):
             raise UsageError(
