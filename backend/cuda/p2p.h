@@ -72,12 +72,13 @@ struct Arguments {
   Pad* pad[kMaxRanks];     // the pads and staging buffers of all ranks, as addresses of this one
   u8* staging[kMaxRanks];  // aligned to 16
   const u8* input;
-  u8* output;            // may be input
-  u8* part[kMaxRanks];   // AllGather: outputs, of which this rank's own may be input; ReduceScatter: inputs, one of which
-                         // may be output
+  u8* output;  // may be input
+  // AllGather: outputs, of which this rank's own may be input; ReduceScatter: inputs, of which that may be output.
+  u8* part[kMaxRanks];
   u64 bytes;
-  u64 half;   // bytes of half a staging buffer, a multiple of 16
-  u64 slice;  // a multiple of 16. TwoShot: bytes of a rank's slice; ranks * slice >= bytes. ReduceScatter: of a part's place
+  u64 half;  // bytes of half a staging buffer, a multiple of 16
+  // A multiple of 16. TwoShot: bytes of a rank's slice; ranks * slice >= bytes. ReduceScatter: of a part's place.
+  u64 slice;
   Record* record;
   u64 timeout_ns;
   double factor;  // PREMUL_SUM: this rank's

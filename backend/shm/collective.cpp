@@ -148,7 +148,8 @@ void Collective::announce() {
 void Collective::enter() {
   announced_ = true;
   // Calls that say more in their tables are looked at by all.
-  if (g.tree.in_use() && !runs_ahead()) g.come(uses_table(), [this](uint32_t r) { return differs(r) || counts_differ(r); });
+  if (g.tree.in_use() && !runs_ahead())
+    g.come(uses_table(), [this](uint32_t r) { return differs(r) || counts_differ(r); });
   g.advance(g.ctl(me).arrive, seq);
 }
 

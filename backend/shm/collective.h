@@ -110,8 +110,7 @@ class Collective {
   bool uses_table() const { return args.count == kNever; }
   // Whether this rank may write to its table or its small slots.
   bool needs_slots() {
-    return uses_table() ||
-           (!on_device() && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
+    return uses_table() || (!on_device() && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
   }
   // What a rank that has come to this call has announced.
   const Fingerprint& said(uint32_t rank) const;

@@ -301,8 +301,8 @@ void run_ahead(uint32_t n, uint32_t fan_in) {
       c10d_handle* const g = groups[me];
       auto ahead = [&](uint64_t count) {
         const Span s{reinterpret_cast<void*>(8), 8 * count};
-        const CallArgs a{kAllReduce, kSum, kInt64, -1, count, 8, kDeviceAhead, 0, 0, 0, 60 * kSecond,
-                         1,          1,    &s,     &s, nullptr};
+        const CallArgs a{kAllReduce, kSum, kInt64,       -1, count, 8,  kDeviceAhead, 0,
+                         0,          0,    60 * kSecond, 1,  1,     &s, &s,           nullptr};
         return Status(c10d_run(g, &a));
       };
       for (uint64_t step = 0; step < 300; ++step) {
@@ -311,8 +311,7 @@ void run_ahead(uint32_t n, uint32_t fan_in) {
         if (step % 3) continue;
         Values v(step % 2 ? 3000 : 10, me + step);
         const Span s{v.data(), v.size() * 8};
-        const CallArgs a{kAllReduce, kSum, kInt64, -1, v.size(), 8, 0, 0, 0, 0, 60 * kSecond,
-                         1,          1,    &s,     &s, nullptr};
+        const CallArgs a{kAllReduce, kSum, kInt64, -1, v.size(), 8, 0, 0, 0, 0, 60 * kSecond, 1, 1, &s, &s, nullptr};
         require(c10d_run(g, &a) == kOk, "not ahead", me, step);
         for (int64_t x : v) require(x == int64_t(n * step + n * (n - 1) / 2), "wrong sum", me, step);
       }
