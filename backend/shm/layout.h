@@ -24,8 +24,9 @@
 namespace c10d_custom {
 
 constexpr uint64_t kMagic = 0x63313064'63757340ull;  // bumped whenever the layout changes
-constexpr uint32_t kCallsAhead = 32;  // see RankCtl::ahead
-constexpr size_t kLine = 128;         // two cache lines: adjacent-line prefetch makes 64 share
+// See RankCtl::ahead.
+constexpr uint32_t kCallsAhead = 32;
+constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
 struct Geometry {
