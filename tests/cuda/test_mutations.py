@@ -218,7 +218,12 @@ MUTATIONS = {
     ),
     "fused: closed while the stream is at work": (
         P2P,
-        lambda: off(transport.CudaTransport, "idle", lambda self, seconds: True),
+        lambda: off(transport, "come_to", lambda *_: True),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: a rank leaves before others have come": (
+        P2P,
+        lambda: off(fused.Fused, "busy", lambda self: False),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the guard takes leaving for failing": (
