@@ -8,6 +8,8 @@ import pytest
 
 from host_kernels import BY_NAME, FUSED, HERE, compile_host, compiler, instances, text_of_files
 
+pytestmark = pytest.mark.lane2
+
 INSTANCES = instances(FUSED, [BY_NAME["int32", "SUM"], BY_NAME["float32", "PREMUL_SUM"]])
 
 # What must not be missing: the text, and what is put in its place.

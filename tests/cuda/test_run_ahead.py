@@ -15,6 +15,8 @@ from device_tensors import device_tensor, options, warm
 from fused_ranks import OPS, Asked, run, transport_of
 from thread_ranks import cpu_tensors
 
+pytestmark = pytest.mark.lane2
+
 AHEAD = 31  # calls that a rank can be ahead of another: kCallsAhead of backend/shm/layout.h, less one
 each_op = pytest.mark.parametrize("op", OPS)
 
@@ -128,7 +130,7 @@ def test_ranks_that_call_different_things(fields, first):
                 DIFFERENT[fields](r)
             work = r.pg.allreduce([device_tensor(r, 10, 1.0)], options(True, 30.0))
             work.wait()
-            r.synchronize(5.0)
+            r.synchronize(20.0)
             work.is_completed()
         return type(raised.value), str(raised.value)
 
@@ -149,7 +151,7 @@ def test_calls_in_another_order():
             works = [asked.call(True) for asked in (both if r.rank else both[::-1])]
             for work in works:
                 work.wait()
-            r.synchronize(5.0)
+            r.synchronize(20.0)
             for work in works:
                 work.is_completed()
         return str(raised.value)
@@ -170,7 +172,7 @@ def test_the_error_of_a_late_rank_says_what_it_does():
             return None
         work = r.pg.allreduce([device_tensor(r, 10, 1.0)], options(True, 0.5))
         work.wait()
-        r.synchronize(5.0)
+        r.synchronize(20.0)
         with pytest.raises(CollectiveTimeoutError) as raised:
             work.is_completed()
         gate.set()
