@@ -1,4 +1,4 @@
-// all_reduce between ranks that each have a GPU of their own and reach each other's memory: one kernel per
+// Collectives of ranks that each have a GPU of their own and reach each other's memory: one kernel per
 // rank and call, in which the ranks' blocks wait for each other.
 //
 // Staging: memory of every rank that all ranks read, in two halves; a call uses the half of its number's
@@ -61,10 +61,11 @@ struct Pad {
 
 // Words of the host's memory that the device reaches.
 struct Record {
-  u64 failure;  // written by the device, once: Kind << 56 | peer << 48 | the low 32 bits of the call's number
+  u64 failure;  // written by the device, once: Kind << 56 | peer << 48 | Arguments::number
   // Written by the host: not 0 ends all waiting. Bit r: rank r is gone, and its memory may be: nothing more is written
   // there once this is seen. The highest bit is always set.
   u64 abort;
+  u64 ended;  // written by the device: how many calls have ended, well or not
 };
 
 struct Arguments {
@@ -72,17 +73,22 @@ struct Arguments {
   u8* staging[kMaxRanks];  // aligned to 16
   const u8* input;
   u8* output;  // may be input
+  // AllGather: outputs, of which this rank's own may be input; ReduceScatter: inputs, of which that may be output.
+  u8* part[kMaxRanks];
   u64 bytes;
-  u64 half;   // bytes of half a staging buffer, a multiple of 16
-  u64 slice;  // TwoShot: bytes of a rank's slice, a multiple of 16; ranks * slice >= bytes
+  u64 half;  // bytes of half a staging buffer, a multiple of 16
+  // A multiple of 16. TwoShot: bytes of a rank's slice; ranks * slice >= bytes. ReduceScatter: of a part's place.
+  u64 slice;
   Record* record;
   u64 timeout_ns;
   double factor;  // PREMUL_SUM: this rank's
   u32 rank, ranks;
   u32 fingerprint;  // of what must be the same on all ranks
-  u32 unit;         // what input and output are aligned to: 1, 2, 4, 8 or 16
+  u32 unit;         // what all tensors are aligned to: 1, 2, 4, 8 or 16
   u32 divisor;      // AVG
   u32 token;        // not 0, and no other launch of this rank that may run at the same time has it
+  u32 root;         // Broadcast
+  u32 number;       // by which the host knows the call
 };
 
 // One thread's part in one call.
@@ -108,6 +114,9 @@ class Call {
     if (threadIdx.x == 0) whole = !told();
     return !sync_block_or(!whole);
   }
+
+  // The k-th of the ranks from this one on, so that not all read the same one's memory; the last is this one.
+  __device__ u32 after(u32 k) const { return a_.rank + k < a_.ranks ? a_.rank + k : a_.rank + k - a_.ranks; }
 
   __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
 
@@ -136,6 +145,7 @@ class Call {
     own_.through = 0;
     own_.calls = number_ + 1;
     own_.barriers = barriers_;
+    store_relaxed_system(&a_.record->ended, (u64)number_ + 1);
     store_release(&own_.owner, 0);
   }
 
@@ -176,7 +186,7 @@ class Call {
 
   __device__ bool report(u32 kind, u32 peer) {
     if (add_acquire_release(&own_.reported, 1) != 0) return false;
-    store_release_system(&a_.record->failure, (u64)kind << 56 | (u64)peer << 48 | number_);
+    store_release_system(&a_.record->failure, (u64)kind << 56 | (u64)peer << 48 | a_.number);
     return true;
   }
 
@@ -192,17 +202,43 @@ class Call {
 // Vectors of an array of `bytes` bytes that lies in memory as the caller has it: the last may be a part.
 C10D_DEVICE u32 size_at(u64 offset, u64 bytes) { return bytes - offset < 16 ? (u32)(bytes - offset) : 16; }
 
-C10D_DEVICE Vector read_input(const Arguments& a, u64 offset) {
+C10D_DEVICE Vector read(const Arguments& a, const u8* input, u64 offset) {
   const u32 size = size_at(offset, a.bytes);
-  return a.unit == 16 && size == 16 ? load_vector(a.input + offset) : gather_vector(a.input + offset, a.unit, 0, size);
+  return a.unit == 16 && size == 16 ? load_vector(input + offset) : gather_vector(input + offset, a.unit, 0, size);
 }
-C10D_DEVICE void write_output(const Arguments& a, u64 offset, const Vector& v) {
+C10D_DEVICE void write(const Arguments& a, u8* output, u64 offset, const Vector& v) {
   const u32 size = size_at(offset, a.bytes);
   if (a.unit == 16 && size == 16) {
-    store_vector(a.output + offset, v);
+    store_vector(output + offset, v);
   } else {
-    scatter_vector(a.output + offset, a.unit, 0, size, v);
+    scatter_vector(output + offset, a.unit, 0, size, v);
   }
+}
+
+// Moves whole Vectors, from `at` on, where both sides are aligned to 16; four loads are under way at once. Where those
+// that are left begin.
+C10D_DEVICE u64 move(u8* to, const u8* from, u64 at, u64 end, u64 step) {
+#pragma unroll 1
+  for (; at + 3 * step + 16 <= end; at += 4 * step) {
+    Vector v[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) v[i] = load_vector(from + at + i * step);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) store_vector(to + at + i * step, v[i]);
+  }
+  return at;
+}
+
+// An input, from `at` on, into staging memory; staging memory into an output.
+C10D_DEVICE void put(const Arguments& a, u8* staging, const u8* input, u64 at, u64 end, u64 step) {
+  if (a.unit == 16) at = move(staging, input, at, end, step);
+#pragma unroll 1
+  for (; at < end; at += step) store_vector(staging + at, read(a, input, at));
+}
+C10D_DEVICE void take(const Arguments& a, u8* output, const u8* staging, u64 at, u64 end, u64 step) {
+  if (a.unit == 16) at = move(output, staging, at, end, step);
+#pragma unroll 1
+  for (; at < end; at += step) write(a, output, at, load_vector(staging + at));
 }
 
 // The Vector at `offset` of all ranks' staging, folded.
@@ -226,11 +262,10 @@ struct OneShot {
     p2p::Call call(a);
     const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
-#pragma unroll 1
-      for (u64 at = first; at < a.bytes; at += step) store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
+      p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
       if (call.barrier(R::Operation::kScalesInput)) {
 #pragma unroll 1
-        for (u64 at = first; at < a.bytes; at += step) p2p::write_output(a, at, p2p::fold_staged<R>(a, call, at));
+        for (u64 at = first; at < a.bytes; at += step) p2p::write(a, a.output, at, p2p::fold_staged<R>(a, call, at));
       }
     }
     call.end();
@@ -247,45 +282,95 @@ struct TwoShot {
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
     const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    const auto end_of = [&](u64 start) { return start + a.slice < a.bytes ? start + a.slice : a.bytes; };
     if (call.begin()) {
 #pragma unroll 1
       for (u64 start = 0; start < a.bytes; start += a.slice) {
-#pragma unroll 1
-        for (u64 at = start + first; at < start + a.slice && at < a.bytes; at += step) {
-          store_vector(call.staging(a.rank) + at, p2p::read_input(a, at));
-        }
+        p2p::put(a, call.staging(a.rank), a.input, start + first, end_of(start), step);
       }
       bool whole = call.barrier(R::Operation::kScalesInput);
       if (whole) {
         const u64 start = a.rank * a.slice;
 #pragma unroll 1
-        for (u64 at = start + first; at < start + a.slice && at < a.bytes; at += step) {
+        for (u64 at = start + first; at < end_of(start); at += step) {
           const Vector result = p2p::fold_staged<R>(a, call, at);
           store_vector(call.staging(a.rank) + at, result);
-          p2p::write_output(a, at, result);
+          p2p::write(a, a.output, at, result);
         }
         whole = call.barrier(false);
       }
       if (whole) {
-        // Each rank begins with the one after it, so that not all read the same one's memory.
 #pragma unroll 1
         for (u32 k = 1; k < a.ranks; ++k) {
-          const u32 rank = a.rank + k < a.ranks ? a.rank + k : a.rank + k - a.ranks;
-          const u64 start = rank * a.slice, end = start + a.slice < a.bytes ? start + a.slice : a.bytes;
-          u64 at = start + first;
-          if (a.unit == 16) {
-#pragma unroll 1
-            for (; at + 3 * step + 16 <= end; at += 4 * step) {
-              Vector v[4];
-#pragma unroll
-              for (u32 i = 0; i < 4; ++i) v[i] = load_vector(call.staging(rank) + at + i * step);
-#pragma unroll
-              for (u32 i = 0; i < 4; ++i) store_vector(a.output + at + i * step, v[i]);
-            }
-          }
-#pragma unroll 1
-          for (; at < end; at += step) p2p::write_output(a, at, load_vector(call.staging(rank) + at));
+          const u32 rank = call.after(k);
+          const u64 start = rank * a.slice;
+          p2p::take(a, a.output, call.staging(rank), start + first, end_of(start), step);
         }
+      }
+    }
+    call.end();
+  }
+};
+
+// Every rank stages its input, then takes all ranks'. Of no dtype, as Broadcast: R is not used.
+struct AllGather {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+      p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
+      if (call.barrier(false)) {
+#pragma unroll 1
+        for (u32 k = 1; k <= a.ranks; ++k) {
+          const u32 rank = call.after(k);
+          if (a.part[rank] != a.input) p2p::take(a, a.part[rank], call.staging(rank), first, a.bytes, step);
+        }
+      }
+    }
+    call.end();
+  }
+};
+
+// Every rank stages its inputs, one behind the other, then reduces those that are for it.
+struct ReduceScatter {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+#pragma unroll 1
+      for (u32 rank = 0; rank < a.ranks; ++rank) {
+        p2p::put(a, call.staging(a.rank) + rank * a.slice, a.part[rank], first, a.bytes, step);
+      }
+      if (call.barrier(R::Operation::kScalesInput)) {
+        const u64 own = a.rank * a.slice;
+#pragma unroll 1
+        for (u64 at = first; at < a.bytes; at += step) {
+          p2p::write(a, a.output, at, p2p::fold_staged<R>(a, call, own + at));
+        }
+      }
+    }
+    call.end();
+  }
+};
+
+// The root stages its input; the others take it.
+struct Broadcast {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+      if (a.rank == a.root) p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
+      if (call.barrier(false) && a.rank != a.root) {
+        p2p::take(a, a.output, call.staging(a.root), first, a.bytes, step);
       }
     }
     call.end();

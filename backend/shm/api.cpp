@@ -309,7 +309,8 @@ int c10d_peer_state(c10d_handle* h, uint32_t rank, uint64_t seq, PeerState* out)
   out->pid = c.pid;
   out->alive = g->alive(rank);
   out->mark = c.mark.load(std::memory_order_acquire);
-  if (const Fingerprint f = c.fingerprint[seq & 1]; f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
+  for (const Fingerprint& f : {c.fingerprint[seq & 1], c.ahead[seq % kCallsAhead]})
+    if (f.seq == seq) memcpy(out->fingerprint, &f, sizeof f);
   return kOk;
 }
 

@@ -49,6 +49,9 @@ enum Memory : uint32_t {
   kHost = 0,
   kStaged,  // a device's, copied into host memory: moved as kHost
   kDevice,  // a device's: the call agrees on the fingerprint and the sizes, waits for all ranks, and moves nothing
+  // A device's: nothing is moved here, and nobody waited for but ranks that are many calls behind. Whoever comes later
+  // compares the fingerprints. Not for calls whose parts may differ.
+  kDeviceAhead,
   kMemories,
 };
 

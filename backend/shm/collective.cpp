@@ -118,7 +118,7 @@ uint64_t Collective::output_bytes() const {
 
 void Collective::announce() {
   RankCtl& mine = g.ctl(me);
-  Fingerprint& f = mine.fingerprint[seq & 1];
+  Fingerprint& f = runs_ahead() ? mine.ahead[seq % kCallsAhead] : mine.fingerprint[seq & 1];
   f.seq = seq;
   f.op = args.op;
   f.redop = args.redop;
@@ -148,7 +148,8 @@ void Collective::announce() {
 void Collective::enter() {
   announced_ = true;
   // Calls that say more in their tables are looked at by all.
-  if (g.tree.in_use()) g.come(uses_table(), [this](uint32_t r) { return differs(r) || counts_differ(r); });
+  if (g.tree.in_use() && !runs_ahead())
+    g.come(uses_table(), [this](uint32_t r) { return differs(r) || counts_differ(r); });
   g.advance(g.ctl(me).arrive, seq);
 }
 
@@ -156,8 +157,13 @@ bool Collective::counts_differ(uint32_t peer) const {
   return g.ctl(me).fingerprint[seq & 1].count != g.ctl(peer).fingerprint[seq & 1].count;
 }
 
+const Fingerprint& Collective::said(uint32_t rank) const {
+  const RankCtl& c = g.ctl(rank);
+  return g.has_run_ahead && c.ahead[seq % kCallsAhead].seq == seq ? c.ahead[seq % kCallsAhead] : c.fingerprint[seq & 1];
+}
+
 bool Collective::differs(uint32_t peer) const {
-  const Fingerprint &a = g.ctl(me).fingerprint[seq & 1], &b = g.ctl(peer).fingerprint[seq & 1];
+  const Fingerprint &a = said(me), &b = said(peer);
   return a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
          a.device != b.device || a.outer != b.outer || (!has_parts_at_root() && a.count != b.count);
 }
@@ -300,7 +306,7 @@ bool Collective::meet() {
 
 bool Collective::memory_ok() const {
   auto there = [](const Span& s) { return s.data || !s.bytes; };
-  return memory_of(args) == kDevice ||
+  return on_device() ||
          (std::all_of(args.in, args.in + args.nin, there) && std::all_of(args.out, args.out + args.nout, there));
 }
 
@@ -366,10 +372,10 @@ Status Collective::run() {
   g.team.begin(std::max(input_bytes(), output_bytes()));
   if (!healthy()) return status_;
   // After a call that waited for nobody, a slower rank may still read the slots we are to write.
-  if (!g.last_call_waited)
+  if (!g.last_call_waited && !runs_ahead())
     for (uint32_t r = 0; r < n; ++r)
       if (r != me && !wait(g.ctl(r).arrive, seq - 1, seq - 1, r)) return status_;
-  g.last_call_waited = args.op != kRejected;
+  g.last_call_waited = args.op != kRejected && !runs_ahead();
   if (args.op == kRejected) return announce(), kOk;
   if (args.pipelined) {
     if (!pipelined_ok(*this) || !memory_ok()) return refuse();
@@ -377,7 +383,8 @@ Status Collective::run() {
   }
   if (!shape_ok()) return refuse();
   if (!g.has_slots() && needs_slots() && !has_memory(&Group::reserve_slots)) return status_;
-  if (memory_of(args) == kDevice) {
+  if (runs_ahead()) return run_ahead() ? kOk : status_;
+  if (on_device()) {
     announce();  // alone, too: the sizes and factors are read back from what was announced
     return agree() ? kOk : status_;
   }
@@ -387,6 +394,25 @@ Status Collective::run() {
   announce();
   if (!agree() || !(all_placed() ? in_place(*this) : run_large())) part_from_peers();
   return status_;
+}
+
+// Of any two ranks at least one, having announced its call, sees what the other has announced.
+bool Collective::run_ahead() {
+  g.has_run_ahead = true;
+  const uint64_t behind = seq - std::min<uint64_t>(seq, kCallsAhead - 1);
+  for (uint32_t r = 0; r < n; ++r)
+    if (r != me && !wait(g.ctl(r).arrive, behind, behind, r)) return false;
+  announce();
+  for (uint32_t r = 0; r < n; ++r) {
+    if (r == me) continue;
+    const bool left = g.left(r);  // before the look whether it came
+    if (g.ctl(r).arrive.value.load(std::memory_order_seq_cst) < seq) {
+      if (left) return fails(kPeerLost, int32_t(r));
+    } else if (differs(r)) {
+      return mismatch(r), false;
+    }
+  }
+  return true;
 }
 
 bool Collective::run_large() {

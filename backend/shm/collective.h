@@ -103,14 +103,17 @@ class Collective {
   bool shape_ok() const;
   // Whether no part of it lies at a null address.
   bool memory_ok() const;
+  bool on_device() const { return memory_of(args) >= kDevice; }
+  bool runs_ahead() const { return memory_of(args) == kDeviceAhead; }
   // The arguments make no sense: says so to the others, who must not wait for this rank, as kRejected does.
   Status refuse();
   bool uses_table() const { return args.count == kNever; }
   // Whether this rank may write to its table or its small slots.
   bool needs_slots() {
-    return uses_table() ||
-           (memory_of(args) != kDevice && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
+    return uses_table() || (!on_device() && args.op != kBarrier && args.op != kMonitoredBarrier && fits_small());
   }
+  // What a rank that has come to this call has announced.
+  const Fingerprint& said(uint32_t rank) const;
   // Whether a rank's call is another than this rank's, whatever its tables say.
   bool differs(uint32_t peer) const;
   // Whether this rank's parts are not those that a rank expects, or the other way round.
@@ -145,6 +148,7 @@ class Collective {
   // After a failure: from now on no peer touches what this rank has announced to be in its arena.
   void part_from_peers();
   bool run_large();
+  bool run_ahead();
   void run_alone();
   void announce_small();
   void finish_small();

@@ -200,7 +200,8 @@ class Group {
   uint64_t call = kNever;            // number of the collective that waits
   uint64_t blocks_done = 0;          // the ring counters' value between calls; equal on all ranks
   uint64_t blocks_taken = 0;         // the same of `took`
-  bool last_call_waited = true;      // false after kRejected, which waits for nobody
+  bool last_call_waited = true;      // false after kRejected and kDeviceAhead, which wait for nobody
+  bool has_run_ahead = false;        // there has been a kDeviceAhead
   bool every_ring_is_there = false;  // of each rank
   std::vector<uint64_t> taken;       // what this rank has written to Flow::taken of each other, between calls
 

@@ -3,7 +3,7 @@
 //   SegmentHeader | tree | RankCtl[n] | has_cells[n][n] | call_slots[n + 1] | tables[n] | small[n][2] | ring[n] |
 //   { Flow[n], pair ring[n - 1] }[n] | { PairCtl, cells }[n][n] | arena[n]
 //
-// The parts up to the call slots have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. In a
+// The parts up to the call slots have their memory from the start: some 3.5 KiB a rank, and a byte for each pair. In a
 // group of many ranks each RankCtl has pages of its own, which its rank takes when it joins. Of the others each rank
 // takes its own, when it first needs them: its table and small slots with the first call that moves anything, its ring
 // with the first large collective, its pair rings with its first large all_to_all, a pair's cells with the first send
@@ -23,8 +23,10 @@
 
 namespace c10d_custom {
 
-constexpr uint64_t kMagic = 0x63313064'6375733full;  // bumped whenever the layout changes
-constexpr size_t kLine = 128;                        // two cache lines: adjacent-line prefetch makes 64 share
+constexpr uint64_t kMagic = 0x63313064'63757340ull;  // bumped whenever the layout changes
+// See RankCtl::ahead.
+constexpr uint32_t kCallsAhead = 32;
+constexpr size_t kLine = 128;  // two cache lines: adjacent-line prefetch makes 64 share
 
 // What every rank must agree on about sizes; rank 0 chooses, the others read.
 struct Geometry {
@@ -89,6 +91,9 @@ struct alignas(kLine) RankCtl {
   // Two fingerprints: while this rank writes the one of call s+1, slower ranks may still read the
   // one of call s. It cannot reach s+2 before all have entered s+1, hence are done with s.
   Fingerprint fingerprint[2];
+  // Of calls that wait for nobody (kDeviceAhead), by seq % kCallsAhead: in such a call a rank waits for those that are
+  // kCallsAhead calls behind, and may not yet have compared theirs with the one that it overwrites.
+  Fingerprint ahead[kCallsAhead];
   Signal arrive;      // seq of the last collective entered
   Signal in;          // blocks copied into this rank's ring, over the life of the group
   Signal red;         // blocks of which this rank has reduced its part

@@ -283,6 +283,60 @@ void devices(uint32_t n, uint32_t fan_in) {
   for (c10d_handle* g : groups) c10d_free(g);
 }
 
+// Calls that wait for nobody among calls that do; a rank that is ahead, as far as it may be; and ranks that disagree.
+void run_ahead(uint32_t n, uint32_t fan_in) {
+  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  geometry.fan_in = fan_in;
+  uint64_t total;
+  const int fd = c10d_segment_create(&geometry, &total);
+  std::vector<c10d_handle*> groups(n);
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
+  close(fd);
+  std::atomic<bool> far{false};
+  for (uint32_t me = 0; me < n; ++me)
+    ranks.emplace_back([&, me] {
+      c10d_handle* const g = groups[me];
+      auto ahead = [&](uint64_t count) {
+        const Span s{reinterpret_cast<void*>(8), 8 * count};
+        const CallArgs a{kAllReduce, kSum, kInt64,       -1, count, 8,  kDeviceAhead, 0,
+                         0,          0,    60 * kSecond, 1,  1,     &s, &s,           nullptr};
+        return Status(c10d_run(g, &a));
+      };
+      for (uint64_t step = 0; step < 300; ++step) {
+        if (step % 7 == me % 7) usleep(100);
+        require(ahead(step + 1) == kOk, "ahead", me, step);
+        if (step % 3) continue;
+        Values v(step % 2 ? 3000 : 10, me + step);
+        const Span s{v.data(), v.size() * 8};
+        const CallArgs a{kAllReduce, kSum, kInt64, -1, v.size(), 8, 0, 0, 0, 0, 60 * kSecond, 1, 1, &s, &s, nullptr};
+        require(c10d_run(g, &a) == kOk, "not ahead", me, step);
+        for (int64_t x : v) require(x == int64_t(n * step + n * (n - 1) / 2), "wrong sum", me, step);
+      }
+      const uint64_t before = c10d_next_seq(g);
+      while (me && !far) usleep(100);  // rank 0 comes as far as it may
+      for (uint64_t i = 1; i < 3 * kCallsAhead; ++i) {
+        if (!me && i == kCallsAhead - 1) {
+          PeerState state;
+          c10d_peer_state(g, 0, before + 1, &state);
+          require(state.arrived == before + i - 2, "not so far", me, i);
+          require(reinterpret_cast<Fingerprint*>(state.fingerprint)->count == 2, "fingerprint", me, i);
+          far = true;
+        }
+        require(ahead(i) == kOk, "far ahead", me, i);
+      }
+      const Status st = ahead(me == 1 ? 2 : 1);  // who came first hears of it next
+      require(st == kMismatch || st == kOk, "not a mismatch", me, uint64_t(st));
+      if (st == kOk) {
+        Failure f{};
+        while (c10d_health(g, kNever, &f) == kOk) usleep(100);
+        require(f.cause == kMismatch && f.seq == c10d_next_seq(g) - 1, "another reason", me, f.seq);
+      }
+    });
+  for (auto& t : ranks) t.join();
+  for (c10d_handle* g : groups) c10d_free(g);
+}
+
 // Many collectives in flight, small ones and large, waited for in any order or by nobody.
 void in_flight(uint32_t n, uint32_t fan_in) {
   Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
@@ -433,7 +487,7 @@ int main(int argc, char** argv) {
   }
   for (uint32_t fan_in : {0u, 2u}) {
     for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n, fan_in);
-    for (uint32_t n : {2u, 3u, 5u}) in_flight(n, fan_in);
+    for (uint32_t n : {2u, 3u, 5u}) in_flight(n, fan_in), run_ahead(n, fan_in);
   }
   std::puts("group_test: ok");
 }

@@ -91,6 +91,7 @@ class Memory(IntEnum):
     host = 0
     staged = 1  # a device's, copied into host memory
     device = 2  # a device's: `agree` only
+    device_ahead = 3  # a device's: `announce` only
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The fused kernels of a simulated GPU: two pieces of work on the stream, between which a rank waits until all
 ranks' streams have come as far, or gives up as backend/cuda/p2p.h does.
 
-The first stages the input in the half that is this call's, the second folds what all ranks have staged. Between
+The first stages inputs in the half that is this call's, the second takes or folds what ranks have staged. Between
 the two, ranks are ordered by their arrivals alone: what a rank does after it is not ordered with what another
 rank's second piece still reads, as on real GPUs. Signals are kept here, not in the pads; calls and failures in
 the pads, which must therefore be zero before.
@@ -16,7 +16,8 @@ from c10d_custom.transport.cuda import p2p
 
 PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
 _WORDS = 64  # bytes of a pad that this model uses
-_CALLS, _REPORTED, _FAILED, _OWNER = 0, 12, 16, 24
+_CALLS, _REPORTED, _FAILED, _OWNER = 0, 12, 16, 24  # in a pad
+_ABORT, _ENDED = 8, 16  # in a record
 
 
 def _u32(address):
@@ -74,20 +75,37 @@ class _Kernel:
         spans = [driver._span(a.pad[r], _WORDS, "fused kernel") for r in range(n)]
         stagings = [driver._span(a.staging[r], 2 * a.half, "fused kernel") for r in range(n)]
         self.pads, self.stagings = [s for s, _ in spans], [s for s, _ in stagings]
-        self.input, here = driver._span(a.input, a.bytes, "fused kernel")
-        self.output, there = driver._span(a.output, a.bytes, "fused kernel")
+        self.staged, self.results = self._plan()
+        tensors = [driver._span(address, a.bytes, "fused kernel") for address, _ in self.staged]
+        tensors += [driver._span(address, a.bytes, "fused kernel") for address, _, _ in self.results]
+        reals = [real for real, _ in tensors]
+        self.staged = [(real, at) for real, (_, at) in zip(reals, self.staged)]
+        self.results = [(real, *of) for real, (_, *of) in zip(reals[len(self.staged) :], self.results)]
         self.record = a.record
-        self.buffers = [b for _, b in spans + stagings] + [b for b in (here, there) if b]
+        self.buffers = [b for _, b in spans + stagings + tensors if b]
         if a.record not in self.world.pinned:
             self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
         if not 0 < a.timeout_ns < 1 << 62:
             self.world.wrong(f"rank {self.me} launches a kernel that waits for ever")
-        if a.input % a.unit or a.output % a.unit or a.bytes > a.half:
+        if any(real % a.unit for real in reals) or any(at + a.bytes > a.half for _, at in self.staged):
             self.world.wrong("arguments of a fused kernel that do not fit")
         self.outcome = False  # until it has begun
         self.owns = False  # its rank's pad
         if not a.token:
             self.world.wrong(f"rank {self.me} launches a kernel without a token")
+
+    def _plan(self):
+        """([(address of an input, where in the half it is staged)], [(address of an output, whose staging, where in the
+        half)]): of one rank's it is a copy, of all it is folded."""
+        a, algorithm, everyone = self.a, self.key[0], range(self.a.ranks)
+        if algorithm == "AllGather":
+            taken = [(a.part[r], [r], 0) for r in everyone if a.part[r] != a.input]
+            return [(a.input, 0)], taken
+        if algorithm == "ReduceScatter":
+            return [(a.part[r], r * a.slice) for r in everyone], [(a.output, everyone, a.rank * a.slice)]
+        if algorithm == "Broadcast":
+            return ([(a.input, 0)], []) if a.rank == a.root else ([], [(a.output, [a.root], 0)])
+        return [(a.input, 0)], [(a.output, everyone, 0)]
 
     # --- the protocol, in the words of p2p.h
 
@@ -102,12 +120,12 @@ class _Kernel:
             return False
         _u32(self.pads[self.me] + _REPORTED).value = 1
         if self.record in self.world.pinned:
-            _u64(self.record).value = kind << 56 | peer << 48 | self.number
+            _u64(self.record).value = kind << 56 | peer << 48 | self.a.number
         return True
 
     def _give_up(self, kind, peer):
         if self._report(kind, peer):
-            gone = _u64(self.record + 8).value if self.record in self.world.pinned else 0
+            gone = _u64(self.record + _ABORT).value if self.record in self.world.pinned else 0
             for rank, pad in enumerate(self.pads):
                 if not gone >> rank & 1:
                     _u64(pad + _FAILED).value = kind << 32 | self.me
@@ -132,18 +150,10 @@ class _Kernel:
             if self._told():
                 return
             self.outcome = None
-            at = self.stagings[self.me] + self.half
-            # Said here, as only now it is known which half it is.
-            stream = next(s for s in self.world.streams if s.number == self.stream)
-            self.world._access(
-                (at, self.a.bytes),
-                True,
-                self.stream,
-                stream.clock[self.stream],
-                clock,
-                f"a fused kernel of rank {self.me}",
-            )
-            ctypes.memmove(at, self.input, self.a.bytes)
+            for source, at in self.staged:
+                target = self.stagings[self.me] + self.half + at
+                self._touches(target, True, clock)
+                ctypes.memmove(target, source, self.a.bytes)
             self.world.signals[(self.pads[self.me], self.number)] = (
                 self.a.fingerprint,
                 self.a.factor,
@@ -155,7 +165,7 @@ class _Kernel:
         op = self.world.op(
             "fused kernel",
             run=run,
-            reads=[(p, _WORDS) for p in self.pads] + [(self.input, self.a.bytes)],
+            reads=[(p, _WORDS) for p in self.pads] + [(source, self.a.bytes) for source, _ in self.staged],
             buffers=self.buffers,
         )
         op.kernel = self
@@ -174,7 +184,7 @@ class _Kernel:
             self.outcome = True
         elif self._told():
             self.outcome = False
-        elif self.record in self.world.pinned and _u64(self.record + 8).value:
+        elif self.record in self.world.pinned and _u64(self.record + _ABORT).value:
             self.outcome = self._give_up(p2p.ABORTED, self.me)
         elif (time.monotonic() - self.began) * 1e9 > self.a.timeout_ns:
             self.outcome = self._give_up(p2p.TIMEOUT, signals.index(None))
@@ -191,48 +201,54 @@ class _Kernel:
         def run(clock):
             if self.owns:
                 _u32(self.pads[self.me] + _OWNER).value = 0
+                if self.record in self.world.pinned:
+                    _u64(self.record + _ENDED).value = self.number + 1
             if not self.outcome:
-                ctypes.memset(self.output, 0xD5, self.a.bytes)  # garbage
+                for target, _, _ in self.results:
+                    ctypes.memset(target, 0xD5, self.a.bytes)  # garbage
                 return
             signals = [self._signal(r) for r in range(self.a.ranks)]
             if any(s[3:] != (self.shape, self.key) for s in signals):
                 self.world.wrong("ranks launch a fused kernel with different grids or algorithms")
-            algorithm, code, redop = self.key
-            dtype, n = dtypes.BY_CODE[code], self.a.ranks
-            sources = [s + self.half for s in self.stagings]
-            stream = next(s for s in self.world.streams if s.number == self.stream)
-            for source in sources:
-                self.world._access(
-                    (source, self.a.bytes),
-                    False,
-                    self.stream,
-                    stream.clock[self.stream],
-                    clock,
-                    f"a fused kernel of rank {self.me}",
-                )
-            factors = (
-                [s[1] for s in signals] if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
-            )
-            result = ctypes.create_string_buffer(self.a.bytes)
-            if lib.c10d_reduce(
-                code,
-                redop,
-                result,
-                (ctypes.c_void_p * n)(*sources),
-                n,
-                self.a.bytes // dtype.item_bytes,
-                (ctypes.c_double * len(factors))(*factors) if factors else None,
-            ):
-                self.world.wrong(f"a fused reduction of {dtype.name} with {redop}, which there is not")
-            ctypes.memmove(self.output, result, self.a.bytes)
+            for target, ranks, at in self.results:
+                sources = [self.stagings[r] + self.half + at for r in ranks]
+                for source in sources:
+                    self._touches(source, False, clock)
+                if self.key[0] in ("AllGather", "Broadcast"):
+                    ctypes.memmove(target, sources[0], self.a.bytes)
+                else:
+                    self._fold(target, sources, [s[1] for s in signals])
 
         op = self.world.op(
             "fused kernel",
             ready=self._decided,
             run=run,
             waits=waits,
-            writes=[(self.output, self.a.bytes)],
+            writes=[(target, self.a.bytes) for target, _, _ in self.results],
             buffers=self.buffers,
         )
         op.kernel = self
         return op
+
+    def _touches(self, address, write, clock):
+        """Staging memory: said when it is, as only then it is known which half it is."""
+        stream = next(s for s in self.world.streams if s.number == self.stream)
+        label = f"a fused kernel of rank {self.me}"
+        self.world._access((address, self.a.bytes), write, self.stream, stream.clock[self.stream], clock, label)
+
+    def _fold(self, target, sources, factors):
+        _, code, redop = self.key
+        dtype, n = dtypes.BY_CODE[code], len(sources)
+        factors = factors if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
+        result = ctypes.create_string_buffer(self.a.bytes)
+        if lib.c10d_reduce(
+            code,
+            redop,
+            result,
+            (ctypes.c_void_p * n)(*sources),
+            n,
+            self.a.bytes // dtype.item_bytes,
+            (ctypes.c_double * len(factors))(*factors) if factors else None,
+        ):
+            self.world.wrong(f"a fused reduction of {dtype.name} with {redop}, which there is not")
+        ctypes.memmove(target, result, self.a.bytes)

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from c10d_custom import dtypes
-from c10d_custom.transport.cuda import compiler, kernels
+from c10d_custom.transport.cuda import compiler, kernels, p2p
 
 HEADERS = "#include <memory>\n#include <thread>\n#include <typeinfo>\n#include <vector>\n"
 HERE = Path(__file__).resolve().parent
@@ -18,9 +18,21 @@ PAIRS = [(dtype, CODES[op]) for dtype in dtypes.BY_DTYPE.values() for op in dtyp
 BY_NAME = {(d.name, dtypes.REDUCE_OPS[op]): (d, op) for d, op in PAIRS}
 
 
-def build(path, algorithms, pairs=PAIRS, files=(), flags=()):
-    """A shared library of these algorithms' kernels for these pairs. ``files``: in place of those of the same name."""
-    text = compiler.text_of([(a, *pair) for a in algorithms for pair in pairs], [HERE / "device.h", *files])
+# The kernels of the p2p mode.
+FUSED = ["OneShot", "TwoShot", "AllGather", "ReduceScatter", "Broadcast"]
+
+
+def instances(algorithms, pairs):
+    return [(a, *pair) for a in algorithms for pair in ([p2p.MOVED] if a in ("AllGather", "Broadcast") else pairs)]
+
+
+def build(path, algorithms, pairs=PAIRS, files=(), flags=(), fewer=None):
+    """A shared library of these algorithms' kernels for these pairs. ``files``: in place of those of the same name;
+    ``fewer``: {algorithm: its pairs}, further ones."""
+    wanted = instances(algorithms, pairs)
+    for algorithm, some in (fewer or {}).items():
+        wanted += instances([algorithm], some)
+    text = compiler.text_of(wanted, [HERE / "device.h", *files])
     types = ", ".join(f"typeid(c10d_custom::dtype_{d.name}::{dtypes.REDUCE_OPS[op]}).name()" for d, op in PAIRS)
     text += f'extern "C" {{ __attribute__((visibility("default"))) const char* type_names[] = {{{types}}}; }}\n'
     text += text_of_files("host_threads.h", "host_launch.cpp")

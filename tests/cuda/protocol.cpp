@@ -32,7 +32,10 @@ struct Rank {
   alignas(16) u8 staging[2 * kHalf] = {};
   p2p::Record record = {};
   std::vector<u32> data;
+  std::vector<std::vector<u32>> part;  // of each rank
 };
+
+enum Kind { kAllReduce, kAllGather, kReduceScatter, kBroadcast };
 
 // What all ranks call in turn: the same arguments again and again, as a CUDA graph does.
 struct Plan {
@@ -40,9 +43,11 @@ struct Plan {
   size_t count;
   unsigned blocks;
   bool scales;
+  Kind kind = kAllReduce;
 };
 
 u32 input(unsigned call, unsigned rank, size_t i) { return (call * 31 + rank * 7 + i) % 1000 + 1; }
+u32 coded(const Plan& plan, u32 value) { return plan.scales ? as_bits((float)value) : value; }
 
 }  // namespace
 
@@ -56,7 +61,9 @@ int main(int, char** argv) {
       {c10d_OneShot_int32_SUM, 37, 1, false},          {c10d_TwoShot_int32_SUM, 200, blocks, false},
       {c10d_OneShot_int32_SUM, 90, blocks, false},     {c10d_TwoShot_float32_PREMUL_SUM, 151, blocks, true},
       {c10d_TwoShot_int32_SUM, 61, 1, false},          {c10d_OneShot_float32_PREMUL_SUM, 90, blocks, true},
-      {c10d_TwoShot_int32_SUM, 1000, blocks, false},
+      {c10d_TwoShot_int32_SUM, 1000, blocks, false},   {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
+      {c10d_ReduceScatter_float32_PREMUL_SUM, 77, blocks, true, kReduceScatter},
+      {c10d_Broadcast_uint8_BOR, 300, blocks, false, kBroadcast},
   };
   constexpr unsigned kPlans = sizeof(plans) / sizeof(plans[0]);
   std::vector<std::unique_ptr<Rank>> all;
@@ -64,13 +71,16 @@ int main(int, char** argv) {
   std::vector<std::vector<p2p::Arguments>> arguments(ranks);
   for (unsigned r = 0; r < ranks; ++r) {
     all[r]->data.resize(1000);
+    all[r]->part.resize(ranks, std::vector<u32>(1000));
     for (const Plan& plan : plans) {
       p2p::Arguments a = {};
       for (unsigned j = 0; j < ranks; ++j) a.pad[j] = &all[j]->pad, a.staging[j] = all[j]->staging;
       a.input = a.output = (u8*)all[r]->data.data();
       a.bytes = plan.count * 4;
       a.half = kHalf;
-      a.slice = (a.bytes / ranks + 16) / 16 * 16;
+      a.slice = (a.bytes / (plan.kind == kReduceScatter ? 1 : ranks) + 16) / 16 * 16;
+      for (unsigned j = 0; j < ranks; ++j) a.part[j] = (u8*)all[r]->part[j].data();
+      a.root = 1 % ranks;
       a.record = &all[r]->record;
       a.timeout_ns = seconds * 1000000000ull;
       a.factor = r + 1;
@@ -112,15 +122,22 @@ int main(int, char** argv) {
         const Plan& plan = plans[call % kPlans];
         std::vector<u32>& data = all[r]->data;
         for (size_t i = 0; i < plan.count; ++i) {
-          data[i] = plan.scales ? as_bits((float)input(call, r, i)) : input(call, r, i);
+          data[i] = coded(plan, input(call, r, i));
+          for (unsigned j = 0; j < ranks; ++j) all[r]->part[j][i] = coded(plan, input(call, r, i) + j);
         }
         between.sync();
         between.sync();
         for (size_t i = 0; i < plan.count; ++i) {
           u32 want = 0;
-          for (unsigned j = 0; j < ranks; ++j) want += input(call, j, i) * (plan.scales ? j + 1 : 1);
-          if (plan.scales) want = as_bits((float)want);
-          if (data[i] != want && __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED) == 0) {
+          const unsigned own = plan.kind == kReduceScatter ? r : 0;  // what its part has more than the first
+          for (unsigned j = 0; j < ranks; ++j) want += (input(call, j, i) + own) * (plan.scales ? j + 1 : 1);
+          want = coded(plan, want);
+          if (plan.kind == kBroadcast) want = input(call, 1 % ranks, i);
+          bool right = data[i] == want || plan.kind == kAllGather;
+          for (unsigned j = 0; plan.kind == kAllGather && j < ranks; ++j) {
+            right = right && all[r]->part[j][i] == input(call, j, i);
+          }
+          if (!right && __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED) == 0) {
             fprintf(stderr, "call %u rank %u element %zu: %u instead of %u\n", call, r, i, data[i], want);
           }
         }

@@ -8,7 +8,7 @@ import pytest
 from c10d_custom import dtypes
 from c10d_custom.errors import TransportError, UsageError
 from c10d_custom.transport.cuda import compiler
-from host_kernels import PAIRS, distinct
+from host_kernels import PAIRS, distinct, instances
 
 pytestmark = pytest.mark.lane2
 
@@ -37,9 +37,10 @@ def test_every_kernel_compiles(library, capability, full):
     turn, turns = (0, 1) if full else (CAPABILITIES.index(capability), len(CAPABILITIES))
     units = [
         ([(algorithm, *p) for p in some[turn::turns][i : i + 30]], capability)
-        for algorithm, some in [("Reduce", pairs), ("OneShot", p2p), ("TwoShot", p2p)]
+        for algorithm, some in [("Reduce", pairs), *((a, p2p) for a in ("OneShot", "TwoShot", "ReduceScatter"))]
         for i in range(0, len(some[turn::turns]), 30)
     ]
+    units.append((instances(["AllGather", "Broadcast"], []), capability))
     with ThreadPoolExecutor(2) as pool:
         wrong = list(zip(units, pool.map(check, units)))
     assert [(u, w) for u, w in wrong if w] == []

@@ -50,7 +50,7 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
             r.pg.allreduce([t], o).wait()
             want = reduce_in_order(inputs, op, [0.5, 1.5, 2.5])
             assert same_bytes(raw(contents(r, t)), raw(want)), count
-            assert r.cpu.calls == agreed + 1
+            assert r.cpu.calls == agreed, "the hosts have met"
             assert len(r.driver.fused.launched) - before == max(1, -(-count * 2 // HALF))
             algorithms |= {key[0] for key in r.driver.fused.launched}
         assert algorithms == {"OneShot", "TwoShot"}

@@ -69,7 +69,8 @@ def test_a_capture_is_refused_where_it_cannot_be(monkeypatch):
         o.reduceOp = ReduceOp.MAX
         refused(r, "not compiled", lambda: r.pg.allreduce([small], o))
         refused(r, "not compiled", lambda: r.pg.allreduce([large], options(True)))
-        refused(r, "CUDA graph.*p2p", lambda: r.pg.broadcast([small]))
+        refused(r, "not compiled", lambda: r.pg.broadcast([small]))
+        refused(r, "CUDA graph.*p2p", lambda: r.pg.reduce([small]))
         refused(r, "CUDA graph.*p2p", lambda: r.pg.barrier())
         t = device_tensor(r, 10, 1.0)
         r.pg.allreduce([t], options(False))

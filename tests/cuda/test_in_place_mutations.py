@@ -66,7 +66,7 @@ IN_PLACE = {
     "outputs for inputs": ("[*call.inputs, *call.outputs]):", "[*call.outputs, *call.inputs]):", [ranks.programs]),
     "reduced as bytes": ("call.op in (Op.all_reduce, Op.reduce_scatter)", "False", [ranks.programs]),
     "moved as what it is": (
-        "stream, BYTES, _COPY, None, jobs",
+        "stream, BYTES, COPY, None, jobs",
         "stream, call.dtype, call.redop, factor(), jobs",
         [ranks.programs],
     ),

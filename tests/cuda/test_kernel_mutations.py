@@ -72,7 +72,7 @@ P2P = {
     ),
     "the peer is not named": ("(u64)peer << 48", "(u64)(peer & 0) << 48"),
     "the kind is not told": ("(u64)kind << 56", "(u64)kMismatch << 56"),
-    "the number is not told": ("(u64)peer << 48 | number_", "(u64)peer << 48"),
+    "the number is not told": ("(u64)peer << 48 | a_.number", "(u64)peer << 48"),
     "every block tells": ("if (add_acquire_release(&own_.reported, 1) != 0) return false;", ""),
     "no deadline": ("now - begun_ > a_.timeout_ns", "now < begun_"),
     "a deadline at once": ("now - begun_ > a_.timeout_ns", "now >= begun_"),
@@ -99,23 +99,32 @@ P2P = {
         "load_vector(call.staging(a.rank + 0 * j) + offset)",
     ),
     "no share of its own": ("const u64 start = a.rank * a.slice;", "const u64 start = 0 * a.slice;"),
-    "its share stays in staging": ("p2p::write_output(a, at, result);", ""),
+    "its share stays in staging": ("p2p::write(a, a.output, at, result);", ""),
     "its share is not staged": ("store_vector(call.staging(a.rank) + at, result);", ""),
     "the own share is taken": ("for (u32 k = 1; k < a.ranks; ++k)", "for (u32 k = 2; k < a.ranks; ++k)"),
     "ranks past the last": (
-        "rank = a.rank + k < a.ranks ? a.rank + k : a.rank + k - a.ranks",
-        "rank = (a.rank + k) / a.ranks",
+        "return a_.rank + k < a_.ranks ? a_.rank + k : a_.rank + k - a_.ranks",
+        "return (a_.rank + k) / a_.ranks",
     ),
     "past the end of the data": (
-        "end = start + a.slice < a.bytes ? start + a.slice : a.bytes",
-        "end = start + a.slice",
+        "return start + a.slice < a.bytes ? start + a.slice : a.bytes",
+        "return start + a.slice",
     ),
     "four at once past the end": ("at + 3 * step + 16 <= end", "at + 2 * step + 16 <= end"),
-    "four at once in one place": ("store_vector(a.output + at + i * step, v[i])", "store_vector(a.output + at, v[i])"),
-    "the rest is left out": (
-        "for (; at < end; at += step) p2p::write_output",
-        "for (; at < start; at += step) p2p::write_output",
-    ),
+    "four at once in one place": ("store_vector(to + at + i * step, v[i])", "store_vector(to + at, v[i])"),
+    "the rest is left out": ("for (; at < end; at += step) write(", "for (; at + step < end; at += step) write("),
+    "the input's end is left out": ("for (; at < end; at += step) store", "for (; at + step < end; at += step) store"),
+    "which calls have ended is not told": ("store_relaxed_system(&a_.record->ended, (u64)number_ + 1);", ""),
+    "one call fewer has ended": ("(u64)number_ + 1);", "(u64)number_);"),
+    "all_gather: all in one place": ("p2p::take(a, a.part[rank], call", "p2p::take(a, a.part[rank * 0], call"),
+    "all_gather: what one gave": ("call.staging(rank), first", "call.staging(rank * 0), first"),
+    "all_gather: without its own": ("for (u32 k = 1; k <= a.ranks; ++k)", "for (u32 k = 1; k < a.ranks; ++k)"),
+    "reduce_scatter: inputs in one place": ("staging(a.rank) + rank * a.slice", "staging(a.rank) + rank * 0"),
+    "reduce_scatter: one input for all": ("a.part[rank], first", "a.part[rank * 0], first"),
+    "reduce_scatter: another's part": ("own = a.rank * a.slice", "own = (a.ranks - 1 - a.rank) * a.slice"),
+    "broadcast: the first is the root": ("call.staging(a.root)", "call.staging(a.root * 0)"),
+    "broadcast: the root takes, too": ("call.barrier(false) && a.rank != a.root", "call.barrier(false)"),
+    "broadcast: the root gives nothing": ("if (a.rank == a.root) p2p::put", "if (a.rank > a.root) p2p::put"),
 }
 MUTATIONS = [
     (file, name) for file, named in (("reduce.h", REDUCE), ("vectors.h", VECTORS), ("p2p.h", P2P)) for name in named
@@ -125,7 +134,7 @@ BROKEN = {"reduce.h": REDUCE, "vectors.h": VECTORS, "p2p.h": P2P}
 PARTS = {
     "reduce.h": ("reduced", ["Reduce"]),
     "vectors.h": ("reduced", ["Reduce"]),
-    "p2p.h": ("fused", ["OneShot", "TwoShot"]),
+    "p2p.h": ("fused", host_kernels.FUSED),
 }
 
 

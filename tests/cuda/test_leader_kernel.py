@@ -47,7 +47,7 @@ def leads(device, op, dtype, redop, factors, inputs, outputs, root=-1):
     if op in (Op.all_reduce, Op.reduce_scatter):
         device.reduce(0, dtype, redop, factors or None, jobs)
     else:
-        device.reduce(0, BYTES, in_place._COPY, None, jobs)
+        device.reduce(0, BYTES, in_place.COPY, None, jobs)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 16])

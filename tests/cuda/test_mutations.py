@@ -1,5 +1,6 @@
 """The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
 
+import dataclasses
 import time
 from unittest import mock
 
@@ -132,11 +133,30 @@ def staging_of_the_rounds(self, table):
 _OPEN = peers.Peers.open
 
 
-def on_a_stream_of_its_own(self, stream, call, seconds):
-    _ALL_REDUCE(self, self._driver.create_stream(), call, seconds)
+def on_a_stream_of_its_own(self, stream, call, number=0):
+    _FUSED(self, self._driver.create_stream(), call, number)
 
 
-_ALL_REDUCE, _P2P = fused.Fused.all_reduce, p2p.P2p.all_reduce
+def without_time(self, stream, asked, timeout_ns, **more):
+    _P2P(self, stream, asked, 1, **more)
+
+
+_FUSED, _P2P = fused.Fused.run, p2p.P2p.run
+
+
+def parts_in_one_place(asked):
+    """Of an all_gather, or a reduce_scatter."""
+    real = _ASKED(asked)
+    outputs, inputs = real.outputs[:1] * len(real.outputs), real.inputs[:1] * len(real.inputs)
+    return dataclasses.replace(real, outputs=outputs, inputs=inputs)
+
+
+_ASKED = fused._asked
+
+
+def another_root(asked):
+    return dataclasses.replace(_ASKED(asked), root=0)
+
 
 MUTATIONS = {
     "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
@@ -187,11 +207,7 @@ MUTATIONS = {
         lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
         on_gpus_of_their_own,
     ),
-    "fused: on another stream": (
-        P2P,
-        lambda: off(fused.Fused, "all_reduce", on_a_stream_of_its_own),
-        on_gpus_of_their_own,
-    ),
+    "fused: on another stream": (P2P, lambda: off(fused.Fused, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
     "fused: freed before the others have closed": (
         P2P,
         lambda: off(peers.Peers, "close_imports", peers.Peers.free),
@@ -204,7 +220,12 @@ MUTATIONS = {
     ),
     "fused: closed while the stream is at work": (
         P2P,
-        lambda: off(transport.CudaTransport, "idle", lambda self, seconds: True),
+        lambda: off(transport, "come_to", lambda *_: True),
+        hasty_on_gpus_of_their_own,
+    ),
+    "fused: a rank leaves before others have come": (
+        P2P,
+        lambda: off(fused.Fused, "busy", lambda self: False),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the guard takes leaving for failing": (
@@ -212,9 +233,12 @@ MUTATIONS = {
         lambda: off(transport.CudaTransport, "prepare_to_leave", lambda self: self.cpu.leave() or time.sleep(0.1)),
         hasty_on_gpus_of_their_own,
     ),
-    "fused: no time": (
+    "fused: no time": (P2P, lambda: off(p2p.P2p, "run", without_time), on_gpus_of_their_own),
+    "fused: parts in one place": (P2P, lambda: off(fused, "_asked", parts_in_one_place), on_gpus_of_their_own),
+    "fused: another root": (P2P, lambda: off(fused, "_asked", another_root), on_gpus_of_their_own),
+    "fused: a number of its own": (
         P2P,
-        lambda: off(p2p.P2p, "all_reduce", lambda self, *a: _P2P(self, *a[:-1], 1)),
+        lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),
         on_gpus_of_their_own,
     ),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),

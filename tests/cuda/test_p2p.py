@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
+from c10d_custom.call import Op
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import kernels, p2p
 from engine import engine, same
@@ -81,7 +82,8 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
             source, target = places[rank]
             source.bytes.copy_(inputs[rank])
             factor = factors[rank] if redop == kernels.PREMUL_SUM else factors[0] if factors else None
-            end.all_reduce(0, dtype, redop, factor, source.address, target.address, count, 60 * SECOND)
+            asked = p2p.Asked(Op.all_reduce, dtype, redop, count, [source.address], [target.address], factor)
+            end.run(0, asked, 60 * SECOND)
 
         group.run(call)
         for end, (source, target) in zip(group.ends, places):
@@ -91,12 +93,13 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
             assert source.untouched() and target.untouched()
 
 
-def sums(counts, timeout_ns=60 * SECOND):
+def sums(counts, timeout_ns=60 * SECOND, number=0):
     """Each rank's work: a sum of counts[rank] ones."""
 
     def call(rank, end):
         data = torch.ones(counts[rank])
-        end.all_reduce(0, FLOAT, SUM, None, data.data_ptr(), data.data_ptr(), counts[rank], timeout_ns)
+        at = [data.data_ptr()]
+        end.run(0, p2p.Asked(Op.all_reduce, FLOAT, SUM, counts[rank], at, at), timeout_ns, number)
         results[rank] = data
 
     results = {}
@@ -156,8 +159,37 @@ def test_failures_carry_the_number_of_the_call(library):
     for _ in range(3):
         group.run(call)
         assert [r.tolist() for r in results.values()] == [[2.0] * 5] * 2
-    group.run(sums([5, 6])[0])
+    group.run(sums([5, 6], number=3)[0])
     assert {end.failure().number for end in group.ends} == {3}
+
+
+def test_the_host_sees_which_kernels_have_ended(library):
+    group = Group(library, 2)
+    call, _ = sums([5, 5])
+    assert not any(end.busy() for end in group.ends)
+    running = threading.Thread(target=call, args=(0, group.ends[0]))
+    running.start()
+    until = time.monotonic() + 10
+    while not group.ends[0].busy() and time.monotonic() < until:
+        time.sleep(1e-3)
+    assert group.ends[0].busy(), "it waits for rank 1"
+    call(1, group.ends[1])
+    running.join(10)
+    assert not any(end.busy() for end in group.ends)
+
+
+@pytest.mark.parametrize("number, found", [(7, {None}), (8, {p2p.MISMATCH, p2p.PEER})])
+def test_calls_of_different_numbers_do_not_meet(library, number, found):
+    group = Group(library, 2)
+    at = [[torch.ones(5)] * 2, [torch.ones(5)] * 2]
+
+    def call(rank, end):
+        places = [t.data_ptr() for t in at[rank]]
+        asked = p2p.Asked(Op.broadcast, FLOAT, 0, 5, places[:1] if rank == 0 else [], places[1:] if rank else [])
+        end.run(0, asked, 60 * SECOND, number=number if rank else 7)
+
+    group.run(call)
+    assert {f and f.kind for f in (end.failure() for end in group.ends)} <= found
 
 
 def test_structures_are_the_kernels(library):

@@ -6,21 +6,20 @@ import subprocess
 
 import pytest
 
-from host_kernels import BY_NAME, HERE, compile_host, compiler, text_of_files
+from host_kernels import BY_NAME, FUSED, HERE, compile_host, compiler, instances, text_of_files
 
 pytestmark = pytest.mark.lane2
 
-INSTANCES = [
-    (algorithm, *BY_NAME[pair])
-    for algorithm in ("OneShot", "TwoShot")
-    for pair in (("int32", "SUM"), ("float32", "PREMUL_SUM"))
-]
+INSTANCES = instances(FUSED, [BY_NAME["int32", "SUM"], BY_NAME["float32", "PREMUL_SUM"]])
 
 # What must not be missing: the text, and what is put in its place.
 MUTATIONS = {
     "one set of signals": ("signal[barriers_ & 1]", "signal[0]"),
     "one half of the staging": ("(number_ & 1 ? a_.half : 0)", "0"),
     "no barrier between the shots": ("whole = call.barrier(false);", ""),
+    "no barrier in an all_gather": ("if (call.barrier(false)) {", "if (a.ranks != 0) {"),
+    "no barrier in a broadcast": ("if (call.barrier(false) && a.rank != a.root)", "if (a.rank != a.root)"),
+    "no barrier where all is reduced": ("if (call.barrier(R::Operation::kScalesInput)) {", "if (a.ranks != 0) {"),
     "no waiting for the block before its signal": ("    sync_block();\n", ""),
     "no waiting for the block after its signals": ("return !sync_block_or(!all);", "return all;"),
     "a signal that orders nothing": ("store_release_system(&mine.flag", "store_relaxed_system(&mine.flag"),

@@ -88,7 +88,10 @@ def test_gpus_in_mixed_order_are_an_error_that_says_so(mode):
         for gpu in (0, 1):
             r.pg.allreduce([tensor_on(r, gpu)], options(False))
         with pytest.raises(CollectiveMismatchError) as raised:
-            r.pg.allreduce([tensor_on(r, r.rank)], options(False))
+            work = r.pg.allreduce([tensor_on(r, r.rank)], options(True))
+            work.wait()
+            r.synchronize()
+            work.is_completed()  # of a rank that was ahead
         return str(raised.value)
 
     for text in run_two(2, body, mode):

@@ -24,6 +24,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
 
 from c10d_custom import dtypes
+from c10d_custom.call import REDUCING, Op
 from c10d_custom.transport.cuda import compiler, p2p
 from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
 from engine import engine, same
@@ -49,6 +50,7 @@ PAIRS = [
     for code, op in dtypes.REDUCE_OPS.items()
     if op in ops
 ]
+OPS = Op.all_reduce, Op.all_gather, Op.reduce_scatter, Op.broadcast
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 
 
@@ -63,7 +65,8 @@ class Gpu:
         from c10d_custom.transport.cuda.kernels import Kernels
 
         self._runtime, self.kernels = runtime, Kernels(0)
-        texts = [compiler.text_of([(algorithm, *pair)]) for algorithm in ("OneShot", "TwoShot") for pair in PAIRS]
+        texts = [compiler.text_of([(a, *pair)]) for a in ("OneShot", "TwoShot", "ReduceScatter") for pair in PAIRS]
+        texts += [compiler.text_of([(algorithm, *p2p.MOVED)]) for algorithm in ("AllGather", "Broadcast")]
         with ThreadPoolExecutor(8) as pool:  # into the cache on disk
             list(pool.map(compiler.compiled, texts, [Device(0).compute_capability] * len(texts)))
         self._streams = [Stream(non_blocking=True) for _ in range(ranks)]
@@ -183,7 +186,7 @@ class Ranks:
         """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: WITHIN) for each other."""
         timeout_ns = int((seconds or WITHIN) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
-            self.end[rank].prepare(call.dtype, call.redop, call.counts[rank])
+            self.end[rank].prepare(call.asked(rank))
             self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
 
     def settle(self):
@@ -195,48 +198,92 @@ class Ranks:
 
 class Call:
     """Inputs of all ranks, and places for their outputs with guards around them, ``off`` bytes past a multiple of 16;
-    ``in_place``: of each rank the same."""
+    ``in_place``: an output of each rank is its input, or one of them. ``count``: of each tensor; ``other``: ranks that
+    have one more. ``number``: by which failures call it."""
 
-    def __init__(self, ranks, dtype, redop, count, rng, off=0, in_place=False, other=None):
-        size = ranks.size
-        self.device, self.dtype, self.redop = ranks.device, dtype, redop
+    def __init__(self, ranks, dtype, redop, count, rng, off=0, in_place=False, other=None, op=Op.all_reduce, number=0):
+        size = self.size = ranks.size
+        self.device, self.dtype, self.redop, self.op = ranks.device, dtype, redop, op
         self.counts = [count] * size
         for rank in other or ():
             self.counts[rank] += 1
+        self.root = rng.randrange(size) if op is Op.broadcast else 0
+        self.number = number
         self.factors = {
             PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)],
             AVG: rng.choice([[], [7.0]]),
         }.get(redop, [])
-        self._inputs = [
-            torch.frombuffer(bytearray(rng.randbytes(max(1, c * dtype.item_bytes))), dtype=torch.uint8)
-            for c in self.counts
-        ]
-        self.nbytes = count * dtype.item_bytes
+        if op in (Op.all_gather, Op.broadcast):
+            self.factors = []
+        self.nbytes, self._off = count * dtype.item_bytes, GUARD + off
         room = max(self.counts) * dtype.item_bytes + 2 * GUARD
-        self._memory = [[ranks.device.zeros(room) for _ in range(1 if in_place else 2)] for _ in range(size)]
         self._guard = torch.full((room,), 0xA5, dtype=torch.uint8)
-        self._off = GUARD + off
-        for places, data in zip(self._memory, self._inputs):
-            for place in places:
-                ranks.device.write(place, self._guard)
-            ranks.device.write(places[0] + self._off, data)
+        self._data, self._inputs, self._outputs = [], [], []
+        for rank, count in enumerate(self.counts):
+            data = [
+                torch.frombuffer(bytearray(rng.randbytes(max(1, count * dtype.item_bytes))), dtype=torch.uint8)
+                for _ in range(size if op is Op.reduce_scatter else 1)
+            ]
+            inputs, outputs = [self._place() for _ in data], [self._place() for _ in range(self._outputs_of(rank))]
+            for place, given in zip(inputs, data):
+                ranks.device.write(place + self._off, given)
+            if in_place and op is Op.all_reduce:
+                outputs = inputs
+            elif in_place and op is Op.all_gather:
+                outputs[rank] = inputs[0]
+            elif in_place and op is Op.reduce_scatter:
+                outputs = [inputs[rank]]
+            self._data.append(data)
+            self._inputs.append(inputs)
+            self._outputs.append(outputs)
+
+    def _outputs_of(self, rank):
+        return {Op.all_gather: self.size, Op.broadcast: int(rank != self.root)}.get(self.op, 1)
+
+    def _place(self):
+        place = self.device.zeros(len(self._guard))
+        self.device.write(place, self._guard)
+        return place
+
+    def asked(self, rank):
+        inputs, outputs = (
+            [place + self._off for place in places] for places in (self._inputs[rank], self._outputs[rank])
+        )
+        if self.op is Op.broadcast and rank != self.root:
+            inputs = []
+        factor = self.factors[rank] if self.redop == PREMUL_SUM and self.factors else None
+        if self.redop == AVG and self.factors:
+            factor = self.factors[0]
+        return p2p.Asked(self.op, self.dtype, self.redop, self.counts[rank], inputs, outputs, factor, self.root)
 
     def enqueue(self, end, rank, timeout_ns, stream):
-        places = [place + self._off for place in self._memory[rank]]
-        factor = self.factors[rank] if self.redop == PREMUL_SUM else self.factors[0] if self.factors else None
-        end.all_reduce(stream, self.dtype, self.redop, factor, places[0], places[-1], self.counts[rank], timeout_ns)
+        end.run(stream, self.asked(rank), timeout_ns, self.number)
+
+    def _wanted(self, rank):
+        """Of each of its outputs."""
+        data = [[d[: self.nbytes] for d in given] for given in self._data]
+        if self.op is Op.all_gather:
+            return [d[0] for d in data]
+        if self.op is Op.broadcast:
+            return [data[self.root][0]] * self._outputs_of(rank)
+        part = rank if self.op is Op.reduce_scatter else 0
+        return [engine(self.dtype, self.redop, [d[part] for d in data], self.counts[0], self.factors)]
 
     def check(self, what):
-        """Every rank's result, bit for bit, and the memory around it."""
+        """Every rank's results, bit for bit, and the memory around them."""
         if not self.nbytes:
             return
-        want = engine(self.dtype, self.redop, [d[: self.nbytes] for d in self._inputs], self.counts[0], self.factors)
-        for rank, places in enumerate(self._memory):
-            got = self.device.read(places[-1], len(self._guard))
-            problem = same(self.dtype, self.redop, got[self._off : self._off + self.nbytes], want)
-            assert problem is None, f"{what}: rank {rank}: {problem}"
-            outside = torch.cat([got[: self._off], got[self._off + self.nbytes :]])
-            assert bool((outside == 0xA5).all()), f"{what}: rank {rank} writes beside its output"
+        for rank, places in enumerate(self._outputs):
+            for place, want in zip(places, self._wanted(rank), strict=True):
+                got = self.device.read(place, len(self._guard))
+                mine = got[self._off : self._off + self.nbytes]
+                if self.op in (Op.all_gather, Op.broadcast):
+                    problem = None if torch.equal(mine, want) else "other bytes than were given"
+                else:
+                    problem = same(self.dtype, self.redop, mine, want)
+                assert problem is None, f"{what}: rank {rank}: {problem}"
+                outside = torch.cat([got[: self._off], got[self._off + self.nbytes :]])
+                assert bool((outside == 0xA5).all()), f"{what}: rank {rank} writes beside its output"
 
 
 def counts_for(device, item):
@@ -251,13 +298,16 @@ def bits(ranks, few):
     for dtype, redop in PAIRS[::4] if few else PAIRS:
         rng = random.Random(1000 * dtype.code + redop)
         counts = counts_for(ranks.device, dtype.item_bytes)
-        for i, count in enumerate(rng.sample(counts, 3) if few else counts):
+        some = rng.sample(counts, 3) if few else counts
+        ops = [op for op in OPS if op in REDUCING or redop == SUM]  # what only moves has no reduce op
+        for i, (op, count) in enumerate([(op, count) for op in ops for count in some]):
             off = rng.choice([0, 0, dtype.item_bytes % 16, 1 if dtype.item_bytes == 1 else dtype.item_bytes % 16])
-            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0)
+            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op)
             ranks.launch(call)
             ranks.settle()
-            what = f"{dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
+            what = f"{op.name} of {dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
             assert not any(ranks.failures()), f"{what}: {ranks.failures()}"
+            assert not any(end.busy() for end in ranks.end), f"{what}: the hosts do not see that all have ended"
             call.check(what)
             done += 1
     return done
@@ -270,9 +320,9 @@ def burst(ranks, few):
     for _ in range(8 if few else 40):
         dtype, redop = rng.choice(PAIRS)
         count = rng.choice(counts_for(ranks.device, dtype.item_bytes))
-        calls.append(Call(ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5))
+        calls.append(Call(ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS)))
         for rank in range(ranks.size):
-            ranks.end[rank].prepare(dtype, redop, count)  # nothing is compiled or loaded while kernels wait
+            ranks.end[rank].prepare(calls[-1].asked(rank))  # nothing is compiled or loaded while kernels wait
     for call in calls:
         ranks.launch(call)
     ranks.settle()
@@ -313,9 +363,9 @@ def mismatch(ranks, few):
         return 0
     fresh, rng = Ranks(ranks.device, ranks.size), random.Random(1)
     calls = [
-        Call(fresh, FLOAT, SUM, 7, rng),
-        Call(fresh, FLOAT, SUM, 7, rng),
-        Call(fresh, FLOAT, SUM, 7, rng, other=[0]),
+        Call(fresh, FLOAT, SUM, 7, rng, number=0),
+        Call(fresh, FLOAT, SUM, 7, rng, number=1),
+        Call(fresh, FLOAT, SUM, 7, rng, other=[0], number=2),
     ]
     for call in calls:
         fresh.launch(call, seconds=3600.0)

@@ -25,7 +25,7 @@ def given(device, tmp_path_factory):
     import host_kernels  # which one_gpu.py has put in reach
 
     path = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    host_kernels.build(path, ["Reduce", "OneShot", "TwoShot"], one_gpu.PAIRS)
+    host_kernels.build(path, ["Reduce", *host_kernels.FUSED], one_gpu.PAIRS)
     return ["--library", str(path)]
 
 

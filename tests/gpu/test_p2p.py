@@ -6,13 +6,17 @@ C10D_CUSTOM_CUDA_MODE=p2p asks for them; without it the tests elsewhere run what
 
 import os
 import random
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from conformance.reference import reduce_in_order
+from conformance.test_all_gather import all_gather, all_gather_into_tensor
 from conformance.test_all_reduce import all_reduce
+from conformance.test_broadcast import broadcast
+from conformance.test_reduce_scatter import reduce_scatter, reduce_scatter_tensor
 from conformance.values import raw, same_bytes
 from harness import RankFailure
 
@@ -34,6 +38,10 @@ def needs_a_gpu_each(attempt):
         raise
 
 
+def nothing_wrong(found):
+    assert not any(found), found
+
+
 KERNEL = 8 << 20  # bytes that one takes, at most
 GUARD = 64
 SIZES = (4, 12, 1024, 4100, 64 << 10, (64 << 10) + 4, 512 << 10, (512 << 10) + 16, 1 << 20, 4 << 20, KERNEL, KERNEL + 8)
@@ -41,8 +49,8 @@ SIZES = (4, 12, 1024, 4100, 64 << 10, (64 << 10) + 4, 512 << 10, (512 << 10) + 1
 
 def launched():
     """How many fused kernels this rank has launched for the default group; None: no such kernels serve it."""
-    (cuda,) = dist.group.WORLD._transport._cuda.values()
-    return cuda._fused and cuda._fused._p2p.launched
+    found = list(dist.group.WORLD._transport._cuda.values())
+    return found[0]._fused._p2p.launched if found and found[0]._fused else None
 
 
 def numbers(seed, rank, dtype, count):
@@ -117,6 +125,86 @@ def test_many_replays(ranks, device, needs_queues, count, times):
 @pytest.mark.parametrize("section", ["small", "sizes", "mixed"])
 def test_all_reduce(conform, section):
     needs_a_gpu_each(lambda: conform(all_reduce, (section,), reducing=True))
+
+
+@pytest.mark.parametrize("perform", [all_gather, all_gather_into_tensor, broadcast])
+def test_what_only_moves(conform, perform):
+    needs_a_gpu_each(lambda: conform(perform, ("small", "sizes")))
+
+
+@pytest.mark.parametrize("perform", [reduce_scatter, reduce_scatter_tensor])
+def test_reduce_scatter(conform, perform):
+    needs_a_gpu_each(lambda: conform(perform, ("small",), reducing=True))
+
+
+def in_a_row(device, count):
+    """(what queues a call of each operation on tensors of its own, what is wrong with their results)"""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ones = torch.ones(count * size)
+    gathered, part, cast, total = (device.put(0 * ones[: k * count]) for k in (size, 1, 1, 1))
+    given, inputs = device.put(ones[:count] + rank), device.put(ones * (1 + rank))
+
+    def calls():
+        cast.copy_(given)
+        total.copy_(given)
+        works = [dist.all_gather_into_tensor(gathered, given, async_op=True)]
+        works += [dist.reduce_scatter_tensor(part, inputs, async_op=True)]
+        works += [dist.broadcast(cast, size - 1, async_op=True), dist.all_reduce(total, async_op=True)]
+        for work in works:
+            work.wait()
+
+    def wrong():
+        found = [equal(gathered[r * count : (r + 1) * count], 1.0 + r) for r in range(size)]
+        found += [equal(t, size * (size + 1) / 2) for t in (part, total)] + [equal(cast, float(size))]
+        return [f for f in found if f]
+
+    return calls, wrong
+
+
+def ahead(kind, count):
+    """Rank 0 makes its calls before the others begin with theirs: the hosts do not meet."""
+    device, store = device_of(kind), dist.distributed_c10d._get_default_store()
+    calls, wrong = in_a_row(device, count)
+    calls()
+    device.synchronize()
+    dist.barrier()
+    before = launched()
+    if device.queues and dist.get_rank():
+        store.wait([f"ahead {count}"], timedelta(seconds=20))
+    for _ in range(5):
+        calls()
+    store.set(f"ahead {count}", "")
+    few = [] if before is None or launched() - before >= 20 else [f"{launched() - before} kernels"]
+    return [*wrong(), *few]
+
+
+@pytest.mark.parametrize("count", [5, 300_001])
+def test_a_rank_runs_ahead(ranks, device, count):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank has nobody to run ahead of")
+    needs_a_gpu_each(lambda: nothing_wrong(ranks.run(ahead, device, count)))
+
+
+def rows_replayed(kind, count):
+    device = device_of(kind)
+    calls, wrong = in_a_row(device, count)
+    calls()
+    device.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    found = []
+    for _ in range(20):
+        graph.replay()
+        found += wrong()
+    return found
+
+
+@pytest.mark.parametrize("count", [5, 300_001])
+def test_every_operation_in_a_graph(ranks, device, needs_queues, count):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank needs no fused kernels")
+    needs_a_gpu_each(lambda: nothing_wrong(ranks.run(rows_replayed, device, count)))
 
 
 @pytest.mark.parametrize("case", [after_what_is_queued, many_groups], ids=["one group", "several groups"])

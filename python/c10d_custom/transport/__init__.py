@@ -359,6 +359,17 @@ class LocalTransport(Transport):
         what a signal handler has raised meanwhile."""
 
     @abstractmethod
+    def announce(self, call: Call, seconds: float) -> int:
+        """One of the group's collectives, whose parts do not differ: tells the other ranks of it, compares it with what
+        those have called that have come, and waits for none, but up to ``seconds`` for one that is many calls behind.
+        Returns its number. Raises as `run`."""
+
+    @abstractmethod
+    def verdict(self, name: str, number: int, seconds: float) -> BaseException | None:
+        """The exception for the call of that name, announced as collective ``number`` so many seconds ago, if the group
+        has failed."""
+
+    @abstractmethod
     def meet(self, call: Call, number: int, seconds: float) -> None:
         """All ranks wait for each other, up to ``seconds``, amid ``call``, which is the collective ``number``. By the
         thread that carries it out. Raises as `run`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 IN_PLACE_RANKS, FUSED_RANKS = 16, 16  # of a group, at most
 HALVES = 2  # of staging memory, which rounds take in turn
-_IN_PLACE = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
+_IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
 
 
@@ -63,9 +63,9 @@ def choose(call: Call, facts: Facts, config: Config) -> Way | None:
     """The Way of a Call. None: only its parts' sizes can tell (`uneven`), which ranks know when they have met."""
     if facts.size == 1:
         return Way.ALONE
-    if call.op is Op.all_reduce and facts.fused:
+    if facts.fused and call.op in _IN_ONE_KERNEL and call.count != ANY_COUNT:
         return Way.FUSED
-    if facts.in_place and call.op in _IN_PLACE and _own_bytes(call) > config.cuda_in_place_bytes:
+    if facts.in_place and call.op in _IN_ONE_KERNEL and _own_bytes(call) > config.cuda_in_place_bytes:
         return Way.IN_PLACE
     limit = host_limit(facts, config)
     if call.count == ANY_COUNT:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import dtypes
-from ...errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
+from ...call import Op
+from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
 
@@ -33,11 +34,17 @@ _TRIED = 4096  # bytes that the trial adds up
 _BLOCKS = 36  # of a kernel
 
 
+def _asked(call: Call) -> p2p.Asked:
+    inputs, outputs = ([t.data_ptr() for t in tensors] for tensors in (call.inputs, call.outputs))
+    factor = call.factor if call.redop == p2p.PREMUL_SUM else None
+    return p2p.Asked(call.op, call.dtype, call.redop, call.count, inputs, outputs, factor, max(0, call.root))
+
+
 class Fused:
     """``nbytes``: of every rank's memory, which is the Peers'; ``sharers``: the most ranks that have one GPU, where the
     blocks of all must run at once, and each finds a processor of its own. Steps in order: allocate, ``stream`` has come
-    to it, open; then calls; then free. Any thread may call error() and let_go(), at any time; the others one at a
-    time."""
+    to it, open; then calls; then free. Any thread may call error(), failure(), busy() and let_go(), at any time; the
+    others one at a time."""
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
@@ -62,18 +69,23 @@ class Fused:
         blocks = _BLOCKS if self._sharers == 1 else max(1, min(_BLOCKS, kernels.processors // self._sharers))
         self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
         for one_shot in (True, False):  # for the trial, before kernels wait for each other
-            self._p2p.prepare(_INTS, _SUM, _TRIED // 4, one_shot)
+            self._p2p.prepare(self._tried, one_shot)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
+
+    @property
+    def _tried(self) -> p2p.Asked:
+        at = [self._address + _PAD + self._staging]
+        return p2p.Asked(Op.all_reduce, _INTS, _SUM, _TRIED // 4, at, at)
 
     def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
         """Both kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the sum of
         that. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
-        address = self._address + _PAD + self._staging
+        (address,) = self._tried.inputs
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for one_shot in (True, False):
-            self._p2p.all_reduce(stream, _INTS, _SUM, None, address, address, _TRIED // 4, int(seconds * 1e9), one_shot)
+            self._p2p.run(stream, self._tried, int(seconds * 1e9), one_shot=one_shot)
         self._driver.copy(stream, pinned, address, _TRIED)
         settle()
         if (error := self.error("trial of the kernels of p2p mode")) is not None:
@@ -85,40 +97,40 @@ class Fused:
     # --- calls
 
     def prepare(self, call: Call) -> None:
-        """Compiles what ``call`` needs: before the ranks meet, as their kernels wait for each other."""
-        self._p2p.prepare(call.dtype, call.redop, self._count(call))
+        """Compiles what ``call`` needs: before the other ranks are told of it, whose kernels then wait for its."""
+        self._p2p.prepare(_asked(call))
 
     def prepared(self, call: Call) -> bool:
-        return self._p2p.prepared(call.dtype, call.redop, self._count(call))
+        return self._p2p.prepared(_asked(call))
 
-    def all_reduce(self, stream: int, call: Call, seconds: float) -> None:
-        """Enqueues it; on the GPU it waits up to ``seconds`` for the other ranks."""
-        self._p2p.all_reduce(
-            stream,
-            call.dtype,
-            call.redop,
-            call.factor if call.redop == p2p.PREMUL_SUM else None,
-            call.inputs[0].data_ptr(),
-            call.outputs[0].data_ptr(),
-            self._count(call),
-            max(1, int(seconds * 1e9)),
-        )
+    def run(self, stream: int, call: Call, number: int = 0) -> None:
+        """Enqueues it; on the GPU its kernels wait up to its time-out for those of the other ranks. ``number``: the
+        group's; 0: of a graph, which has none."""
+        self._p2p.run(stream, _asked(call), max(1, int(call.timeout * 1e9)), number)
 
-    @staticmethod
-    def _count(call: Call) -> int:
-        return call.inputs[0].nbytes // call.dtype.item_bytes
-
-    def error(self, where: str) -> CustomBackendError | None:
-        """Why the kernels have given up, as an error of ``where``; None while they have not."""
+    def busy(self) -> bool:
+        """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs
+        may launch some."""
         with self._lock:
-            failure = self._p2p.failure() if self._p2p is not None else self._failure
+            return self._p2p is not None and self._p2p.busy()
+
+    def failure(self) -> p2p.Failure | None:
+        """Why the kernels have given up."""
+        with self._lock:
+            return self._p2p.failure() if self._p2p is not None else self._failure
+
+    def error(self, where: str, doing: Callable[[int], str] = lambda rank: "") -> CustomBackendError | None:
+        """Why the kernels have given up, as an error of ``where``; None while they have not. ``doing``: what a rank
+        does instead, in brackets. AbortedError: as the group has failed."""
+        failure = self.failure()
         if failure is None:
             return None
         over = "Its result is void, and the group of no more use: destroy it."
         if failure.kind == p2p.TIMEOUT:
+            it = f"collective #{failure.number}" if failure.number else "it"
             return CollectiveTimeoutError(
-                f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not "
-                f"come to it in the call's time. {over}"
+                f"{where}: Timed out on the GPU: the stream of rank {failure.peer} did not come to {it} in its time"
+                f"{doing(failure.peer)}. {over}"
             )
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(
@@ -131,7 +143,7 @@ class Fused:
                 f"the group may run: let the stream of each wait for the other's. {over}"
             )
         if failure.kind == p2p.ABORTED:
-            return PeerLostError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
+            return AbortedError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
 
     def let_go(self, gone: Iterable[int]) -> None:

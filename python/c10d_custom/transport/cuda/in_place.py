@@ -36,11 +36,11 @@ import torch
 
 from ... import dtypes
 from ...call import Call, Op, Region
-from ...dtypes import SUM, RedOp
+from ...dtypes import SUM
 from ...errors import TransportError
 from .algorithm import HALVES, IN_PLACE_RANKS
 from .host_exchange import BYTES, tell
-from .kernels import Job
+from .kernels import COPY, Job
 from .mappings import Allocation
 from .stream_op import come_to
 
@@ -60,7 +60,6 @@ LEADER = 0
 TRIALS = 3
 _TRIED = 2 << 20  # bytes: torch's least segment, for CUDA cuts smaller ones from a block that lives on
 _INTS = dtypes.BY_DTYPE[torch.int32]
-_COPY = int(RedOp.BOR)  # of a single source: its bits
 _HANDLE = 64
 _FREED = 8
 _KEPT = 64
@@ -291,7 +290,7 @@ class InPlace:
         if call.op in (Op.all_reduce, Op.reduce_scatter):
             self._driver.reduce(stream, call.dtype, call.redop, factor(), jobs)
         else:
-            self._driver.reduce(stream, BYTES, _COPY, None, jobs)
+            self._driver.reduce(stream, BYTES, COPY, None, jobs)
         await_it("the kernel that reads and writes all ranks' tensors")
         self._leave(entered)
         return True

@@ -15,6 +15,7 @@ from . import compiler
 
 MAX_SOURCES, MAX_PLACES, MAX_JOBS = 64, 272, 16
 AVG, PREMUL_SUM = (int(getattr(dtypes.RedOp, n)) for n in ("AVG", "PREMUL_SUM"))
+COPY = int(dtypes.RedOp.BOR)  # of a single source: its bits
 _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 4
 

@@ -1,4 +1,4 @@
-"""all_reduce by fused kernels, for ranks that each have a GPU of their own and reach each other's memory: the
+"""Collectives by fused kernels, for ranks that each have a GPU of their own and reach each other's memory: the
 host's side of backend/cuda/p2p.h, which has the protocol."""
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...call import REDUCING, Op
 from ...errors import UsageError
 from .algorithm import FUSED_RANKS
-from .kernels import PREMUL_SUM, divisor_of
+from .host_exchange import BYTES
+from .kernels import COPY, PREMUL_SUM, divisor_of
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
 TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
-RECORD_BYTES = 16
+RECORD_BYTES = 24
+_ALGORITHMS = {Op.all_gather: "AllGather", Op.reduce_scatter: "ReduceScatter", Op.broadcast: "Broadcast"}
+MOVED = BYTES, COPY  # of kernels that reduce nothing
 # Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
 _ONE_SHOT_BYTES = dict.fromkeys(range(1, 5), 512 << 10)
 _ONE_SHOT_BYTES_MANY = 256 << 10
@@ -37,17 +41,37 @@ class Arguments(c.Structure):
     _fields_ = [
         ("pad", c.c_uint64 * MAX_RANKS),
         ("staging", c.c_uint64 * MAX_RANKS),
-        *((name, c.c_uint64) for name in ("input", "output", "bytes", "half", "slice", "record", "timeout_ns")),
+        *((name, c.c_uint64) for name in ("input", "output")),
+        ("part", c.c_uint64 * MAX_RANKS),
+        *((name, c.c_uint64) for name in ("bytes", "half", "slice", "record", "timeout_ns")),
         ("factor", c.c_double),
-        *((name, c.c_uint32) for name in ("rank", "ranks", "fingerprint", "unit", "divisor", "token")),
+        *((name, c.c_uint32) for name in ("rank", "ranks", "fingerprint", "unit", "divisor")),
+        *((name, c.c_uint32) for name in ("token", "root", "number")),
     ]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A collective. ``inputs``, ``outputs``: addresses of its tensors on the device, as many as a Call has, with
+    ``count`` items each; an output may be the input that is in its place, or a reduce_scatter's, any. The result is
+    that of the CPU: in rank order, rounded once. ``factor``: of AVG what is divided by (None: the number of ranks), of
+    PREMUL_SUM this rank's."""
+
+    op: Op
+    dtype: DType
+    redop: int
+    count: int
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    factor: Any = None
+    root: int = 0
 
 
 @dataclass(frozen=True)
 class Failure:
     """Why the kernels gave up: ``kind``: TIMEOUT (``peer`` did not come), MISMATCH (``peer`` called something else),
     ABORTED (by this rank's host), PEER (``peer`` gave up) or AT_ONCE (two calls of this rank ran at once). ``number``:
-    of the kernel, from 0, in the order in which the device ran them; not of AT_ONCE."""
+    the low 32 bits of the call's."""
 
     kind: int
     peer: int
@@ -64,7 +88,7 @@ class P2p:
     reach at the same address. Pads and record must be zero before any rank's first call, and everything stay
     mapped until every rank's last kernel has ended.
 
-    all_reduce may be captured in a CUDA graph, with all its arguments: each replay is one more call. Calls,
+    A call may be captured in a CUDA graph, with all its arguments: each replay is one more call. Calls,
     replays among them, must be ordered by a stream, in the same order on all ranks, and no host need take part
     in the agreement: ranks that call different things find out in the kernel, and so does one whose calls run at once.
 
@@ -96,75 +120,78 @@ class P2p:
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
         self._tokens, self.launched = itertools.count(1), 0
 
-    def all_reduce(
-        self,
-        stream: int,
-        dtype: DType,
-        redop: int,
-        factor: Any,
-        source: int,
-        target: int,
-        count: int,
-        timeout_ns: int,
-        one_shot: bool | None = None,
-    ) -> None:
-        """Enqueues target[i] = the reduction over all ranks' source[i], in rank order, rounded once. ``source``
-        and ``target`` are addresses and may be the same; ``dtype``, ``redop`` as Kernels.reduce has them;
-        ``factor``: of AVG what is divided by (None: the number of ranks), of PREMUL_SUM this rank's.
-        ``timeout_ns``: how long each kernel may wait; more than _half bytes take several; ``one_shot``: which
-        kind they are, None: as it is faster."""
-        size = count * dtype.item_bytes
-        bits = functools.reduce(operator.or_, (source, target))
-        self.prepare(dtype, redop, count, one_shot)
+    def run(self, stream: int, asked: Asked, timeout_ns: int, number: int = 0, one_shot: bool | None = None) -> None:
+        """Enqueues ``asked``. ``timeout_ns``: how long each kernel may wait; more bytes than _half take several;
+        ``number``: which of the group's calls it is, for the other ranks' kernels to compare; 0: not known, as in a
+        graph; ``one_shot``: which kind of all_reduce they are, None: as it is faster."""
+        inputs, outputs = asked.inputs, asked.outputs
+        bits = functools.reduce(operator.or_, [*inputs, *outputs])
+        parts = outputs if asked.op is Op.all_gather else inputs if asked.op is Op.reduce_scatter else []
+        reducing = asked.op in REDUCING
+        divisor = divisor_of(asked.redop, asked.factor, self._ranks) if reducing else 0
         common = dict(
             half=self._half,
             record=self._record,
             timeout_ns=timeout_ns,
             rank=self._rank,
             ranks=self._ranks,
+            root=asked.root,
+            number=number & 0xFFFFFFFF,
             unit=min(bits & -bits, 16) if bits else 16,
-            factor=float(factor) if redop == PREMUL_SUM else 0.0,
-            divisor=divisor_of(redop, factor, self._ranks),
+            factor=float(asked.factor) if reducing and asked.redop == PREMUL_SUM else 0.0,
+            divisor=divisor,
         )
-        for start, part, algorithm in self._parts(size, one_shot):
-            share = ((part if algorithm == "OneShot" else -(-part // self._ranks)) + 15) & -16
-            number = self.launched = next(self._tokens)
+        for start, part, algorithm in self._parts(asked, one_shot):
+            share = ((-(-part // self._ranks) if algorithm == "TwoShot" else part) + 15) & -16
+            blocks = max(1, min(self._blocks, -(-share // (16 * self._threads))))
+            token = self.launched = next(self._tokens)
             arguments = Arguments(
-                input=source + start,
-                output=target + start,
+                input=inputs[0] + start if inputs else 0,
+                output=outputs[0] + start if outputs else 0,
                 bytes=part,
                 slice=share,
-                token=(number - 1) % 0xFFFFFFFF + 1,
+                token=(token - 1) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(
-                    dtype, redop, common["divisor"], count, start, self._blocks, self._threads, share
+                    *(asked.op, asked.dtype.code, asked.redop, divisor, asked.count, asked.root, number),
+                    *(start, part, share, self._blocks, self._threads),
                 ),
                 **common,
             )
             arguments.pad[: self._ranks] = self._pads
             arguments.staging[: self._ranks] = self._stagings
-            blocks = min(self._blocks, -(-share // (16 * self._threads)))
-            self._kernels.launch(
-                self._kernels.function(algorithm, dtype, redop), stream, blocks, self._threads, arguments
-            )
+            arguments.part[: len(parts)] = [address + start for address in parts]
+            function = self._kernels.function(*self._kernel(algorithm, asked))
+            self._kernels.launch(function, stream, blocks, self._threads, arguments)
 
-    def prepare(self, dtype: DType, redop: int, count: int, one_shot: bool | None = None) -> None:
-        """Compiles the kernels of such a call, so that all_reduce only launches."""
-        for algorithm in self._algorithms(dtype, count, one_shot):
-            self._kernels.function(algorithm, dtype, redop)
+    def prepare(self, asked: Asked, one_shot: bool | None = None) -> None:
+        """Compiles its kernels, so that `run` only launches."""
+        for key in self._needed(asked, one_shot):
+            self._kernels.function(*key)
 
-    def prepared(self, dtype: DType, redop: int, count: int) -> bool:
+    def prepared(self, asked: Asked) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
-        return all(self._kernels.has(algorithm, dtype, redop) for algorithm in self._algorithms(dtype, count))
+        return all(self._kernels.has(*key) for key in self._needed(asked))
 
-    def _algorithms(self, dtype: DType, count: int, one_shot: bool | None = None) -> Iterable[str]:
-        return dict.fromkeys(algorithm for _, _, algorithm in self._parts(count * dtype.item_bytes, one_shot))
+    def _needed(self, asked: Asked, one_shot: bool | None = None) -> list[tuple[str, DType, int]]:
+        algorithms = dict.fromkeys(algorithm for _, _, algorithm in self._parts(asked, one_shot))
+        return [self._kernel(algorithm, asked) for algorithm in algorithms]
 
-    def _parts(self, size: int, one_shot: bool | None = None) -> Iterator[tuple[int, int, str]]:
-        """(start, bytes, algorithm) of each kernel."""
-        for start in range(0, size, self._half):
-            part = min(self._half, size - start)
+    @staticmethod
+    def _kernel(algorithm: str, asked: Asked) -> tuple[str, DType, int]:
+        return (algorithm, asked.dtype, asked.redop) if asked.op in REDUCING else (algorithm, *MOVED)
+
+    def _parts(self, asked: Asked, one_shot: bool | None = None) -> Iterator[tuple[int, int, str]]:
+        """(start, bytes, algorithm) of each kernel: one at least, by which ranks compare what they call."""
+        size = asked.count * asked.dtype.item_bytes
+        most = self._half // self._ranks & -16 if asked.op is Op.reduce_scatter else self._half
+        for start in range(0, max(1, size), most):
+            part = min(most, size - start)
             small = part <= self._one_shot if one_shot is None else one_shot
-            yield start, part, "OneShot" if small else "TwoShot"
+            yield start, part, _ALGORITHMS.get(asked.op) or ("OneShot" if small else "TwoShot")
+
+    def busy(self) -> bool:
+        """Whether a kernel that was launched has not ended. Not to be asked once graphs may launch some."""
+        return (self.launched - c.c_uint64.from_address(self._record + 16).value) & 0xFFFFFFFF != 0
 
     def failure(self) -> Failure | None:
         """The Failure, or None while the kernels have not given up."""
@@ -178,6 +205,5 @@ class P2p:
         word.value = word.value | 1 << 63 | sum(1 << rank for rank in set(gone))
 
     @staticmethod
-    def _fingerprint(*what: Any) -> int:
-        numbers = [w if isinstance(w, int) else w.code for w in what]
-        return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *numbers))
+    def _fingerprint(*what: int) -> int:
+        return zlib.crc32(struct.pack(f"<{len(what)}Q", *what))

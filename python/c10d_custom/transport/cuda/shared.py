@@ -8,8 +8,8 @@ the rank had put in round k + 1: after that meeting the half is free. No stream 
 that becomes of one can hold it.
 
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
-read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own does
-all_reduce take the fused kernels.
+read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own do some
+collectives take the fused kernels, which order themselves: there the hosts do not meet.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from .in_place import InPlace
     from .peers import Peers
     from .staged import StagedCollectives
+    from .stream_op import StreamOp
 
 
 _ALIGN = 256
-_LEAST = 1.0  # seconds that kernels have
 _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
@@ -102,7 +102,7 @@ class _Run:
             self._meet()
             return self._alone()
         if way is Way.FUSED:
-            return self._all_reduce_fused()
+            return self._fused()
         if way in (Way.ONE_SHOT, Way.TWO_SHOT):
             self._all_reduce(self._one_shot if way is Way.ONE_SHOT else self._two_shot)
         else:
@@ -182,12 +182,11 @@ class _Run:
 
     # --- reductions
 
-    def _all_reduce_fused(self) -> None:
-        fused = cast("Fused", self.peers.fused)
+    def _fused(self) -> None:
+        fused, stream_op = cast("Fused", self.peers.fused), cast("StreamOp", self.call.stream_op)
         fused.prepare(self.call)
-        self._meet()
-        # The ranks have met: what is left of the call's time may be none, and kernels wait a little for each other.
-        fused.all_reduce(self.stream, self.call, max(self.left(), min(_LEAST, self.call.timeout)))
+        stream_op.number = self.cpu.announce(self.call, self.left())
+        fused.run(self.stream, self.call, stream_op.number)
 
     def _all_reduce(self, step: Callable[[int, int, int], None]) -> None:
         call = self.call

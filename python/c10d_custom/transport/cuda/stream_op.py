@@ -93,6 +93,7 @@ class StreamOp:
         # Gives such an error, or None, for calls whose kernels can give up; at any time.
         self.verdict: Callable[[], BaseException | None] | None = None
         self.beside: list[StreamOp] = []  # of a barrier: those of the group's other devices
+        self.number = 0  # the group's, of a call that was announced
         self._over = False  # done, and well
         self._issued_on = driver.current_stream()
         self.ready = events.take()

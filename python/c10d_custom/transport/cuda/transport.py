@@ -13,11 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...call import Call, Op
-from ...errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
+from ... import native
+from ...call import Call
+from ...errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    CustomBackendError,
+    PeerLostError,
+    TransportError,
+    UsageError,
+)
 from ...threads import threading
-from .algorithm import host_limit
+from .algorithm import Way, choose, host_limit
 from .guard import Guard
+from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
 from .pinned import Pinned
 from .shared import SharedCollectives
@@ -38,6 +47,7 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
+_TOLD = 0.5
 _MARK = 1  # in the segment: this rank holds no memory of another any more
 _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
@@ -55,6 +65,7 @@ class CudaTransport:
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
         self._captured = False  # whether graphs may hold calls
+        self._longest = 0.0  # of the time-outs of calls
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
@@ -80,12 +91,13 @@ class CudaTransport:
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
-        if not isinstance(call, Call) or call.op is not Op.all_reduce or (fused := self._fused) is None:
+        fused = self._fused
+        if not isinstance(call, Call) or fused is None or not self._is_fused(call):
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
-                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be "
-                "captured: all_reduce, in p2p mode, after a call outside.)"
+                "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
+                "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
         if not fused.prepared(call):
             raise UsageError(
@@ -102,10 +114,13 @@ class CudaTransport:
         if self._guard is not None:
             self._guard.captured()
         self._captured = True
-        fused.all_reduce(stream, call, call.timeout)
+        fused.run(stream, call)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
+
+    def _is_fused(self, call: Call) -> bool:
+        return self._fused is not None and choose(call, self._collectives.peers.facts, self._config) is Way.FUSED
 
     # --- collectives
 
@@ -149,10 +164,13 @@ class CudaTransport:
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
         if self._fused is not None:
-            stream_op.verdict = functools.partial(self.kernels_error, self._where(call))
+            number, began = stream_op.number, stream_op.began
+            where = self._where(call, number)
+            stream_op.verdict = functools.partial(self.kernels_error, where, call.name, number, began)
         stream_op.finish(self.stream)
-        if self._guard is not None and call.op is Op.all_reduce:
-            self._guard.watch(stream_op, call.timeout)
+        if self._guard is not None:
+            self._longest = max(self._longest, call.timeout)
+            self._guard.watch()
 
     def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
@@ -167,15 +185,45 @@ class CudaTransport:
 
     def _check_kernels(self, call: Call) -> None:
         if (error := self.kernels_error(self._where(call))) is not None:
-            self.cpu.abort()
+            self._end()
             raise error
 
-    def kernels_error(self, where: str = "") -> CustomBackendError | None:
-        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call."""
-        error = self._fused.error(where or self._where(None)) if self._fused is not None else None
-        if isinstance(error, PeerLostError) and (gone := self.cpu.gone()):
+    def kernels_error(
+        self, where: str = "", name: str = "a call on CUDA tensors", number: int = 0, began: float = 0.0
+    ) -> BaseException | None:
+        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call. Else the call's name, its
+        number and when it began."""
+        if self._fused is None:
+            return None
+        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {self._entered(r)})")
+        if isinstance(error, AbortedError | PeerLostError) and number:
+            self._hear()
+            found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
+            if found is not None and not isinstance(found, AbortedError):
+                return found
+        if isinstance(error, AbortedError | PeerLostError) and (gone := self.cpu.gone()):
             return PeerLostError(f"{error} (rank {', rank '.join(f'{r}: {what}' for r, what in gone.items())})")
         return error
+
+    def _hear(self) -> None:
+        """Waits a moment for what another rank is about to tell of its failure, which its kernels have told first."""
+        poll(self.cpu.broken, time.monotonic() + _TOLD, lambda: False)
+
+    def _end(self) -> None:
+        """The kernels have given up: the group is over for all, if it is not yet."""
+        failure = cast("Fused", self._fused).failure()
+        if failure is not None and failure.kind == PEER:
+            self._hear()
+        if self.cpu.broken():
+            return
+        if failure is not None and failure.kind == TIMEOUT and failure.number:
+            here = cast("LocalTransport", self.cpu)
+            here.end_for_all(native.TIMEOUT, failure.peer, here.rank, failure.number)
+        else:
+            self.cpu.abort()
+
+    def _entered(self, rank: int) -> str:
+        return self.cpu.peers()[rank].calling
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -201,7 +249,7 @@ class CudaTransport:
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
             if self._fused is not None:
-                self._guard = Guard(self.cpu, self._fused, self.kernels_error)
+                self._guard = Guard(self.cpu, self._fused, self.kernels_error, self._end)
         # Alike on all ranks: one says it.
         log.log(
             logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
@@ -213,9 +261,9 @@ class CudaTransport:
             small,
         )
 
-    def _where(self, call: Call | Message | None) -> str:
+    def _where(self, call: Call | Message | None, number: int = 0) -> str:
         name = call.name if call is not None else "a call on CUDA tensors"
-        return f"{name} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
+        return f"{name}{f' #{number}' if number else ''} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
 
     def _late(self, call: Call | Message, what: str) -> CustomBackendError:
         """The error for a GPU that takes too long; the group is over."""
@@ -251,8 +299,12 @@ class CudaTransport:
     # --- the end
 
     def prepare_to_leave(self) -> None:
-        """The CPU transport is about to leave; to the guard that would look like a failure."""
-        if self._guard is not None:
+        """The CPU transport is about to leave; to the guard that would look like a failure. Other ranks may not have
+        come yet to calls that this one has made."""
+        if self._guard is not None and self._fused is not None:
+            if self._fused.busy() and not self._captured:
+                with self.driver.activate():
+                    come_to(self.driver, self.stream, time.monotonic() + self._longest, self.cpu.broken)
             self._guard.close()
 
     def leave(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ... import native
 from ...call import ANY_COUNT, Agreement, Call, Memory, Op
@@ -145,6 +146,7 @@ class ShmTransport(LocalTransport):
     _at: Any = None  # an array of one c10d_handle*, which the core fills: no signal handler's exception loses it
     _handle: int  # the same
     _fast: FastCollective | None = None
+    _runs_ahead = False  # whether it has announced calls without waiting for the other ranks
     neighbours: Neighbours | None = None  # of the default group: by which its ranks make others
 
     def __init__(
@@ -212,6 +214,21 @@ class ShmTransport(LocalTransport):
         else:
             factors = None
         return Agreement(number, factors, self._sizes(number) if call.count == ANY_COUNT else None)
+
+    def announce(self, call: Call, seconds: float) -> int:
+        args = self._args(call)
+        args.device, args.timeout_ns = _device_of(call, Memory.device_ahead), nanoseconds(seconds)
+        self._runs_ahead = True
+        if lib.c10d_run(self._handle, byref(args)):
+            raise self.last_error(call)
+        return self.next_sequence() - 1
+
+    def verdict(self, name: str, number: int, seconds: float) -> BaseException | None:
+        failure = Failure()
+        if not lib.c10d_health(self._handle, native.NEVER, byref(failure)):
+            return None
+        failure.call, failure.elapsed_ns = number, nanoseconds(seconds)
+        return self.error(failure, cast("Call", SimpleNamespace(name=name)))
 
     def _sizes(self, number: int) -> list[tuple[list[int], list[int]]]:
         n, out = self.size, list[tuple[list[int], list[int]]]()
@@ -339,6 +356,12 @@ class ShmTransport(LocalTransport):
         failure = Failure()
         if lib.c10d_health(self._handle, native.NEVER, byref(failure)) == native.PEER_LOST:
             lib.c10d_poison(self._handle, native.PEER_LOST, failure.peer, self.rank, self.next_sequence())
+        elif failure.status == native.OK and self._runs_ahead:  # and so may not wait for one that will not come
+            states = self.states(0) or []
+            for rank, state in enumerate(states):
+                if state.state == native.LEFT and state.arrived < states[self.rank].arrived:
+                    lib.c10d_poison(self._handle, native.PEER_LOST, rank, self.rank, states[self.rank].arrived)
+                    return True
         return failure.status != native.OK
 
     # --- for a transport over several hosts, of which this is the part inside one
