@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..transport.hosts.transport import HierarchicalTransport
     from .callers import Callers
     from .ddp_buckets import Buckets
+    from .window import Window, Windows
 
 
 # By id; iterated over in copies that take no lock, as a signal may come at any time.
@@ -164,6 +165,7 @@ class Issuing:
         self._callers = stacks.get(id(transport))  # who is to be told of each call, if anybody wants to know
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
+        self._windows: Windows | None = None  # window.py's
         _live.add(self)
 
     # --- settings
@@ -193,6 +195,22 @@ class Issuing:
 
     def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
+
+    # --- windows
+
+    @property
+    def supports_window(self) -> bool:
+        devices = self._transport.device_types
+        return devices is None or "cpu" in devices
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """A one-sided window, with ``tensor`` registered if there is one (window.py). Collective, in the same order on
+        all ranks."""
+        if not self.supports_window:
+            raise UsageError(f"new_window: windows are of CPU tensors, and group {self._name} was not made for those")
+        from .window import new_window  # when wanted: an import takes its time at a rank's start
+
+        return new_window(self, tensor)
 
     # --- coalescing: operations go out as they come; the end gives one Work for all
 

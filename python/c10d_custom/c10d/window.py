@@ -7,6 +7,7 @@ of a host share, a rank writes there itself; else its puts are messages (transpo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from ctypes import addressof, create_string_buffer, sizeof
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,13 @@ from .. import dtypes
 from ..call import Call, Op, Region, seconds_of
 from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
 from ..lowering import is_plain
-from ..native import OK, SLOW_PATH, direct
+from ..native import OK, SLOW_PATH, TIMEOUT, direct
 from ..threads import time
 from ..transport.message_window import SentMemory
 from ..transport.shm import ShmTransport
 from ..transport.shm.window import Part, SharedMemory, place, take_signals
 from ..transport.window import SignalTicket
-from .torch_private import window_attr
+from .torch_private import WindowAttr
 from .work import DoneWork, Work
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ class _Said:
     def __init__(self, window: int, refused: str, dtype: str, shape: Sequence[int], data: int, signals: int) -> None:
         self.window, self.refused, self.dtype, self.shape = window, refused, dtype, shape
         self.data, self.signals = data, signals
-        self.items = 1
-        for size in shape:
-            self.items *= size
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.shape)
 
 
 class Window:
@@ -198,12 +200,12 @@ class Window:
         buffer = memory.map(rank)
         return torch.frombuffer(buffer, dtype=torch.uint8).view(getattr(torch, its.dtype)).view(its.shape)
 
-    def get_attr(self, peer_rank: int) -> Any:
+    def get_attr(self, peer_rank: int) -> WindowAttr:
         """``.access_type``: UNIFIED where a put is in that rank's memory at once, and `map_remote_tensor` shows it;
         SEPARATE where that rank sees puts when it waits for a signal."""
         memory = self._registered("get_attr")
         self._rank("get_attr", peer_rank)
-        return window_attr(memory.unified)
+        return WindowAttr(memory.unified)
 
     # --- errors, and what ranks tell each other
 
@@ -233,8 +235,6 @@ class Window:
         return dtypes.lookup(tensor.dtype)
 
     def _failed(self, peer: int, status: int, began: float) -> None:
-        from ..native import TIMEOUT
-
         memory = self._registered("wait_signal")
         assert isinstance(memory, SharedMemory)
         if status == TIMEOUT:
@@ -268,18 +268,13 @@ class Window:
         )
         group._transport.run(call)
         texts = [everyone.raw[r * _ROOM : (r + 1) * _ROOM].rstrip(b"\0") for r in range(group._group_size)]
-        return [_said(json.loads(text)) for text in texts]
+        return [_Said(**json.loads(text)) for text in texts]
 
     def _why_not_shared(self, parts: Sequence[Part]) -> str:
         if not isinstance(self._group.cpu_transport, ShmTransport):
             return "the group's ranks are on several hosts"
         ranks = [r for r, p in enumerate(parts) if not (p.data and p.signals)]
         return f"what ranks {ranks} have registered is not in memory that the ranks share (docs/windows.md says when)"
-
-
-def _said(fields: dict[str, Any]) -> _Said:
-    del fields["items"]
-    return _Said(**fields)
 
 
 def _dtype(name: str) -> dtypes.DType:
