@@ -1,5 +1,5 @@
-// A window of the core (backend/shm/window.h), as Python holds it: what its calls do in the common case, without a frame
-// of ctypes'.
+// A window of the core (backend/shm/window.h), as Python holds it: what its calls do in the common case, without a
+// frame of ctypes'.
 #pragma once
 #include "python_abi.h"
 

@@ -279,9 +279,9 @@ C10D_API void* c10d_board(c10d_handle*);
 // process gets none, for want of addresses; ECANCELED: `interrupted` said so meanwhile.
 C10D_API void* c10d_take(c10d_handle*, uint64_t bytes, int kept, c10d_arena** arena, int* error);
 C10D_API void c10d_give_back(c10d_arena*, void* block);
-// Windows (window.h). c10d_place: 1 + where so many bytes lie in this rank's arena; 0: elsewhere, or this process cannot
-// reach into the others' arenas. c10d_clear_signals: makes the signals to a rank, which it does before the others open
-// the window; returns their bytes, also with null.
+// Windows (window.h). c10d_place: 1 + where so many bytes lie in this rank's arena; 0: elsewhere, or this process
+// cannot reach into the others' arenas. c10d_clear_signals: makes the signals to a rank, which it does before the
+// others open the window; returns their bytes, also with null.
 C10D_API uint64_t c10d_place(c10d_handle*, const void* p, uint64_t bytes);
 C10D_API uint64_t c10d_clear_signals(void* at, uint32_t ranks);
 // parts: one of each rank, alike on all. Null where one makes no sense, or the group is closed. The window may outlive

@@ -5,8 +5,9 @@
 // its data: `signal` is a release of all that its thread has put, and of all that it has read in its own memory;
 // `await` acquires it. Between those a put is memcpy.
 //
-// Each signal is waited for once: a wait takes the next number of its sender that nobody waits for, and gives it back if
-// it fails. So waits that are begun in one order see puts in that order, and a wait that timed out has used nothing up.
+// Each signal is waited for once: a wait takes the next number of its sender that nobody waits for, and gives it back
+// if it fails. So waits that are begun in one order see puts in that order, and a wait that timed out has used nothing
+// up.
 #pragma once
 #include <memory>
 #include <mutex>

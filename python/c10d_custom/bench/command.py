@@ -55,7 +55,9 @@ def _threads(text: str) -> tuple[str, ...]:
 
 
 def _operations(text: str) -> tuple[str, ...]:
-    names = tuple(n for n, o in OPERATIONS.items() if o.usual) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    names = (
+        tuple(n for n, o in OPERATIONS.items() if o.usual) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    )
     if unknown := sorted(set(names) - set(OPERATIONS)):
         raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(OPERATIONS)}")
     return names
@@ -133,7 +135,8 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
         "all_reduce in shared memory; noop: a ProcessGroup that does nothing; floor: all ranks copy so many bytes at "
-        "once; empty: ours, on tensors of c10d_custom.empty; store: of windows, bare stores and loads; what cannot be had here is left out, and said "
+        "once; empty: ours, on tensors of c10d_custom.empty; store: of windows, bare stores and loads; "
+        "what cannot be had here is left out, and said "
         "(default: %(default)s)",
     )
     where.add_argument(

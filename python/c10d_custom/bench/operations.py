@@ -50,8 +50,8 @@ class Buffers:
 @dataclass(frozen=True)
 class Operation:
     """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
-    ranks)`` is false for a rank that does nothing; ``usual``: whether it is one of "all". The size column is the bytes of
-    the largest buffer."""
+    ranks)`` is false for a rank that does nothing; ``usual``: whether it is one of "all". The size column is the bytes
+    of the largest buffer."""
 
     make: Callable[[Case], Buffers]
     bus_factor: Callable[[int], float]

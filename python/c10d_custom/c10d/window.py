@@ -104,7 +104,9 @@ class Window:
         if len({its.window for its in everyone}) > 1:
             order = ", ".join(f"rank {r} its number {its.window}" for r, its in enumerate(everyone))
             raise UsageError(
-                self._says("tensor_register", f"the ranks register different windows ({order}): all make them in one order")
+                self._says(
+                    "tensor_register", f"the ranks register different windows ({order}); they make them in one order"
+                )
             )
         parts = [Part(_dtype(its.dtype), its.items, its.data, its.signals) for its in everyone]
         memory: RemoteMemory
@@ -144,7 +146,9 @@ class Window:
         dtype, its = self._check("put", tensor), self._all[rank]
         if dtype.name != its.dtype:
             raise UsageError(
-                self._says("put", f"the tensor is of torch.{dtype.name}, the window of rank {rank} of torch.{its.dtype}")
+                self._says(
+                    "put", f"the tensor is of torch.{dtype.name}, the window of rank {rank} of torch.{its.dtype}"
+                )
             )
         if offset < 0 or offset + tensor.numel() > its.items:
             raise UsageError(
@@ -283,7 +287,8 @@ def _dtype(name: str) -> dtypes.DType:
 
 def _in_arena(transport: Transport, tensor: torch.Tensor) -> tuple[int, Any, int]:
     """Has the tensor lie in memory that the ranks share. (Its place there, the buffer of the signals to this rank, the
-    place of that.) Places are 0 where this group or process has no such memory, or torch cannot move it (before 2.12)."""
+    place of that.) Places are 0 where this group or process has no such memory, or torch, before 2.12, cannot move
+    it."""
     if not isinstance(transport, ShmTransport) or not transport.has_arena():
         return 0, None, 0
     signals, at = take_signals(transport)

@@ -263,8 +263,8 @@ class _ByCtypes:
 
 
 class _WindowByCtypes:
-    """A window of the core, as Python holds it. ``address``: of the core's, which is freed with this. Its calls return a
-    status of native, or SLOW_PATH where they have done nothing."""
+    """A window of the core, as Python holds it. ``address``: of the core's, which is freed with this. Its calls return
+    a status of native, or SLOW_PATH where they have done nothing."""
 
     def __init__(self, address: int) -> None:
         self.address = address

@@ -42,12 +42,13 @@ class _Head(Structure):
 
 class _Stream:
     """What goes to one peer and comes from it. ``come``: signals taken in; ``taken``: heads; ``ticket``: of the next
-    head, or with ``amid`` of the bytes of the last."""
+    head, or with ``amid`` of the bytes of the last; ``at_it``: whether a frame of the lock's owner takes in."""
 
     def __init__(self) -> None:
         self.numbers, self.claims, self.given_back = itertools.count(1), itertools.count(1), list[int]()
         self.sent: deque[tuple[Ticket, Any]] = deque()  # and what it reads
-        self.lock = threading.Lock()  # of what follows
+        self.lock = threading.RLock()  # of what follows
+        self.at_it = False
         self.come = self.taken = 0
         self.head = _Head()
         self.ticket: Ticket | None = None
@@ -55,8 +56,8 @@ class _Stream:
 
 
 class SentMemory(RemoteMemory):
-    """``number``: the window's in its group, from 1; ``memory``: the registered tensor, plain; ``whose``: why nobody can
-    reach it."""
+    """``number``: the window's in its group, from 1; ``memory``: the registered tensor, plain; ``why``: nobody can reach
+    into the others'."""
 
     unified = False
 
@@ -123,9 +124,15 @@ class SentMemory(RemoteMemory):
             left = seconds - (time.monotonic() - began)
             if peer == self._transport.rank:
                 rest(IDLE_WORKER, time.monotonic() - began)
-            elif stream.lock.acquire(timeout=max(left, 0.0)):  # or a frame below a signal handler has it
+            elif stream.lock.acquire(timeout=max(left, 0.0)):
                 try:
-                    self._step(peer, stream, max(min(left, SLICE), 0.0))
+                    if stream.at_it:
+                        raise self._transport.inside("wait_signal")
+                    stream.at_it = True
+                    try:
+                        self._step(peer, stream, max(min(left, SLICE), 0.0))
+                    finally:
+                        stream.at_it = False
                 finally:
                     stream.lock.release()
             if left <= 0:

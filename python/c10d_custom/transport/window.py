@@ -1,5 +1,5 @@
-"""What a window (c10d/window.py) asks of the way to the others' memory, and the tickets of its waits. There are two ways:
-shm/window.py, where ranks reach it themselves, and message_window.py, where its owner takes in what they send."""
+"""What a window (c10d/window.py) asks of the way to the others' memory, and the tickets of its waits. There are two
+ways: shm/window.py, where ranks reach it themselves, and message_window.py, where its owner takes in what they send."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class RemoteMemory(ABC):
 
     @abstractmethod
     def map(self, rank: int) -> Any:
-        """A writable buffer that is another rank's memory, for as long as anybody refers to it. UsageError where there is
-        no such thing."""
+        """A writable buffer that is another rank's memory, for as long as anybody refers to it. UsageError where there
+        is no such thing."""
 
     @abstractmethod
     def finish(self, run: Callable[[Call], None], seconds: float) -> None:
