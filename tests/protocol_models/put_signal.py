@@ -1,6 +1,6 @@
 """Put, signal and wait (backend/shm/window.h) on a machine that reorders memory accesses, as aarch64 does. One rank
-puts the number of the round into the other's memory and signals; the other waits, reads, and signals back; then the first
-one may put again. Each access to memory is a step, and comes in any order that the three rules leave:
+puts the number of the round into the other's memory and signals; the other waits, reads, and signals back; then the
+first one may put again. Each access to memory is a step, and comes in any order that the three rules leave:
 
 - `release`: a rank's signal is seen only after what it has put before;
 - `acquire`: what it reads after a wait is read after the signal was seen;

@@ -16,7 +16,7 @@ import torch
 
 from .. import dtypes
 from ..call import Call, Op, Region, seconds_of
-from ..errors import CollectiveTimeoutError, CustomBackendError, UsageError
+from ..errors import CollectiveTimeoutError, UsageError
 from ..lowering import is_plain
 from ..native import OK, SLOW_PATH, TIMEOUT, direct
 from ..threads import time
@@ -94,8 +94,8 @@ class Window:
             dtype = self._check("tensor_register", tensor)
             where, signals, at = _in_arena(transport, tensor)
             said = _Said(self._number, "", dtype.name, list(tensor.shape), where, at)
-        except CustomBackendError as refusal:
-            said.refused, error = str(refusal)[: _ROOM // 4], refusal
+        except Exception as refusal:
+            said.refused, error = str(refusal)[: _ROOM // 8] or repr(refusal), refusal
         everyone = self._tell(said)
         for rank, its in enumerate(everyone):
             if its.refused:
@@ -116,7 +116,7 @@ class Window:
         else:
             memory = SentMemory(transport, self._number, tensor.detach(), self._why_not_shared(parts))
         assert self._group._windows is not None
-        self._group._windows.memory[self._number] = tensor, signals
+        self._group._windows.memory[self._number] = tensor, signals, memory
         self._all, self._tensor, self._memory, self._fast = everyone, tensor, memory, memory.fast
 
     def tensor_deregister(self) -> None:
@@ -259,7 +259,7 @@ class Window:
     def _tell(self, said: _Said) -> list[_Said]:
         """What all ranks say, by rank."""
         group = self._group
-        mine = create_string_buffer(json.dumps(vars(said)).encode(), _ROOM)
+        mine = create_string_buffer(json.dumps(vars(said), ensure_ascii=False).encode(), _ROOM)
         everyone = create_string_buffer(_ROOM * group._group_size)
 
         def region(index: int, of: Any) -> Region:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_char, c_int64, c_uint64, memmove, sizeof
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 _BYTE, _WORD = BY_DTYPE[torch.uint8], BY_DTYPE[torch.int64]
 _EVER = 1e9  # s: a message waits as long as its window is there; waits for signals have time-outs of their own
 _SIGNAL = 2**64 - 1  # as the bytes of a head
+_OLDEST = 8  # messages that are looked at with each new one
 
 
 def _tag(window: int, number: int) -> int:
@@ -46,7 +46,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self.numbers, self.claims, self.given_back = itertools.count(1), itertools.count(1), list[int]()
-        self.sent: deque[tuple[Ticket, Any]] = deque()  # and what it reads
+        self.sent: dict[Ticket, Any] = {}  # what is not known to have gone, and the memory it reads
         self.lock = threading.RLock()  # of what follows
         self.at_it = False
         self.come = self.taken = 0
@@ -56,8 +56,8 @@ class _Stream:
 
 
 class SentMemory(RemoteMemory):
-    """``number``: the window's in its group, from 1; ``memory``: the registered tensor, plain; ``why``: nobody can reach
-    into the others'."""
+    """``number``: the window's in its group, from 1; ``memory``: the registered tensor, plain; ``why``: nobody can
+    reach into the others'."""
 
     unified = False
 
@@ -67,23 +67,31 @@ class SentMemory(RemoteMemory):
 
     def _post(self, name: str, peer: int, number: int, data: Any, is_recv: bool) -> Ticket:
         message = Message(name, data, _BYTE, peer, _tag(self._number, number), _EVER, is_recv)
-        ticket = self._transport.post(message)
-        ticket.want()
-        return ticket
+        return self._transport.post(message)
 
     # --- the sender's side
 
     def _send(self, name: str, peer: int, offset: int, nbytes: int, data: Any = None) -> None:
         stream = self._streams[peer]
-        while stream.sent and stream.sent[0][0].done():
-            ticket, _ = stream.sent.popleft()
-            if (error := ticket.error()) is not None:
-                raise error
+        self._forget_what_has_gone(stream)
         number = next(stream.numbers)
         head = _Head(number, offset, nbytes)
-        stream.sent.append((self._post(name, peer, 0, _region(head), False), head))
+        stream.sent[self._post(name, peer, 0, _region(head), False)] = head
         if data is not None:
-            stream.sent.append((self._post(name, peer, number, _region(data), False), data))
+            stream.sent[self._post(name, peer, number, _region(data), False)] = data
+
+    def _forget_what_has_gone(self, stream: _Stream) -> None:
+        """Of the oldest; raises the error of one that has not. Other threads and signal handlers may be at it, too."""
+        try:
+            oldest = list(itertools.islice(stream.sent, _OLDEST))
+        except RuntimeError:  # they are
+            return
+        for ticket in oldest:
+            if not ticket.done():
+                break
+            stream.sent.pop(ticket, None)
+            if (error := ticket.error()) is not None:
+                raise error
 
     def put(self, peer: int, tensor: torch.Tensor, offset: int) -> None:
         nbytes, at = tensor.nbytes, offset * tensor.element_size()
@@ -183,7 +191,7 @@ class SentMemory(RemoteMemory):
         for peer, stream in enumerate(self._streams):
             if stream.ticket is not None:
                 stream.ticket.withdraw()  # of a wait that has ended, for a head that does not come
-            if not _all_done(stream.sent, seconds - (time.monotonic() - began)):
+            if not _all_done(list(stream.sent), seconds - (time.monotonic() - began)):
                 late.append(peer)
         if late:
             raise CollectiveTimeoutError(
@@ -202,9 +210,9 @@ def _region(of: Any) -> Region:
     return Region(addressof(of), sizeof(of), sizeof(of))
 
 
-def _all_done(sent: Sequence[tuple[Ticket, Any]], seconds: float) -> bool:
+def _all_done(sent: Sequence[Ticket], seconds: float) -> bool:
     began = time.monotonic()
-    for ticket, _ in sent:
+    for ticket in sent:
         while not ticket.wait(max(min(SLICE, seconds - (time.monotonic() - began)), 0.0)):
             if time.monotonic() - began >= seconds:
                 return False
