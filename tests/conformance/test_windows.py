@@ -277,6 +277,9 @@ def waits_case():
         window.wait_signal(1)
         window.wait_signal(1)
         wrong += raises(CollectiveTimeoutError, late, lambda: window.wait_signal(1, False, options))
+    elif rank > 1:
+        for _ in range(3):
+            dist.barrier()
     else:
         dist.barrier()
         for value in (1.0, 2.0):
@@ -292,7 +295,7 @@ def waits_case():
     return wrong
 
 
-@pytest.mark.world_sizes(2)
+@pytest.mark.world_sizes(2, 4)
 def test_waits(ranks):
     assert not any(found := ranks.run(waits_case)), found
 
