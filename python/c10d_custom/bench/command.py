@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes
 from . import machine, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
-from .operations import OPERATIONS
+from .operations import KNOWN, OPERATIONS
 from .timing import AVERAGES, Plan
 from .values import REDOPS
 
@@ -55,11 +55,9 @@ def _threads(text: str) -> tuple[str, ...]:
 
 
 def _operations(text: str) -> tuple[str, ...]:
-    names = (
-        tuple(n for n, o in OPERATIONS.items() if o.usual) if text == "all" else tuple(dict.fromkeys(text.split(",")))
-    )
-    if unknown := sorted(set(names) - set(OPERATIONS)):
-        raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(OPERATIONS)}")
+    names = tuple(OPERATIONS) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    if unknown := sorted(set(names) - set(KNOWN)):
+        raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(KNOWN)}")
     return names
 
 
@@ -105,7 +103,7 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         nargs="?",
         default="all_reduce",
         metavar="OPERATION[,...]",
-        help=f"of {', '.join(OPERATIONS)}; all, but windows (default: %(default)s)",
+        help=f"of {', '.join(KNOWN)}; all, but windows (default: %(default)s)",
     )
     what = bench.add_argument_group("what is called")
     what.add_argument(

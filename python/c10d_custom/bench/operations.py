@@ -50,13 +50,11 @@ class Buffers:
 @dataclass(frozen=True)
 class Operation:
     """``make(case)`` gives the Buffers of this rank, ``bus_factor(ranks)`` turns algbw into busbw; ``takes_part(rank,
-    ranks)`` is false for a rank that does nothing; ``usual``: whether it is one of "all". The size column is the bytes
-    of the largest buffer."""
+    ranks)`` is false for a rank that does nothing. The size column is the bytes of the largest buffer."""
 
     make: Callable[[Case], Buffers]
     bus_factor: Callable[[int], float]
     takes_part: Callable[[int, int], bool] = lambda rank, ranks: True
-    usual: bool = True
 
     def split(self, count: int, ranks: int) -> int:
         """``count`` rounded to what can be cut into equal parts, at least one element each."""
@@ -120,5 +118,6 @@ OPERATIONS = {
     "scatter": Operation(_in_parts, _parts),
     # There and back between the first rank and the last: other hosts' where there are several.
     "send_recv": Operation(_in_place, lambda n: 2, lambda rank, ranks: rank in (0, ranks - 1)),
-    "windows": Operation(_token, lambda n: n, usual=False),
 }
+# With what "all" leaves out.
+KNOWN = {**OPERATIONS, "windows": Operation(_token, lambda n: n)}
