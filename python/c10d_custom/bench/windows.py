@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .case import Case
     from .operations import Buffers
 
-_LOOKS = 1000  # before a bare wait yields its core
+_LOOKS = 20  # before a bare wait yields its core: some microseconds
 _LONGEST = 30.0  # s, of a wait
 
 
@@ -110,7 +110,7 @@ class Stores:
             looks, until = 0, 0.0
             while seen.value < times:
                 looks += 1
-                if looks % _LOOKS == 0:
+                if looks >= _LOOKS:
                     os.sched_yield()
                     until = until or time.monotonic() + _LONGEST
                     if time.monotonic() > until:
