@@ -87,7 +87,7 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
 
 
 def test_windows_are_timed_and_checked_beside_bare_stores():
-    out = bench("windows", "-b", "4", "-e", "64K", "-f", "65536", "-c", "--against", "store,gloo", *QUICK)
+    out = bench("windows", "-b", "4", "-e", "64K", "-f", "16384", "-c", "--against", "store,gloo", *QUICK)
     assert out.returncode == 0, out.stderr
     assert "gloo is not timed: it has no windows of CPU tensors" in out.stdout
     table = rows(out.stdout)

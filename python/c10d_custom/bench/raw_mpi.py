@@ -112,8 +112,9 @@ class RawMpi:
     def windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         """By MPI's one-sided operations, passive targets: data, then a count beside it."""
         (to, of), token = neighbours(case), target if case.rank else source
+        comm: Any = self.comm
         come, one = array("q", [0]), array("q", [1])
-        data, counts = (self.MPI.Win.Create(memory, comm=self.comm) for memory in (target, come))
+        data, counts = (self.MPI.Win.Create(memory, comm=comm) for memory in (target, come))
         for window in (data, counts):
             window.Lock_all()
         times = 0

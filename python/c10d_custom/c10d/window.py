@@ -30,7 +30,6 @@ from .work import DoneWork, Work
 if TYPE_CHECKING:
     from ..transport import Transport
     from ..transport.window import RemoteMemory
-    from .issuing import Issuing
 
 _ROOM = 2048  # bytes of what a rank says of its tensor
 _DONE = DoneWork([])
@@ -45,8 +44,8 @@ class Windows:
         self.memory: dict[int, Any] = {}
 
 
-def new_window(group: Issuing, tensor: torch.Tensor | None) -> Window:
-    """ProcessGroup.new_window."""
+def new_window(group: Any, tensor: torch.Tensor | None) -> Window:
+    """ProcessGroup.new_window; ``group``: an Issuing."""
     if group._windows is None:
         group._windows = Windows()
     group._windows.made += 1
@@ -74,7 +73,7 @@ class Window:
     _fast: Any = None  # as of RemoteMemory, while something is registered
     _memory: RemoteMemory | None = None
 
-    def __init__(self, group: Issuing, number: int) -> None:
+    def __init__(self, group: Any, number: int) -> None:
         self._group, self._number = group, number
         self._all: list[_Said] = []
         self._tensor: Any = None

@@ -319,11 +319,11 @@ except ImportError:
 
 
 if TYPE_CHECKING:
-    CoreTicket, CoreWindow = _ByCtypes, _WindowByCtypes
-elif _extension is None:
-    CoreTicket, CoreWindow = _ByCtypes, _WindowByCtypes
+    CoreTicket = _ByCtypes
+    CoreWindow = _WindowByCtypes
 else:
-    CoreTicket, CoreWindow = _extension.CoreTicket, _extension.CoreWindow
+    CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
+    CoreWindow = _WindowByCtypes if _extension is None else _extension.CoreWindow
 
 
 def collective(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective | None:
