@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import c10d_custom
 from c10d_custom.errors import AbortedError, CustomBackendError, PeerLostError
-from harness import RankFailure, RankPool
+from harness import Layout, RankFailure, RankPool
 from harness.groups import group_with_timeout
 from harness.shm import in_dev_shm
 
@@ -36,12 +36,10 @@ def dying_case(how):
         work.wait()
     except PeerLostError as error:
         said = str(error)
-    window.put(torch.ones(3), 2 - rank, 0)  # the others go on
-    window.signal(2 - rank)
-    window.wait_signal(2 - rank)
     raise RuntimeError(f"SURVIVOR {rank} after {time.monotonic() - began:.2f} s: {said}")
 
 
+@pytest.mark.skipif(Layout.chosen() is not None, reason="a launcher ends the ranks that are to tell")
 @pytest.mark.parametrize("how", ["synchronous", "asynchronous"])
 def test_a_peer_that_dies_while_waited_for_is_named(backend, how):
     before = in_dev_shm()
