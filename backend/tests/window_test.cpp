@@ -14,6 +14,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -21,12 +22,6 @@ namespace {
 
 constexpr int64_t kSecond = 1000 * 1000 * 1000, kMs = 1000 * 1000;
 constexpr uint64_t kItems = 5000;
-
-void require(bool ok, const char* what, uint32_t rank, uint64_t step) {
-  if (ok) return;
-  std::fprintf(stderr, "rank %u, step %lu: %s\n", rank, (unsigned long)step, what);
-  std::abort();
-}
 
 void meet(c10d_handle* g, uint32_t rank) {
   CallArgs a{};
