@@ -5,6 +5,7 @@
 #include "raw_tensor.h"
 #include "ticket.h"
 #include "torch_inside.h"
+#include "window.h"
 
 static const uint64_t kReceived = 1ull << 32;  // as in backend/shm/api.h, which is C++
 
@@ -69,6 +70,7 @@ static PyMethodDef methods[] = {
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
     {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, NULL},
     {"set_up_tickets", (PyCFunction)(void (*)(void))set_up_tickets, METH_FASTCALL, NULL},
+    {"set_up_windows", (PyCFunction)(void (*)(void))set_up_windows, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
     {"set_up_kinds", (PyCFunction)(void (*)(void))set_up_kinds, METH_FASTCALL, NULL},
     {"set_up_inside", (PyCFunction)(void (*)(void))set_up_inside, METH_FASTCALL, NULL},
@@ -81,7 +83,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, me
 
 PyMODINIT_FUNC PyInit__fast(void) {
   PyObject* const made = PyModule_Create(&module);
-  if (!made || (!add_fast_collective(made) && !add_ticket(made))) return made;
+  if (!made || (!add_fast_collective(made) && !add_ticket(made) && !add_window(made))) return made;
   Py_DECREF(made);
   return NULL;
 }

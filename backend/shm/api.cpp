@@ -13,10 +13,11 @@
 #include "queue.h"
 #include "reduce.h"
 #include "room.h"
+#include "window.h"
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 20; }
+int c10d_abi_version() { return 21; }
 
 uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters) {
   const Room room;
@@ -427,6 +428,82 @@ void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, in
 }
 
 void c10d_give_back(c10d_arena* arena, void* block) { arena->give_back(block); }
+
+namespace c10d_custom {
+
+struct WindowHandle {
+  Handle* handle;
+  std::unique_ptr<Window> window;
+
+  // Calls it if the group is there, and has that rank.
+  template <class Do>
+  int with(uint32_t peer, Do act) {
+    Use g(handle);
+    return g.status ? g.status : peer < g->n ? act(*window) : kUsage;
+  }
+};
+
+}  // namespace c10d_custom
+
+uint64_t c10d_place(c10d_handle* h, const void* p, uint64_t bytes) {
+  Use g(h);
+  return g.status ? 0 : g->arenas.place(p, bytes);
+}
+
+uint64_t c10d_clear_signals(void* at, uint32_t ranks) {
+  for (uint32_t r = 0; at && r < ranks; ++r) {
+    Signal* const s = new (static_cast<Signal*>(at) + r) Signal{};
+    s->wake_at.store(kNever);
+  }
+  return ranks * sizeof(Signal);
+}
+
+c10d_window* c10d_window_open(c10d_handle* h, const WindowPart* parts) {
+  Use g(h);
+  std::unique_ptr<Window> made = g.status ? nullptr : Window::open(*g.operator->(), parts);
+  return made ? new WindowHandle{h, std::move(made)} : nullptr;
+}
+
+void c10d_window_free(c10d_window* w) { delete w; }
+
+int c10d_window_put(c10d_window* w, uint32_t peer, uint32_t dtype, const void* from, uint64_t count, uint64_t offset) {
+  return w->with(peer, [&](Window& own) { return own.put(peer, dtype, from, count, offset); });
+}
+
+int c10d_window_signal(c10d_window* w, uint32_t peer) {
+  return w->with(peer, [&](Window& own) { return own.signal(peer); });
+}
+
+int c10d_window_wait(c10d_window* w, uint32_t peer, int64_t timeout_ns) {
+  return w->with(peer, [&](Window& own) {
+    const uint64_t number = own.claim(peer);
+    const Status st = own.await(peer, number, deadline_after(now_ns(), timeout_ns));
+    if (st != kOk) own.give_back(peer, number);
+    return st;
+  });
+}
+
+uint64_t c10d_window_claim(c10d_window* w, uint32_t peer) {
+  uint64_t number = 0;
+  w->with(peer, [&](Window& own) { return number = own.claim(peer), kOk; });
+  return number;
+}
+
+int c10d_window_await(c10d_window* w, uint32_t peer, uint64_t number, int64_t timeout_ns) {
+  return w->with(peer, [&](Window& own) { return own.await(peer, number, deadline_after(now_ns(), timeout_ns)); });
+}
+
+void c10d_window_give_back(c10d_window* w, uint32_t peer, uint64_t number) {
+  w->with(peer, [&](Window& own) { return own.give_back(peer, number), kOk; });
+}
+
+void* c10d_map(c10d_handle* h, uint32_t rank, uint64_t place, uint64_t bytes, int* error) {
+  Use g(h);
+  if (g.status || rank >= g->n) return *error = -(g.status ? g.status : kUsage), nullptr;
+  return g->arenas.map(rank, place, bytes, error);
+}
+
+void c10d_unmap(void* mapped, uint64_t bytes) { Arenas::unmap(static_cast<char*>(mapped), bytes); }
 
 int c10d_probe(c10d_handle* h, int64_t tag) {
   Use g(h);

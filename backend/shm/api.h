@@ -134,18 +134,27 @@ struct TraceRecord {
   uint32_t reserved;
 };
 
+// What one rank has registered with a window (window.h): so many items of its arena, and where the signals to it lie,
+// those of each rank: places (1 + where it begins in the rank's arena).
+struct WindowPart {
+  uint64_t data, items, signals;
+  uint32_t dtype, item_bytes;
+};
+
 // Calls of the system that make a segment.
 enum SegmentCall : uint64_t { kMemfdCreate = 0, kFchmod, kFtruncate, kFallocate, kAddSeals, kMmap };
 
 struct Handle;
 class Ticket;
 class Arena;
+struct WindowHandle;
 
 }  // namespace c10d_custom
 
 using c10d_handle = c10d_custom::Handle;
 using c10d_ticket = c10d_custom::Ticket;
 using c10d_arena = c10d_custom::Arena;
+using c10d_window = c10d_custom::WindowHandle;
 
 // How many bytes this process can still get, as room.h's Room::left; whose limit that is, in `whose`, which has room
 // for so many characters.
@@ -274,6 +283,29 @@ C10D_API void* c10d_call_slots(c10d_handle*);
 // process gets none, for want of addresses; ECANCELED: `interrupted` said so meanwhile.
 C10D_API void* c10d_take(c10d_handle*, uint64_t bytes, int kept, c10d_arena** arena, int* error);
 C10D_API void c10d_give_back(c10d_arena*, void* block);
+// Windows (window.h). c10d_place: 1 + where so many bytes lie in this rank's arena; 0: elsewhere, or this process
+// cannot reach into the others' arenas. c10d_clear_signals: makes the signals to a rank, which it does before the
+// others open the window; returns their bytes, also with null.
+C10D_API uint64_t c10d_place(c10d_handle*, const void* p, uint64_t bytes);
+C10D_API uint64_t c10d_clear_signals(void* at, uint32_t ranks);
+// parts: one of each rank, alike on all. Null where one makes no sense, or the group is closed. The window may outlive
+// the group's close, not its handle's; calls on it are then kAborted. Its waits end as those of collectives do, but for
+// kTimeout, with which the group goes on.
+C10D_API c10d_window* c10d_window_open(c10d_handle*, const c10d_custom::WindowPart* parts);
+C10D_API void c10d_window_free(c10d_window*);
+// kUsage, with nothing done: no such rank, another dtype than that of its part, or it would go beyond it.
+C10D_API int c10d_window_put(c10d_window*, uint32_t peer, uint32_t dtype, const void* from, uint64_t count,
+                             uint64_t offset);
+C10D_API int c10d_window_signal(c10d_window*, uint32_t peer);
+// Waits for one signal of that rank. The same in steps, for a wait that goes on elsewhere: takes the number of the next
+// one that nobody waits for (0: no such rank); waits for it; gives the number back after a failure.
+C10D_API int c10d_window_wait(c10d_window*, uint32_t peer, int64_t timeout_ns);
+C10D_API uint64_t c10d_window_claim(c10d_window*, uint32_t peer);
+C10D_API int c10d_window_await(c10d_window*, uint32_t peer, uint64_t number, int64_t timeout_ns);
+C10D_API void c10d_window_give_back(c10d_window*, uint32_t peer, uint64_t number);
+// Maps so many bytes of a rank's arena, for as long as the caller likes. Null, and *error: errno, or -Status.
+C10D_API void* c10d_map(c10d_handle*, uint32_t rank, uint64_t place, uint64_t bytes, int* error);
+C10D_API void c10d_unmap(void* mapped, uint64_t bytes);
 // The rank whose message with this tag has been here longest without a receive; -1 if there is none.
 C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.

@@ -296,8 +296,29 @@ uint64_t Arenas::place(const void* p, uint64_t bytes) {
   return where != kNever && map_windows() ? where + 1 : 0;
 }
 
+char* Arenas::reach(uint32_t rank, uint64_t place, uint64_t bytes) const {
+  if (!fits(place, bytes) || !has_windows_.load(std::memory_order_acquire)) return nullptr;
+  return (rank == rank_ ? own()->base() : windows_[rank]) + (place - 1);
+}
+
+char* Arenas::map(uint32_t rank, uint64_t place, uint64_t bytes, int* error) const {
+  if (!fits(place, bytes)) return *error = EINVAL, nullptr;
+  const uint64_t shift = (place - 1) % kPage;
+  void* const m = map_pages(fd_, at_ + rank * size_ + (place - 1 - shift), shift + bytes);
+  if (m == MAP_FAILED) return *error = errno, nullptr;
+  madvise(m, shift + bytes, MADV_DONTDUMP);
+  return static_cast<char*>(m) + shift;
+}
+
+void Arenas::unmap(char* mapped, uint64_t bytes) {
+  const uint64_t shift = reinterpret_cast<uintptr_t>(mapped) % kPage;
+  munmap(mapped - shift, shift + bytes);
+}
+
 bool Arenas::map_windows() {
-  if (!windows_.empty()) return true;
+  if (has_windows_.load(std::memory_order_acquire)) return true;
+  std::lock_guard<std::mutex> hold(mutex_);
+  if (has_windows_.load(std::memory_order_relaxed)) return true;
   std::vector<char*> windows(n_);
   for (uint32_t r = 0; r < n_; ++r) {
     if (r == rank_) continue;
@@ -312,6 +333,7 @@ bool Arenas::map_windows() {
     windows[r] = static_cast<char*>(w);
   }
   windows_ = std::move(windows);
+  has_windows_.store(true, std::memory_order_release);
   return true;
 }
 

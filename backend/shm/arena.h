@@ -30,6 +30,7 @@ class Arena {
   // Maps so many bytes of the memfd from `at` on. Null, and *error = errno.
   static Arena* open(int fd, uint64_t at, uint64_t bytes, int* error);
 
+  char* base() const { return base_; }
   // As c10d_take and c10d_give_back.
   void* take(uint64_t bytes, bool kept, const GoesOn& goes_on, int* error);
   void give_back(void* block);
@@ -87,24 +88,34 @@ class Arenas {
   void* take(uint64_t bytes, bool kept, const GoesOn& goes_on, Arena** arena, int* error);
   void cut_off(const void* p) { own()->cut_off(p); }
 
-  // For the thread that runs a collective. What the rank announces of these bytes, its fingerprint's `place`: 0 unless
-  // they are in its arena and it can reach into the others'.
+  // What the rank announces of these bytes, its fingerprint's `place`: 0 unless they are in its arena and it can reach
+  // into the others'.
   uint64_t place(const void* p, uint64_t bytes);
-  // The bytes of which a peer has announced that; null where they would not be in its arena.
+  // The bytes of which a peer has announced that; null where they would not be in its arena. Once this rank has
+  // announced a place.
   char* at(uint32_t peer, uint64_t place, uint64_t bytes) const {
-    return place && place - 1 <= size_ && bytes <= size_ - (place - 1) ? windows_[peer] + (place - 1) : nullptr;
+    return fits(place, bytes) ? windows_[peer] + (place - 1) : nullptr;
   }
+  // The same of any rank, this one's own, too.
+  char* reach(uint32_t rank, uint64_t place, uint64_t bytes) const;
+  // The same, mapped anew for whoever is to have them longer than the group lasts. Null, and *error = errno.
+  char* map(uint32_t rank, uint64_t place, uint64_t bytes, int* error) const;
+  static void unmap(char* mapped, uint64_t bytes);
 
  private:
   Arena* own() const { return own_.load(std::memory_order_acquire); }
+  bool fits(uint64_t place, uint64_t bytes) const {
+    return place && place - 1 <= size_ && bytes <= size_ - (place - 1);
+  }
   bool map_windows();
 
   const int fd_;
   const uint32_t rank_, n_;
   const uint64_t at_, size_;  // of all; of one
-  std::mutex mutex_;          // while the own one is made
+  std::mutex mutex_;          // while the own one is made, or the others' are mapped
   std::atomic<Arena*> own_{nullptr};
-  std::vector<char*> windows_;  // all of them, or none
+  std::atomic<bool> has_windows_{false};
+  std::vector<char*> windows_;  // all of them, or none; written before has_windows_
 };
 
 }  // namespace c10d_custom

@@ -240,7 +240,8 @@ void Group::wake(Doorbell& doorbell) {
   futex_wake_all(&doorbell.rings);
 }
 
-Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent) {
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent,
+                   uint64_t number) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();
   if (spinner.spin(
@@ -278,7 +279,7 @@ Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int
              (absent.in_vain && absent.in_vain(absent.context, peer));
     }
   } reaches(*this, s, need, worth, absent);
-  return sleep(reaches, began, peer, deadline);
+  return sleep(reaches, began, peer, deadline, number);
 }
 
 Status Group::wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline) {
@@ -290,10 +291,10 @@ Status Group::wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline) {
                     },
                     [&](int64_t now) { return leaves_core(*peer, now); }))
     return kOk;
-  return sleep(w, began, peer, deadline);
+  return sleep(w, began, peer, deadline, call);
 }
 
-Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
+Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline, uint64_t number) {
   int64_t next_poll = interrupted && main_thread() ? began + kPollInterrupt : INT64_MAX;
   for (;;) {
     uint32_t seen;
@@ -302,7 +303,7 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
     const int64_t now = now_ns(), left_ns = deadline - now;
     if (left_ns <= 0) {
       // Who was stopped itself learns what became of the group: the others need not be late.
-      const Status st = health(call);
+      const Status st = health(number);
       return st != kOk ? st : kTimeout;
     }
     if (elsewhere) elsewhere(elsewhere_context);
@@ -310,7 +311,7 @@ Status Group::sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline) {
     const int64_t slice = std::clamp((now - began) / 10, kSlice, kLongSlice);
     futex_wait(word, seen, std::min(left_ns, elsewhere || aids ? kElsewhere : slice));
     if (w.ready()) return kOk;
-    if (Status st = health(call); st != kOk) return st;
+    if (Status st = health(number); st != kOk) return st;
     if (now_ns() >= next_poll) {
       if (interrupted()) return kInterrupted;
       next_poll = now_ns() + kPollInterrupt;

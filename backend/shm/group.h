@@ -84,13 +84,19 @@ class Group {
     InVain in_vain = nullptr;
     const void* context = nullptr;
   };
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent);
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent) {
+    return wait(s, need, worth, peer, deadline, absent, call);
+  }
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline) {
     return wait(s, need, worth, peer, deadline, Absent{});
   }
 
   // The same for any other thing to wait for. `yields`: stays awake for a while first.
   Status wait(Wait& w, bool yields, uint32_t* peer, int64_t deadline);
+  // The same for a signal that no collective waits for, in any thread.
+  Status wait_beside_collectives(Signal& s, uint64_t need, uint32_t peer, int64_t deadline) {
+    return wait(s, need, need, &peer, deadline, Absent{}, kNever);
+  }
 
   // For groups with a combining tree: this rank comes to its next round; see CombiningTree::come. Then whether all have
   // come to it, waiting for that, and whether any has raised a flag. Only for the thread that runs a collective, or
@@ -209,7 +215,9 @@ class Group {
   void count_who_shares_cores();
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
-  Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent,
+              uint64_t number);
+  Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline, uint64_t number);
   char* row_of_flows(uint32_t r) const {
     return base_ + layout.flows + r * (layout.flow_bytes + layout.pair_rings_bytes);
   }

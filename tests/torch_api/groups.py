@@ -121,7 +121,6 @@ LEFT_TO_TORCH = {
     "unregister_pre_hook",
     "unregister_post_hook",
     "supports_reconfigure",
-    "supports_window",
     "supports_abort_hooks",
     "supports_completion_hooks",
 }

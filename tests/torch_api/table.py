@@ -291,6 +291,14 @@ def answers(name, want):
     return trial
 
 
+def _window(p, on):
+    memory = torch.zeros(4)
+    window = on.new_window(memory)
+    window.put(p.mine(), (p.rank + 1) % p.size, 0)
+    window.tensor_deregister()
+    same(memory, float((p.rank - 1) % p.size + 1))
+
+
 OPERATIONS = {
     "broadcast": _broadcast,
     "allreduce": _allreduce,
@@ -333,7 +341,7 @@ SETTINGS = {
     "name": answers("name", lambda p: "custom"),
     "_get_backend_name": answers("_get_backend_name", lambda p: "c10d_custom"),
     "supports_reconfigure": answers("supports_reconfigure", lambda p: False),
-    "supports_window": answers("supports_window", lambda p: False),
+    "supports_window": answers("supports_window", lambda p: True),
     "supports_abort_hooks": answers("supports_abort_hooks", lambda p: False),
     "supports_completion_hooks": answers("supports_completion_hooks", lambda p: False),
     "get_reconfigure_handle": Refused(
@@ -342,7 +350,7 @@ SETTINGS = {
     "reconfigure": Refused(
         "does not support reconfigure", lambda p, on: on.reconfigure(torch._C._distributed_c10d.ReconfigureOptions())
     ),
-    "new_window": Refused("does not support new_window", lambda p, on: on.new_window(p.mine())),
+    "new_window": _window,
     "register_abort_hook": Refused(
         "does not support registerAbortHook", lambda p, on: on.register_abort_hook(1, print)
     ),

@@ -88,6 +88,16 @@ def test_every_operation_is_timed_and_checked_beside_every_reference(tmp_path):
     }
 
 
+def test_windows_are_timed_and_checked_beside_bare_stores():
+    out = bench("windows", "-b", "4", "-e", "64K", "-f", "16384", "-c", "--against", "store,gloo", *QUICK)
+    assert out.returncode == 0, out.stderr
+    assert "gloo is not timed: it has no windows of CPU tensors" in out.stdout
+    table = rows(out.stdout)
+    assert [(row["size"], row["backend"], row["#wrong"]) for row in table] == [
+        (size, name, "0") for size in ("4", "65536") for name in ("custom", "store")
+    ]
+
+
 def test_the_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="the picture is matplotlib's")
     results = [

@@ -24,6 +24,7 @@ PAIRS = {
     "Fingerprint": (native.PublishedFingerprint, {}),
     "PeerState": (native.PeerState, {"blocks_in": "in", "blocks_reduced": "red", "blocks_out": "out"}),
     "TraceRecord": (native.TraceRecord, {}),
+    "WindowPart": (native.WindowPart, {}),
     "CallHeader": (over_hosts.CallHeader, {}),
     "LeaderAllReduce": (over_hosts.LeaderAllReduce, {}),
     "LeaderCall": (over_hosts.LeaderCall, {}),

@@ -47,6 +47,7 @@ WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; sh
     ("__main__", "main"),
     ("c10d.backend", "allocate_tensor"),
     ("c10d.issuing", "_sparse_all_reduce"),
+    ("c10d.issuing", "new_window"),
     ("c10d.process_group", "reconfigure"),  # its module is imported when the group is made
     ("transport.shm", "take"),
     ("transport.by_device", "_open"),  # the first CUDA tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes
 from . import machine, ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
-from .operations import OPERATIONS
+from .operations import KNOWN, OPERATIONS
 from .timing import AVERAGES, Plan
 from .values import REDOPS
 
@@ -56,8 +56,8 @@ def _threads(text: str) -> tuple[str, ...]:
 
 def _operations(text: str) -> tuple[str, ...]:
     names = tuple(OPERATIONS) if text == "all" else tuple(dict.fromkeys(text.split(",")))
-    if unknown := sorted(set(names) - set(OPERATIONS)):
-        raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(OPERATIONS)}")
+    if unknown := sorted(set(names) - set(KNOWN)):
+        raise argparse.ArgumentTypeError(f"no such operation: {', '.join(unknown)}; of {', '.join(KNOWN)}")
     return names
 
 
@@ -103,7 +103,7 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         nargs="?",
         default="all_reduce",
         metavar="OPERATION[,...]",
-        help=f"of {', '.join(OPERATIONS)}; all (default: %(default)s)",
+        help=f"of {', '.join(KNOWN)}; all, but windows (default: %(default)s)",
     )
     what = bench.add_argument_group("what is called")
     what.add_argument(
@@ -133,7 +133,8 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         metavar="NAME[,...]",
         help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
         "all_reduce in shared memory; noop: a ProcessGroup that does nothing; floor: all ranks copy so many bytes at "
-        "once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and said "
+        "once; empty: ours, on tensors of c10d_custom.empty; store: of windows, bare stores and loads; "
+        "what cannot be had here is left out, and said "
         "(default: %(default)s)",
     )
     where.add_argument(

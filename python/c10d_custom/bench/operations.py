@@ -75,6 +75,14 @@ def _in_place(c: Case) -> Buffers:
     return Buffers(t, t, lambda: v.of(c.rank, c.count), expected)
 
 
+def _token(c: Case) -> Buffers:
+    """Of rank 0's source, which goes around all targets."""
+    v = Values(c.dtype, c.redop, c.size)
+    return Buffers(
+        zeros(c.count, c.dtype), zeros(c.count, c.dtype), lambda: v.of(c.rank, c.count), lambda: v.of(0, c.count)
+    )
+
+
 def _in_parts(c: Case) -> Buffers:
     """Of an operation whose input or output has a part for each rank."""
     shape, v, each = SHAPES[Op[c.operation]], Values(c.dtype, c.redop, c.size), c.count // c.size
@@ -111,3 +119,5 @@ OPERATIONS = {
     # There and back between the first rank and the last: other hosts' where there are several.
     "send_recv": Operation(_in_place, lambda n: 2, lambda rank, ranks: rank in (0, ranks - 1)),
 }
+# With what "all" leaves out.
+KNOWN = {**OPERATIONS, "windows": Operation(_token, lambda n: n)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from .case import REDUCING, Unavailable, name_of, there_and_back
 from .ranks import launched
+from .windows import around, neighbours
 
 if TYPE_CHECKING:
     from .case import Case
@@ -106,6 +108,31 @@ class RawMpi:
 
     def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return self._call(case, "Scatter", source, target, root=case.root)
+
+    def windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        """By MPI's one-sided operations, passive targets: data, then a count beside it."""
+        (to, of), token = neighbours(case), target if case.rank else source
+        comm: Any = self.comm
+        come, one = array("q", [0]), array("q", [1])
+        data, counts = (self.MPI.Win.Create(memory, comm=comm) for memory in (target, come))
+        for window in (data, counts):
+            window.Lock_all()
+        times = 0
+
+        def send() -> None:
+            data.Put(token, to)
+            data.Flush(to)
+            counts.Accumulate(one, to, op=self.MPI.SUM)
+            counts.Flush(to)
+
+        def await_one() -> None:
+            nonlocal times
+            times += 1
+            while come[0] < times:
+                self.comm.Iprobe(of)  # moves on what others do here
+                counts.Sync()
+
+        return around(case, send, await_one)
 
     def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .. import empty
 from ..c10d import meeting
-from . import noop
+from . import noop, windows
 from .case import Unavailable, there_and_back
 from .deepspeed_op import DeepSpeedOp
 from .ranks import first_said
@@ -45,6 +45,7 @@ class Backend:
     def __init__(self, group: Any, checked: bool = True, barrier: Callable[[], object] | None = None) -> None:
         self.group, self.checked = group, checked
         self.barrier = barrier or partial(dist.barrier, group)
+        self._registered = windows.Registered()
 
     def repeats(self, case: Case) -> int:
         return 1
@@ -102,6 +103,9 @@ class Backend:
             recv = partial(dist.recv, target, group=self.group, group_src=peer)
         return there_and_back(case.rank, send, recv)
 
+    def windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        return windows.ring(self._registered.renew(self.group, target), case, source, target)
+
 
 _BYTES = 64 << 20  # copied between two barriers, at least: their cost must not count
 
@@ -136,7 +140,7 @@ class Floor:
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
 # "threads2": custom with two threads in each rank.
 _THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
-_OTHERS = ("mpi", "deepspeed", "ucc", "floor", "empty", noop.NAME)
+_OTHERS = ("mpi", "deepspeed", "ucc", "floor", "empty", "store", noop.NAME)
 MORE: dict[str, Callable[[int], Reference]] = {}  # from elsewhere: how to make one on so many hosts
 
 
@@ -192,6 +196,8 @@ def _made(name: str, hosts: int) -> Reference:
             return DeepSpeedOp(hosts)
         case "floor":
             return Floor(dist.barrier)
+        case "store":
+            return windows.Stores(dist.barrier)
         case ZeroCopy.NAME:
             return ZeroCopy(dist.group.WORLD)
         case noop.NAME:

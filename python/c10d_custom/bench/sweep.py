@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import environment, noop, ranks, raw_mpi, references, table
 from .case import REDUCING, ROOTED, Case, Unavailable, name_of
-from .operations import OPERATIONS
+from .operations import KNOWN
 from .timing import Plan, Timed, times
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Sweep:
     def case(self, operation: str, nbytes: int) -> Case:
         """Of about ``nbytes`` in the operation's largest buffer, on this rank of the default group."""
         size = dist.get_world_size()
-        count = OPERATIONS[operation].split(max(1, nbytes // self.dtype.itemsize), size)
+        count = KNOWN[operation].split(max(1, nbytes // self.dtype.itemsize), size)
         return Case(
             operation,
             count,
@@ -58,7 +58,7 @@ def _refusal(reference: Reference, case: Case) -> str | None:
     """Why a reference cannot do this case, alike on all ranks; None if it can. It is tried."""
     why = None
     try:
-        call = reference.bind(case, OPERATIONS[case.operation].make(case))
+        call = reference.bind(case, KNOWN[case.operation].make(case))
     except Unavailable as error:
         why = str(error)
     if why is None:
@@ -75,6 +75,7 @@ def _wrong(call: Callable[[], object], buffers: Buffers, reference: Reference) -
     if not reference.checked:
         return None
     buffers.fill()
+    reference.barrier()  # in a window others write before this rank calls anything
     call()
     mine = buffers.wrong()
     buffers.clear()
@@ -85,7 +86,7 @@ def _result(case: Case, reference: str, seconds: Sequence[float], wrong: int | N
     ordered, p50 = sorted(seconds), statistics.median(seconds)
     # A group that does nothing moves nothing, and a copy uses no bus.
     algbw = None if reference == noop.NAME else case.nbytes / p50 / 1e9
-    busbw = None if algbw is None or reference == "floor" else algbw * OPERATIONS[case.operation].bus_factor(ranks_)
+    busbw = None if algbw is None or reference == "floor" else algbw * KNOWN[case.operation].bus_factor(ranks_)
     return {
         "operation": case.operation,
         "bytes": case.nbytes,
@@ -109,7 +110,7 @@ def _result(case: Case, reference: str, seconds: Sequence[float], wrong: int | N
 
 def _of_size(sweep: Sweep, case: Case, usable: dict[str, Reference], say: Callable[..., None]) -> list[dict[str, Any]]:
     """The results on one case of all references that know such a size."""
-    operation = OPERATIONS[case.operation]
+    operation = KNOWN[case.operation]
     buffers = operation.make(case)
     part = operation.takes_part(case.rank, case.size)
     own = {name: references.placed(r, buffers) for name, r in usable.items()}

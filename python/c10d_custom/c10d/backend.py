@@ -241,7 +241,13 @@ class _Described:
     supports_time_estimate = False
     _supports_time_estimate = False
     supports_shrinking = False
-    supports_window = False
+
+    @property
+    def supports_window(self) -> bool:
+        return bool(self.operations.supports_window)
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Any:
+        return self.operations.new_window(tensor)
 
     @property
     def supports_reconfigure(self) -> bool:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..transport.hosts.transport import HierarchicalTransport
     from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
+    from .window import Window, Windows
 
 
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
@@ -163,6 +164,7 @@ class Issuing:
         self._call_stacks = stacks.get(id(transport))  # which is to be told of each call, if any is
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
+        self._windows: Windows | None = None  # window.py's
         _live.add(self)
 
     # --- settings
@@ -200,6 +202,22 @@ class Issuing:
         strangers, rank, timeout = self._transport.strangers, ranks.index(self._group_rank), timeout or self._timeout
         members = None if strangers else [self._transport.members[r] for r in ranks]
         return NewGroup(store, rank, len(ranks), timeout, name, members, devices=devices, strangers=strangers)
+
+    # --- windows
+
+    @property
+    def supports_window(self) -> bool:
+        devices = self._transport.device_types
+        return devices is None or "cpu" in devices
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """A one-sided window, with ``tensor`` registered if there is one (window.py). Collective, in the same order on
+        all ranks."""
+        if not self.supports_window:
+            raise UsageError(f"new_window: windows are of CPU tensors, and group {self._name} was not made for those")
+        from .window import new_window  # when wanted: an import takes its time at a rank's start
+
+        return new_window(self, tensor)
 
     # --- coalescing: operations go out as they come; the end gives one Work for all
 

@@ -17,6 +17,7 @@ torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE | registration.py | befo
 torch.distributed.Backend._plugins | registration.py, replacing.py | all | groups at all
 torch._C._dispatch_keys | native/direct.py | all | collectives at all: it says what a tensor is
 libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
+torch._C._distributed_c10d.WindowAccessType | here | 2.15 | a window's get_attr answers with an enum of ours
 torch._C._storage_Use_Count | transport/cuda/in_place.py | all | of many tensors in place, some are mapped anew
 torch.Tensor.__dlpack_c_exchange_api__ | native/direct.py | all | the fast way in C
 """
@@ -28,6 +29,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any, Self, TypeVar
 
 import torch
@@ -190,6 +192,19 @@ class _Record:
             self._open = False
             with optional("recording operations for the profiler"):
                 torch.autograd._record_function_with_args_exit(self._handle)
+
+
+class _AccessType(Enum):
+    UNIFIED = 0
+    SEPARATE = 1
+
+
+class WindowAttr:
+    """As torch 2.15's, which Python cannot fill in."""
+
+    def __init__(self, unified: bool) -> None:
+        types: Any = getattr(torch._C._distributed_c10d, "WindowAccessType", _AccessType)
+        self.access_type = types.UNIFIED if unified else types.SEPARATE
 
 
 # Whether a profiler runs.

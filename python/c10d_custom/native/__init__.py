@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 ENDED_HERE = ABORTED, INTERRUPTED  # by what one rank did, of its own will or in a signal handler
@@ -115,7 +115,11 @@ class TraceRecord(c.Structure):
     ]
 
 
-_Handle, _Ticket = c.c_void_p, c.c_void_p
+class WindowPart(c.Structure):
+    _fields_ = [*fields(c.c_uint64, "data", "items", "signals"), *fields(c.c_uint32, "dtype", "item_bytes")]
+
+
+_Handle, _Ticket, _Window = c.c_void_p, c.c_void_p, c.c_void_p
 FAST_COLLECTIVE = _Handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64
 _MESSAGE = _Handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.c_int64, c.POINTER(_Ticket)
 _REDUCE = c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64, c.POINTER(c.c_double)
@@ -175,6 +179,18 @@ class Core(c.CDLL):
         "call_slots": (c.c_void_p, _Handle),
         "take": (c.c_void_p, _Handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
         "give_back": (None, c.c_void_p, c.c_void_p),
+        "place": (c.c_uint64, _Handle, c.c_void_p, c.c_uint64),
+        "clear_signals": (c.c_uint64, c.c_void_p, c.c_uint32),
+        "window_open": (_Window, _Handle, c.POINTER(WindowPart)),
+        "window_free": (None, _Window),
+        "window_put": (c.c_int, _Window, c.c_uint32, c.c_uint32, c.c_void_p, c.c_uint64, c.c_uint64),
+        "window_signal": (c.c_int, _Window, c.c_uint32),
+        "window_wait": (c.c_int, _Window, c.c_uint32, c.c_int64),
+        "window_claim": (c.c_uint64, _Window, c.c_uint32),
+        "window_await": (c.c_int, _Window, c.c_uint32, c.c_uint64, c.c_int64),
+        "window_give_back": (None, _Window, c.c_uint32, c.c_uint64),
+        "map": (c.c_void_p, _Handle, c.c_uint32, c.c_uint64, c.c_uint64, c.POINTER(c.c_int)),
+        "unmap": (None, c.c_void_p, c.c_uint64),
         "sequencer_last": (c.c_uint64, c.c_void_p),
         "sequencer_take": (c.c_uint64, c.c_void_p),
         "sequencer_wait": (c.c_uint64, c.c_void_p),

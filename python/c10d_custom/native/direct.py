@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..call import SHAPES, Op
 from ..dtypes import BY_DTYPE, PACKED, REDUCES
-from . import PENDING, address_of, lib
+from . import PENDING, SLOW_PATH, address_of, lib
 
 TYPES = (torch.Tensor, torch.nn.Parameter)
 # Inside, what is asked of a tensor no function mode or subclass (torch.overrides) sees: torch's own groups ask nothing
@@ -262,6 +262,28 @@ class _ByCtypes:
             lib.c10d_release(self.address)
 
 
+class _WindowByCtypes:
+    """A window of the core, as Python holds it. ``address``: of the core's, which is freed with this. Its calls return
+    a status of native, or SLOW_PATH where they have done nothing."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def put(self, tensor: Any, rank: Any, offset: Any, /) -> int:
+        """Of a plain CPU tensor, ``offset`` items into what that rank has registered."""
+        return SLOW_PATH
+
+    def signal(self, rank: Any, /) -> int:
+        return SLOW_PATH
+
+    def wait(self, rank: Any, nanoseconds: int, /) -> int:
+        """For a signal of that rank."""
+        return SLOW_PATH
+
+    def __del__(self) -> None:
+        lib.c10d_window_free(self.address)
+
+
 def _set_up() -> Any:
     """The extension, told what it needs of torch and of the core. ImportError where it cannot be had."""
     from . import _fast
@@ -285,6 +307,8 @@ def _set_up() -> Any:
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     _fast.set_up_kinds(kinds, bytes(packed))
     _fast.set_up_tickets(address_of(lib.c10d_test), address_of(lib.c10d_settle), address_of(lib.c10d_release))
+    windows = lib.c10d_window_put, lib.c10d_window_signal, lib.c10d_window_wait, lib.c10d_window_free
+    _fast.set_up_windows(*map(address_of, windows))
     return _fast
 
 
@@ -296,8 +320,10 @@ except ImportError:
 
 if TYPE_CHECKING:
     CoreTicket = _ByCtypes
+    CoreWindow = _WindowByCtypes
 else:
     CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
+    CoreWindow = _WindowByCtypes if _extension is None else _extension.CoreWindow
 
 
 def collective(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective | None:
