@@ -235,5 +235,5 @@ class ByDevice(Transport):
 
     def close(self) -> None:
         if self._close_all is not None:
-            self._close_all(self.cpu, list(self._cuda.values()))
+            self._close_all(self.cpu, list(self._cuda.values()), self._one_host)
         self.cpu.close()

@@ -26,6 +26,19 @@ _IN_PLACE = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
 
 
+MESSAGE_SLOTS = 4  # pieces of messages that a rank has at once in each memory that they pass through
+
+
+def piece_bytes(config: Config) -> int:
+    """Of a large message: long enough that what is said of a piece costs little, short enough that they overlap."""
+    return min(2 << 20, config.cuda_staging_bytes // MESSAGE_SLOTS)
+
+
+def whole_bytes(config: Config) -> int:
+    """The most of a message that goes whole, through host memory."""
+    return min(1 << 20, piece_bytes(config))
+
+
 class Way(Enum):
     ALONE = "a group of one rank: on its stream"
     FUSED = "by kernels that wait for each other (p2p.py)"

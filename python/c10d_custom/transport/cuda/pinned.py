@@ -1,4 +1,4 @@
-"""Pinned host memory that messages of CUDA tensors pass through where they are staged; kept for the next."""
+"""Pinned host memory that small messages of CUDA tensors pass through; kept for the next."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 
-_KEPT = 64 << 20  # bytes kept for messages to come, or as many as two of the largest had: one on its way out, one in
-
-
-def _size_for(nbytes: int) -> int:
-    """So few sizes that what is kept fits again; of large ones, an eighth more at most."""
-    if nbytes <= _KEPT:
-        return max(4096, 1 << max(0, nbytes - 1).bit_length())
-    step = 1 << (nbytes - 1).bit_length() - 4
-    return -(-nbytes // step) * step
+_KEPT = 64 << 20  # bytes kept for messages to come
 
 
 class Pinned:
@@ -29,14 +21,13 @@ class Pinned:
         self._driver = driver
         self._lock = threading.RLock()
         self._free: dict[int, list[int]] = {}  # bytes -> addresses
-        self._kept = self._largest = 0
+        self._kept = 0
         self._all: dict[int, int] = {}  # address -> bytes
         self._closed = False
 
     def take(self, nbytes: int) -> int:
-        size = _size_for(nbytes)
+        size = max(4096, 1 << max(0, nbytes - 1).bit_length())  # few sizes: what is kept fits again
         with self._lock:
-            self._largest = max(self._largest, size)
             if kept := self._free.get(size):
                 address = kept.pop()
                 self._kept -= size
@@ -51,7 +42,7 @@ class Pinned:
         """No copy from or to it is under way."""
         with self._lock:
             size = self._all[address]
-            if not self._closed and self._kept + size <= max(_KEPT, 2 * self._largest):
+            if not self._closed and self._kept + size <= _KEPT:
                 self._kept += size
                 self._free.setdefault(size, []).append(address)
                 return

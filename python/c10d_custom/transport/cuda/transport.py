@@ -243,8 +243,9 @@ class CudaTransport:
             if self._messages is None:
                 with self.driver.activate():
                     streams = self._create_stream(), self._create_stream()
+                shares = self._one_host and self._config.cuda_mode != "staged"
                 self._messages = StagedMessages(
-                    self.cpu, self.driver, self._pinned, streams, self.cpu.complete, self._late
+                    self.cpu, self.driver, self._config, self._pinned, streams, shares, self._late
                 )
         return self._messages.post(message)
 
@@ -252,6 +253,8 @@ class CudaTransport:
 
     def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure."""
+        if self._messages is not None:
+            self._messages.prepare_to_leave(_DRAIN)
         if self._guard is not None:
             self._guard.close()
 
@@ -270,7 +273,7 @@ class CudaTransport:
                 self.let_go()
                 idle = self.idle(_LOOK)
             if self._messages is not None:
-                self._messages.close()
+                self._messages.close(idle)
             if idle:
                 for peers in self._opened:
                     peers.close_imports()
@@ -279,9 +282,10 @@ class CudaTransport:
         log.warning("%s is still busy with this group's work; its memory is kept", self._place())
         return False
 
-    def exports(self) -> bool:
-        """Whether other ranks may hold memory of this one."""
-        return any(peers.staging for peers in self._opened)
+    def holders(self) -> set[int]:
+        """The other ranks that may hold memory of this one."""
+        found = set(range(self.cpu.size)) if any(peers.staging for peers in self._opened) else set()
+        return found | (self._messages.pieces.holders if self._messages is not None else set())
 
     def free(self, unused: bool) -> bool:
         """``unused``: whether no other rank holds any memory of this one's any more."""
@@ -289,6 +293,8 @@ class CudaTransport:
             if unused:
                 for peers in self._opened:
                     peers.free()
+                if self._messages is not None:
+                    self._messages.pieces.free()
             else:
                 _ABANDONED.extend([*self._failed, *self._opened])
             if self._collectives is not None:
@@ -312,25 +318,29 @@ class CudaTransport:
         return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
 
 
-def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
+def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:
     """The end of all of a rank's CudaTransports of one group. Each rank closes what the others gave, on every GPU, says
-    so, and frees its own once all have said it or are gone; where some have not in time, its memory stays until its
-    process ends, for they may use it."""
+    so, and frees its own once all who may hold it have said it or are gone; where some have not in time, its memory
+    stays until its process ends, for they may use it."""
     rest = [d for d in devices if _in_good_order(d, d.close_imports)]
     here = cast("LocalTransport", cpu)  # if anything was exported
-    exporting = any(d.exports() for d in devices)
-    if exporting and len(rest) == len(devices):
+    if one_host and len(rest) == len(devices):
         here.set_mark(_MARK)
-    unused = not exporting or poll(lambda: not here.unmarked(_MARK), time.monotonic() + _DRAIN, lambda: False)
+    holders = set().union(*(d.holders() for d in devices))
+
+    def holding() -> list[int]:
+        return [rank for rank in here.unmarked(_MARK) if rank in holders]
+
+    unused = not holders or poll(lambda: not holding(), time.monotonic() + _DRAIN, lambda: False)
     if not unused:
         log.warning(
             "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
             cpu.name,
             cpu.rank,
-            here.unmarked(_MARK),
+            holding(),
         )
     for device in rest:
-        _in_good_order(device, functools.partial(device.free, unused or not device.exports()))
+        _in_good_order(device, functools.partial(device.free, unused or not device.holders()))
 
 
 def _in_good_order(device: CudaTransport, step: Callable[[], bool]) -> bool:
