@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
-from c10d_custom.transport.cuda import pinned
 from device_tensors import contents, device_tensor
 from thread_ranks import cpu_tensors, run_ranks
 
@@ -48,34 +47,6 @@ def in_turns(seed, size, steps, config, seconds=60.0):
         assert [float(contents(r, t).unique()) for t in into] == [10.0 * (1 - r.rank) + k for k in range(6)]
 
     run_ranks(2, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
-
-
-def test_memory_for_large_messages_is_pinned_once(monkeypatch):
-    """However large: pinning takes longer than the message."""
-    monkeypatch.setattr(pinned, "_KEPT", 8192)
-
-    def body(r):
-        sizes, real, into = [], r.driver.allocate_pinned, torch.zeros(5000)
-        r.driver.allocate_pinned = lambda nbytes: sizes.append(nbytes) or real(nbytes)
-        r.keep.append(into)
-        for _ in range(4):
-            send = r.pg.send([device_tensor(r, 5000, 1.0)], 1 - r.rank)
-            r.pg.recv([into], 1 - r.rank).wait()
-            send.wait()
-            r.synchronize()
-            messages, until = next(iter(r.pg._transport._cuda.values()))._messages, time.monotonic() + 20
-            while messages._live() and time.monotonic() < until:
-                messages.progress()
-        return sizes
-
-    assert run_ranks(2, body, config={"cuda_mode": "staged"}) == [[20480] * 2] * 2
-
-
-def test_sizes_that_are_pinned():
-    sizes = [0, 1, 4096, 4097, pinned._KEPT, pinned._KEPT + 1, 100 << 20, 1000 << 20]
-    got = [pinned._size_for(n) for n in sizes]
-    assert got[:5] == [4096, 4096, 4096, 8192, pinned._KEPT] and got[5:] == [72 << 20, 104 << 20, 1024 << 20]
-    assert all(n <= size <= max(4096, 2 * n) for n, size in zip(sizes, got))
 
 
 def test_messages_in_turns():

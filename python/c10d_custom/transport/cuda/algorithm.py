@@ -44,8 +44,7 @@ class Way(Enum):
     FUSED = "by kernels that wait for each other (p2p.py)"
     IN_PLACE = "by one kernel of the first rank, which reads and writes all ranks' tensors (in_place.py)"
     THROUGH_HOST = "through pinned host memory (staged.py)"
-    ROUNDS = "through staging memory that the ranks have mapped (shared.py)"
-    ONE_SHOT = "the same: every rank reads every rank's whole input"
+    ROUNDS = "through staging memory that the ranks have mapped (shared.py); all_reduce: all read all inputs whole"
     TWO_SHOT = "the same: each rank reduces its part, then reads the others' results"
 
 
@@ -97,11 +96,9 @@ def uneven(largest: int, facts: Facts, config: Config) -> Way:
 
 def rounds(call: Call, facts: Facts, config: Config) -> Way:
     """How, if through staging memory. Two-shot is one step of kernels more: where ranks share a GPU, a turn of each."""
-    if call.op is not Op.all_reduce:
+    if call.op is not Op.all_reduce or facts.gpus == 1:
         return Way.ROUNDS
-    if facts.gpus == 1 or call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half):
-        return Way.ONE_SHOT
-    return Way.TWO_SHOT
+    return Way.ROUNDS if call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half) else Way.TWO_SHOT
 
 
 def _own_bytes(call: Call) -> int:

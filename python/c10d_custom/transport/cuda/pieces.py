@@ -27,17 +27,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...call import Region, changed
+from ...call import Region
 from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from .algorithm import MESSAGE_SLOTS, piece_bytes
-from .host_exchange import BYTES
+from .host_exchange import BYTES, Place, for_cpu
 from .libcuda import HANDLE_BYTES
 from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Message
-    from ...config import Config
-    from .. import Ticket, Transport
+    from .. import Ticket
     from .driver import Driver
     from .staged_messages import StagedTicket
 
@@ -96,8 +95,8 @@ class Pieces:
     ``holders``: the ranks that may have opened this one's; ``opened``: what this one has of others, by their handles:
     addresses, 0 where it could not."""
 
-    def __init__(self, cpu: Transport, driver: Driver, config: Config, streams: tuple[int, int], shares: bool) -> None:
-        self.cpu, self.driver, self.piece = cpu, driver, piece_bytes(config)
+    def __init__(self, place: Place, streams: tuple[int, int], shares: bool) -> None:
+        self.cpu, self.driver, self.piece = place.cpu, place.driver, piece_bytes(place.config)
         self.out, self.into = streams
         self.holders: set[int] = set()
         self.opened: dict[bytes, int] = {}
@@ -285,19 +284,10 @@ class Transfer:
     def _post(self, is_recv: bool, address: int, nbytes: int, keep: Any = None) -> Ticket:
         """To the other side: words of the receiver go by another tag than what comes from the sender."""
         ticket = self.ticket
-        host = changed(
-            self.message,
-            tensor=Region(address, nbytes, nbytes),
-            dtype=BYTES,
-            peer=self.peer,
-            tag=self.tag - (is_recv is not self.message.is_recv),
-            timeout=ticket.left(),
-            is_recv=is_recv,
-            device=None,
-            stream_op=None,
-            copy_back=[],
-        )
-        inner = self.pieces.cpu.post(host)
+        tag = self.tag - (is_recv is not self.message.is_recv)
+        region = Region(address, nbytes, nbytes)
+        what = {"tensor": region, "dtype": BYTES, "peer": self.peer, "tag": tag, "is_recv": is_recv}
+        inner: Ticket = self.pieces.cpu.post(for_cpu(self.message, timeout=ticket.left(), **what))
         if ticket.wanted():
             inner.want()
         self.posted.append((inner, keep))

@@ -10,25 +10,67 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...call import Region, changed
+from ...call import Region
 from ...errors import AbortedError, CollectiveMismatchError
 from ...threads import threading, time
 from ..message_thread import MessageThread
 from ..tickets import PyTicket
 from .algorithm import whole_bytes
+from .host_exchange import Place, for_cpu
 from .pieces import Head, Pieces, Receiving, Sending, Transfer
 
 if TYPE_CHECKING:
     from ...call import Message
-    from ...config import Config
     from ...errors import CustomBackendError
-    from .. import Ticket, Transport
+    from .. import Ticket
     from .driver import Driver
-    from .pinned import Pinned
     from .stream_op import StreamOp
 
 
 _LOOK = 0.02
+_KEPT = 64 << 20  # bytes of pinned memory that are kept for messages to come
+
+
+class Pinned:
+    """Pinned host memory, kept for the next one who asks. A signal handler that calls the group may come amid any
+    step."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._free: dict[int, list[int]] = {}  # bytes -> addresses
+        self._kept = 0
+        self._closed = False
+
+    def _size(self, nbytes: int) -> int:
+        return max(4096, 1 << max(0, nbytes - 1).bit_length())  # few sizes: what is kept fits again
+
+    def take(self, nbytes: int) -> int:
+        with self._lock:
+            if kept := self._free.get(self._size(nbytes)):
+                self._kept -= self._size(nbytes)
+                return kept.pop()
+        with self._driver.activate():
+            return self._driver.allocate_pinned(self._size(nbytes))
+
+    def give(self, address: int, nbytes: int) -> None:
+        """No copy from or to it is under way."""
+        with self._lock:
+            if not self._closed and self._kept < _KEPT:
+                self._kept += self._size(nbytes)
+                self._free.setdefault(self._size(nbytes), []).append(address)
+                return
+        with self._driver.activate():
+            self._driver.free_pinned(address)
+
+    def close(self) -> None:
+        """Frees what is not lent, and from now on what comes back."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, {}
+        with self._driver.activate():
+            for address in (a for addresses in free.values() for a in addresses):
+                self._driver.free_pinned(address)
 
 
 class StagedTicket(PyTicket):
@@ -53,7 +95,7 @@ class StagedTicket(PyTicket):
     def give_back(self) -> None:
         """No copy from or to its memory is under way."""
         if self.transfer is None:
-            self.messages.pinned.give(self.region.address)
+            self.messages.pinned.give(self.region.address, self.region.nbytes)
 
     def want(self) -> None:
         if self.deadline == math.inf:
@@ -103,21 +145,12 @@ class StagedMessages:
     """Sends and receives of CUDA tensors, on two streams of their own. Sends reach the CPU transport in the order
     of posting; beyond that none waits for another. Whoever waits drives them all, else a thread does."""
 
-    def __init__(
-        self,
-        cpu: Transport,
-        driver: Driver,
-        config: Config,
-        pinned: Pinned,
-        streams: tuple[int, int],
-        shares: bool,
-        late: Callable[[Message, str], CustomBackendError],
-    ) -> None:
-        self.cpu, self.driver, self.pinned = cpu, driver, pinned
+    def __init__(self, place: Place, streams: tuple[int, int], one_host: bool) -> None:
+        self.cpu, self.driver, self.late = place.cpu, place.driver, place.late
+        self.complete: Callable[[int], None] = place.cpu.complete
         self._out, self._in = streams
-        self.complete, self.late = cpu.complete, late
-        self.whole = whole_bytes(config)
-        self.pieces = Pieces(cpu, driver, config, streams, shares)
+        self.whole, self.pinned = whole_bytes(place.config), Pinned(place.driver)
+        self.pieces = Pieces(place, streams, one_host and place.config.cuda_mode != "staged")
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._fetching: deque[StagedTicket] = deque()  # sends whose bytes are coming from the GPU
@@ -154,8 +187,7 @@ class StagedMessages:
 
     def _hand_over(self, ticket: StagedTicket) -> None:
         m = ticket.message
-        host = changed(m, tensor=ticket.region, timeout=ticket.left(), device=None, stream_op=None, copy_back=[])
-        ticket.inner = inner = self.cpu.post(host)
+        ticket.inner = inner = self.cpu.post(for_cpu(m, tensor=ticket.region, timeout=ticket.left()))
         if ticket.wanted():
             inner.want()
         self._moving.append((ticket, inner))
@@ -309,3 +341,9 @@ class StagedMessages:
             self._carry_on()
             if idle:
                 self.pieces.close()
+
+    def free(self, unused: bool) -> None:
+        """``unused``: no other rank holds memory of this one's any more."""
+        if unused:
+            self.pieces.free()
+        self.pinned.close()

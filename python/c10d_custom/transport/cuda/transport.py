@@ -18,8 +18,8 @@ from ...errors import CollectiveTimeoutError, CustomBackendError, PeerLostError,
 from ...threads import threading
 from .algorithm import host_limit
 from .guard import Guard
+from .host_exchange import Place
 from .peers import Mode, Setup
-from .pinned import Pinned
 from .shared import SharedCollectives
 from .staged import StagedCollectives
 from .staged_messages import StagedMessages
@@ -60,7 +60,7 @@ class CudaTransport:
         with driver.activate():
             self._events = Events(driver)
             self.stream = self._create_stream()
-            self._pinned = Pinned(driver)
+        self._place = Place(cpu, driver, config, self.stream, self._late)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
@@ -135,16 +135,12 @@ class CudaTransport:
                     self.driver.copy_tensors(self.stream, call.copy_back)
                 self._finish(call, stream_op)
                 self._failed.pop()
-            except CustomBackendError:
+            except BaseException as error:
                 self.let_go()
-                raise
-            except Exception as error:
-                self.let_go()
+                if isinstance(error, CustomBackendError) or not isinstance(error, Exception):  # of a signal handler
+                    raise
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
-            except BaseException:  # of a signal handler
-                self.let_go()
-                raise
 
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
@@ -181,22 +177,19 @@ class CudaTransport:
         """Collective over the group: all ranks know already that they call alike."""
         peers: Peers | None = None
         small = ""
-        here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
             gpus = self._gpus()[: call.ordinal]
-            setup = Setup(here, self.driver, self._config, self.stream, call, left, gpus)
+            setup = Setup(self._place, call, left, gpus)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
             self.mode = Mode("staged", "the ranks run on several hosts")
-        staged = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
+        staged = StagedCollectives(self._place)
         if peers is None:
             self._collectives = staged
         else:
-            self._collectives = SharedCollectives(
-                here, self.driver, peers, staged, self._config, self.stream, self._late
-            )
+            self._collectives = SharedCollectives(self._place, peers, staged)
             if limit := host_limit(peers.facts, self._config):
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
@@ -243,10 +236,7 @@ class CudaTransport:
             if self._messages is None:
                 with self.driver.activate():
                     streams = self._create_stream(), self._create_stream()
-                shares = self._one_host and self._config.cuda_mode != "staged"
-                self._messages = StagedMessages(
-                    self.cpu, self.driver, self._config, self._pinned, streams, shares, self._late
-                )
+                self._messages = StagedMessages(self._place, streams, self._one_host)
         return self._messages.post(message)
 
     # --- the end
@@ -279,7 +269,7 @@ class CudaTransport:
                     peers.close_imports()
                 return True
         _ABANDONED.extend([*self._failed, *self._opened])
-        log.warning("%s is still busy with this group's work; its memory is kept", self._place())
+        log.warning("%s is still busy with this group's work; its memory is kept", self.where())
         return False
 
     def holders(self) -> set[int]:
@@ -293,13 +283,12 @@ class CudaTransport:
             if unused:
                 for peers in self._opened:
                     peers.free()
-                if self._messages is not None:
-                    self._messages.pieces.free()
             else:
                 _ABANDONED.extend([*self._failed, *self._opened])
             if self._collectives is not None:
                 self._collectives.close()
-            self._pinned.close()
+            if self._messages is not None:
+                self._messages.free(unused)
             self._failed = []
             self._events.close()
             for stream in self._used_streams:
@@ -307,7 +296,7 @@ class CudaTransport:
             self._used_streams = []
         return True
 
-    def _place(self) -> str:
+    def where(self) -> str:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
@@ -348,5 +337,5 @@ def _in_good_order(device: CudaTransport, step: Callable[[], bool]) -> bool:
         return step()
     except Exception as error:
         # CUDA fails for good once a kernel has: the process's end frees what this did not.
-        log.warning("%s could not be left in good order: %s", device._place(), error)
+        log.warning("%s could not be left in good order: %s", device.where(), error)
         return False
