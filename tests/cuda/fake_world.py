@@ -40,7 +40,7 @@ class Segment:
 
 class Record:
     def __init__(self):
-        self.done, self.clock = False, {}
+        self.done, self.clock, self.at = False, {}, 0.0
 
 
 class Event:

@@ -1,15 +1,18 @@
 """Large messages of CUDA tensors, in pieces, on a simulated GPU: which way they go, what they take, and what goes wrong."""
 
+import ctypes
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 
-from c10d_custom.call import Region
+from c10d_custom.call import Message, Region
+from c10d_custom.config import Config
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError
 from c10d_custom.transport.cuda import pieces
 from c10d_custom.transport.cuda.algorithm import MESSAGE_SLOTS, piece_bytes, whole_bytes
+from c10d_custom.transport.cuda.host_exchange import BYTES
 from device_tensors import contents, device_tensor
 from fake_world import World
 from thread_ranks import SMALL, cpu_tensors, run_ranks
@@ -110,16 +113,14 @@ def test_a_group_may_end_as_soon_as_a_message_has_come(mode):
 
 def test_messages_from_anywhere_and_to_oneself():
     def body(r):
-        into = [torch.zeros(N) for _ in range(3)]
+        into = [torch.zeros(N) for _ in range({0: 3, 1: 1, 2: 0}[r.rank])]
         r.keep += into
         to = [0] if r.rank else [0, 1]
         works = [r.pg.send([device_tensor(r, N, float(r.rank))], peer) for peer in to]
-        receives = [r.pg.recv_anysource([t]) for t in into[: 2 if r.rank == 0 else r.rank == 1]]
-        if r.rank == 0:
-            receives.append(r.pg.recv_anysource([into[2]]))
+        receives = [r.pg.recv_anysource([t]) for t in into]
         for work in works + receives:
             work.wait()
-        values = [float(contents(r, t).unique()) for t in into[: len(receives)]]
+        values = [float(contents(r, t).unique()) for t in into]
         assert values == [float(work.source_rank()) for work in receives]
         return sorted(values)
 
@@ -170,31 +171,31 @@ def test_one_that_is_alone_times_out_and_the_group_goes_on(is_recv):
 
 
 @pytest.mark.parametrize("mode", ["auto", "staged"])
-def test_a_rank_that_stops_amid_a_message_is_told(mode, monkeypatch):
-    """It has its first piece, and goes no further."""
+def test_a_rank_that_stops_amid_a_message_ends_it_for_both(mode):
+    """Its GPU takes no more pieces than there are slots."""
 
     def body(r):
-        if r.rank == 1:
-            r.driver.world.barrier(2)
-            into = torch.zeros(N)
-            r.keep.append(into)
-            work = r.pg.recv([into], 0)
-            messages, until = messages_of(r), time.monotonic() + 20
-            while not (messages._transfers and messages._transfers[0].copied) and time.monotonic() < until:
-                messages.progress()
-            r.pg.abort()
+        if r.rank == 0:
+            work = r.pg.send([device_tensor(r, N, 1.0)], 1)
             with pytest.raises(CustomBackendError):
                 work.wait()
-            return
-        work = r.pg.send([device_tensor(r, 50 * N, 1.0)] if False else [device_tensor(r, N, 1.0)], 1)
-        r.driver.world.barrier(2)
-        began = time.monotonic()
+            return None
+        over, into = [], torch.zeros(N)
+        r.keep.append(into)
+        with r.driver.activate():
+            r.driver.user(r.driver.current_stream(), lambda: None, ready=lambda: bool(over))
+        work = r.pg.recv([into], 0)
+        messages, until = messages_of(r), time.monotonic() + 30
+        while not any(t.copied == MESSAGE_SLOTS for t in messages._transfers) and time.monotonic() < until:
+            messages.progress()
+        (transfer,) = messages._transfers
+        r.pg.abort()
         with pytest.raises(CustomBackendError):
             work.wait()
-        assert time.monotonic() - began < 30
+        over.append(1)
+        return transfer.copied
 
-    # The sender's thread alone moves its pieces on.
-    run_ranks(2, body, config={"cuda_mode": mode}, laziness=1.0, clean=False)
+    assert run_ranks(2, body, config={"cuda_mode": mode}) == [None, MESSAGE_SLOTS]
 
 
 def test_a_gpu_that_does_not_come_to_a_message_is_named():
@@ -225,10 +226,7 @@ def test_a_head_is_too_long_to_come_before_its_receive():
         with cpu_tensors():
             if r.rank:
                 head = pieces.Head()
-                region = Region(pieces.c.addressof(head), *[pieces.c.sizeof(head)] * 2)
-                from c10d_custom.call import Message
-                from c10d_custom.transport.cuda.host_exchange import BYTES
-
+                region = Region(ctypes.addressof(head), *[ctypes.sizeof(head)] * 2)
                 work = r.cpu.cpu.post(Message("send", region, BYTES, 0, 7, 30.0, False))
                 assert not work.wait(0.3)
                 work.withdraw()
@@ -239,9 +237,6 @@ def test_a_head_is_too_long_to_come_before_its_receive():
 
 
 def test_sizes():
-    class Given:
-        def __init__(self, staging):
-            self.cuda_staging_bytes = staging
-
-    assert [piece_bytes(Given(n)) for n in (65536, 64 << 20)] == [16384, 2 << 20]
-    assert [whole_bytes(Given(n)) for n in (65536, 64 << 20)] == [16384, 1 << 20]
+    for staging, piece, whole in ((65536, 16384, 16384), (64 << 20, 2 << 20, 1 << 20)):
+        config = Config(cuda_staging_bytes=staging)
+        assert (piece_bytes(config), whole_bytes(config)) == (piece, whole)

@@ -271,8 +271,11 @@ class _Described:
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.operations.set_timeout(timeout)
 
-    def eager_connect_single_device(self, device: object) -> None:
-        """There is nothing to connect: a group is connected when it is made."""
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """For the default group, of which torch is told its device when it makes it: what the first collective there
+        would do. A group is connected on CPUs when it is made, and further groups need GPU memory when they are used."""
+        if dist.group.WORLD is None:
+            self.operations.connect(device)
 
     def perform_nocolor_split(self, device: object) -> None:
         """Ranks that are in none of the groups that a group is split into have nothing to do."""

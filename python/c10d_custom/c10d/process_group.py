@@ -168,6 +168,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return group_named, (self._name,)
 
+    def _enable_collectives_timing(self) -> None:
+        self._transport.time_calls()
+
     # --- hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[..., Any]) -> None:
@@ -209,6 +212,7 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
                 members,
                 devices=devices,
                 strangers=strangers,
+                first=getattr(opts, "is_high_priority_stream", False) is True,
             )
         )
         group.setGroupDesc(group_desc or f"{self._desc}:split")
@@ -254,7 +258,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 # torch's own answers before 2.14: a group without a backend, or nothing at all.
-for _name in ("merge_remote_group", "_enable_collectives_timing", "_register_on_completion_hook"):
+for _name in ("merge_remote_group", "_register_on_completion_hook"):
     setattr(CustomProcessGroup, _name, _refusal(_name))
 CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # type: ignore[attr-defined]
 

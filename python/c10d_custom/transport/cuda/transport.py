@@ -24,6 +24,7 @@ from .shared import SharedCollectives
 from .staged import StagedCollectives
 from .staged_messages import StagedMessages
 from .stream_op import Captured, Events, StreamOp, come_to, poll
+from .timed import TimedOp
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -44,12 +45,21 @@ _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the pro
 
 class CudaTransport:
     """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one; ``gpus()``: the UUIDs
-    of those that the rank's collectives have come to, by their ordinals."""
+    of those that the rank's collectives have come to, by their ordinals; ``first``: its streams are of the highest
+    priority; ``timed``: whether it is wanted how long calls take on the GPU."""
 
     def __init__(
-        self, cpu: Transport, driver: Driver, config: Config, one_host: bool, gpus: Callable[[], list[str]]
+        self,
+        cpu: Transport,
+        driver: Driver,
+        config: Config,
+        one_host: bool,
+        gpus: Callable[[], list[str]],
+        first: bool = False,
+        timed: bool = False,
     ) -> None:
         self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
+        self._first, self.timed = first, timed
         self.mode: Mode | None = None
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
@@ -66,7 +76,7 @@ class CudaTransport:
         self._fused: Fused | None = None
 
     def _create_stream(self) -> int:
-        stream = self.driver.create_stream()
+        stream = self.driver.create_stream(self._first)
         self._used_streams.append(stream)
         return stream
 
@@ -76,7 +86,7 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.stream_op = StreamOp(self.driver, self._events)
+                call.stream_op = (TimedOp if self.timed else StreamOp)(self.driver, self._events)
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
