@@ -20,7 +20,7 @@ def both_ways(seed, size, steps, config, seconds=60.0):
     """Two ranks send large messages before either receives."""
 
     def body(r):
-        other, n = 1 - r.rank, 300_000
+        other, n = 1 - r.rank, 40_000  # ten pieces each
         out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
         into = [torch.zeros(n) for _ in range(3)]
         r.keep += into
@@ -35,13 +35,13 @@ def both_ways(seed, size, steps, config, seconds=60.0):
 
 
 def in_turns(seed, size, steps, config, seconds=60.0):
-    """Message after message of one size, none of which the GPU has seen when the next is posted."""
+    """Message after message of one size, sent whole, none of which the GPU has seen when the next is posted."""
 
     def body(r):
-        into = [torch.zeros(5000) for _ in range(6)]
+        into = [torch.zeros(4000) for _ in range(6)]
         r.keep += into
         for k, t in enumerate(into):
-            send = r.pg.send([device_tensor(r, 5000, 10.0 * r.rank + k)], 1 - r.rank)
+            send = r.pg.send([device_tensor(r, 4000, 10.0 * r.rank + k)], 1 - r.rank)
             r.pg.recv([t], 1 - r.rank).wait()
             send.wait()
         assert [float(contents(r, t).unique()) for t in into] == [10.0 * (1 - r.rank) + k for k in range(6)]

@@ -24,7 +24,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...call import Region
@@ -101,7 +101,8 @@ class Pieces:
         self.holders: set[int] = set()
         self.opened: dict[bytes, int] = {}
         self.offered = 0  # the address of this rank's memory for others
-        self._shares, self._mark, self._handle = shares, b"", b""
+        self._shares = self._offers = shares
+        self._mark, self._handle = b"", b""
         self._pinned: list[int] = []
         self._slots: dict[str, Slots] = {}
 
@@ -118,14 +119,14 @@ class Pieces:
     def head(self, message: Message) -> Head:
         """Of a send, which offers memory where there is some to offer."""
         head = Head(nbytes=message.tensor.nbytes, number=next(_numbers), process=self.driver.process)
-        if self._shares and message.peer != self.cpu.rank:
+        if self._offers and message.peer != self.cpu.rank:
             try:
                 if not self.offered:
                     self._offer()
                 head.mark[:], head.handle[:] = self._mark, self._handle
                 self.holders.add(message.peer)
             except Exception as error:
-                self._shares = False
+                self._offers = False
                 log.info("group %s, rank %d: messages take host memory: %s", self.cpu.name, self.cpu.rank, error)
         return head
 
@@ -276,6 +277,10 @@ class Transfer:
     def _awaits_gpu(self) -> bool:
         return bool(self.copying)
 
+    def _copies_over(self) -> Iterator[Slot]:
+        while self.copying and self.driver.done(self.copying[0].event):
+            yield self.copying.popleft()
+
     def _span(self, i: int) -> tuple[int, int]:
         """(address, bytes) of piece i of the tensor."""
         t, at = self.message.tensor, i * self.pieces.piece
@@ -347,8 +352,8 @@ class Sending(Transfer):
                 break
             self._copy_out(slot)
             moved = True
-        while self.copying and self.driver.done(self.copying[0].event):
-            self._send_on(self.copying.popleft())
+        for slot in self._copies_over():
+            self._send_on(slot)
             moved = True
         while self.way == HOST and self.lent and self.lent[0].ticket.done():
             if (error := self.lent[0].ticket.error()) is not None:
@@ -449,8 +454,8 @@ class Receiving(Transfer):
             moved = True
             if self.copied < self.count:
                 self._listen()
-        while self.copying and self.driver.done(self.copying[0].event):
-            slots.give(self.copying.popleft())
+        for slot in self._copies_over():
+            slots.give(slot)
             self.moved_on += 1
             self._say(DEVICE)
             moved = True
@@ -469,8 +474,8 @@ class Receiving(Transfer):
                 raise error
             self._copy_in(self.awaited.popleft(), self.driver.copy_in)
             moved = True
-        while self.copying and self.driver.done(self.copying[0].event):
-            slots.give(self.copying.popleft())
+        for slot in self._copies_over():
+            slots.give(slot)
             self.moved_on += 1
             moved = True
         return moved
