@@ -227,7 +227,7 @@ MUTATIONS = {
     "messages: sent before the bytes have come": (
         STAGED,
         lambda: off(staged_messages.StagedMessages, "_send_on", sent_at_once),
-        both_ways,
+        in_turns,
     ),
     "messages: memory given back under a copy": (
         STAGED,

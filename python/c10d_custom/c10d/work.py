@@ -373,10 +373,10 @@ class DeviceWork(Work):
         """Milliseconds on the GPU."""
         if not self.is_completed():
             raise UsageError("Work._get_duration: it is not done yet")
-        timed = [f for f in self._stream_ops if hasattr(f, "duration")]
+        timed = [duration for f in self._stream_ops if (duration := getattr(f, "duration", None))]
         if not timed:
             raise UsageError("Work._get_duration: the group's calls are timed after its _enable_collectives_timing()")
-        return float(max(f.duration() for f in timed))
+        return float(max(duration() for duration in timed))
 
     def _await_gpu(self, began: float, seconds: float) -> None:
         while not all(f.completed() for f in self._stream_ops):

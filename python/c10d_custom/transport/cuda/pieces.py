@@ -227,7 +227,7 @@ class Transfer:
                 self._start()
                 return True
             moved = self._step()
-            if not moved and not self.ticket.done() and self._awaits_gpu() and self.ticket.late():
+            if not moved and not self.ticket.done() and self._awaits_here() and self.ticket.late():
                 raise self.ticket.too_late()
             return moved
         except BaseException as error:
@@ -274,8 +274,9 @@ class Transfer:
     def _complete(self) -> bool:
         raise NotImplementedError
 
-    def _awaits_gpu(self) -> bool:
-        return bool(self.copying)
+    def _awaits_here(self) -> bool:
+        """Whether it waits for this GPU, or for slots; else the CPU transport tells what becomes of it."""
+        return bool(self.copying) or not self.posted
 
     def _copies_over(self) -> Iterator[Slot]:
         while self.copying and self.driver.done(self.copying[0].event):
@@ -368,8 +369,8 @@ class Sending(Transfer):
     def _complete(self) -> bool:
         return self.way != 0 and self.moved_on == self.granted == self.count and not self.posted
 
-    def _awaits_gpu(self) -> bool:
-        return self.way != 0 and (not self._ready or super()._awaits_gpu())
+    def _awaits_here(self) -> bool:
+        return self.way != 0 and (not self._ready or super()._awaits_here())
 
     def _may_copy(self) -> bool:
         """Whether what was queued at the issue is done: else slots, and other sends, would wait for it."""
