@@ -220,7 +220,8 @@ class World:
 
     def read(self, key, rank):
         with self.lock:
-            merge(self.hosts.setdefault(rank, {}), self.mail[key].popleft())
+            if mail := self.mail.get(key):  # else of a CPU tensor, by the fast path
+                merge(self.hosts.setdefault(rank, {}), mail.popleft())
 
     def kill(self, rank):
         """The process of a rank is gone, and what it had queued never runs: neither data nor values are there."""

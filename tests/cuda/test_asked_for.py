@@ -1,5 +1,5 @@
-"""What a program of NCCL's may ask of a group besides: to be ready from the start, barriers of a device, times of calls,
-streams that come first. On a simulated GPU."""
+"""What a program of NCCL's may ask of a group besides: to be ready from the start, barriers of a device, times of
+calls, streams that come first. On a simulated GPU."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import BarrierOptions
 
-from c10d_custom.c10d import registration
+from c10d_custom.c10d import backend, registration
 from c10d_custom.errors import UsageError
 from device_tensors import device_tensor, options
 from thread_ranks import run_ranks
@@ -42,10 +42,13 @@ def test_the_default_group_is_ready_where_init_names_a_device(mode):
 
 
 def test_further_groups_are_made_ready_when_used(monkeypatch):
-    monkeypatch.setattr(torch.distributed.group, "WORLD", object(), raising=False)
+    class Group:
+        WORLD = object()
 
     def body(r):
+        monkeypatch.setattr(backend.dist, "group", Group)
         r.pg._backend.eager_connect_single_device(GPU)
+        monkeypatch.undo()
         return cuda_of(r)
 
     assert run_ranks(1, body) == [None]

@@ -272,8 +272,8 @@ class _Described:
         self.operations.set_timeout(timeout)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """For the default group, of which torch is told its device when it makes it: what the first collective there
-        would do. A group is connected on CPUs when it is made, and further groups need GPU memory when they are used."""
+        """Of the default group: what its first collective there would do. Further groups take GPU memory when they are
+        used; on CPUs, a group is connected when it is made."""
         if dist.group.WORLD is None:
             self.operations.connect(device)
 

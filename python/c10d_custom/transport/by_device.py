@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..call import Message
     from ..config import Config
-    from . import Ticket
+    from . import LocalTransport, Ticket
     from .cuda.transport import CudaTransport
     from .tickets import Queue
 
@@ -245,4 +245,6 @@ class ByDevice(Transport):
     def close(self) -> None:
         if self._close_all is not None:
             self._close_all(self.cpu, list(self._cuda.values()), self._one_host)
+        elif self._one_host:  # another may have offered memory for a message
+            cast("LocalTransport", self.cpu).holds_nothing()
         self.cpu.close()

@@ -1,6 +1,6 @@
-"""Large messages of CUDA tensors, in pieces: while one is copied out of the tensor, the one before is on its way and the
-one before that is copied in. From GPU to GPU where the receiver can open memory of the sender's, else through pinned
-host memory and the transport of CPU tensors.
+"""Large messages of CUDA tensors, in pieces: while one is copied out of the tensor, the one before is on its way and
+the one before that is copied in. From GPU to GPU where the receiver can open memory of the sender's, else through
+pinned host memory and the transport of CPU tensors.
 
     sender                                          receiver
     its Head, by the message's own tag              compares sizes, tries to open the memory that the Head offers

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...call import Call, Op
 from ...errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
+from .. import CLOSED
 from .algorithm import host_limit
 from .guard import Guard
 from .host_exchange import Place
@@ -39,7 +40,6 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
-_MARK = 1  # in the segment: this rank holds no memory of another any more
 _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
@@ -324,11 +324,11 @@ def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) 
     rest = [d for d in devices if _in_good_order(d, d.close_imports)]
     here = cast("LocalTransport", cpu)  # if anything was exported
     if one_host and len(rest) == len(devices):
-        here.set_mark(_MARK)
+        here.holds_nothing()
     holders = set().union(*(d.holders() for d in devices))
 
     def holding() -> list[int]:
-        return [rank for rank in here.unmarked(_MARK) if rank in holders]
+        return [rank for rank in here.unmarked(CLOSED) if rank in holders]
 
     unused = not holders or poll(lambda: not holding(), time.monotonic() + _DRAIN, lambda: False)
     if not unused:
