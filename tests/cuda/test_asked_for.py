@@ -94,7 +94,7 @@ def test_calls_are_timed_from_when_it_is_wanted(mode):
             work._get_duration()
         r.pg._enable_collectives_timing()
         work = r.pg.allreduce([t], options(True))
-        other = r.pg.send([t], 1 - r.rank)
+        other = r.pg.send([device_tensor(r, 20000, 1.0)], 1 - r.rank)
         r.pg.recv([device_tensor(r, 20000, 0.0)], 1 - r.rank).wait()
         for w in (work, other):
             w.wait()
