@@ -71,6 +71,21 @@ class Slot:
         self.ticket: Any = None
 
 
+def _taken_while(slots: deque[Slot], over: Callable[[Slot], bool]) -> Iterator[Slot]:
+    """The first of them of which that is so; they are taken out."""
+    while slots and over(slots[0]):
+        yield slots.popleft()
+
+
+def _has_come(slot: Slot) -> bool:
+    """Whether the CPU transport is done with it. Raises what went wrong."""
+    if not slot.ticket.done():
+        return False
+    if (error := slot.ticket.error()) is not None:
+        raise error
+    return True
+
+
 class Slots:
     """Places for pieces, in memory from ``address`` on."""
 
@@ -279,8 +294,7 @@ class Transfer:
         return bool(self.copying) or not self.posted
 
     def _copies_over(self) -> Iterator[Slot]:
-        while self.copying and self.driver.done(self.copying[0].event):
-            yield self.copying.popleft()
+        return _taken_while(self.copying, lambda slot: self.driver.done(slot.event))
 
     def _span(self, i: int) -> tuple[int, int]:
         """(address, bytes) of piece i of the tensor."""
@@ -356,10 +370,8 @@ class Sending(Transfer):
         for slot in self._copies_over():
             self._send_on(slot)
             moved = True
-        while self.way == HOST and self.lent and self.lent[0].ticket.done():
-            if (error := self.lent[0].ticket.error()) is not None:
-                raise error
-            self._slots().give(self.lent.popleft())
+        for slot in _taken_while(self.lent, _has_come) if self.way == HOST else ():
+            self._slots().give(slot)
             moved = True
         self._reap()
         if self._complete():
@@ -470,10 +482,8 @@ class Receiving(Transfer):
             self.granted += 1
             self._say(HOST)
             moved = True
-        while self.awaited and self.awaited[0].ticket.done():
-            if (error := self.awaited[0].ticket.error()) is not None:
-                raise error
-            self._copy_in(self.awaited.popleft(), self.driver.copy_in)
+        for slot in _taken_while(self.awaited, _has_come):
+            self._copy_in(slot, self.driver.copy_in)
             moved = True
         for slot in self._copies_over():
             slots.give(slot)
