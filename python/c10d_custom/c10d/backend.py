@@ -271,7 +271,7 @@ class _Described:
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.operations.set_timeout(timeout)
 
-    def eager_connect_single_device(self, device: torch.device) -> None:
+    def eager_connect_single_device(self, device: Any) -> None:
         """Of the default group: what its first collective there would do. Further groups take GPU memory when they are
         used; on CPUs, a group is connected when it is made."""
         if dist.group.WORLD is None:

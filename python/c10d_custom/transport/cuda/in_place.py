@@ -47,7 +47,6 @@ from .stream_op import come_to
 if TYPE_CHECKING:
     from ...call import Buffer
     from .algorithm import Facts
-    from .peers import Setup
 
 
 log = logging.getLogger("c10d_custom")
@@ -109,9 +108,9 @@ class InPlace:
         self._going: list[_Told] = []  # told as freed, which the leader may not have heard yet
         self._limit = HALVES * facts.half  # bytes
 
-    def try_it(self, setup: Setup) -> str | None:
+    def try_it(self, setup: Any) -> str | None:
         """What keeps the leader from mapping memory that others free and allocate anew, or None: found out by doing
-        it."""
+        it. ``setup``: the peers.Setup."""
         problem: str | None = None
         for turn in range(1, TRIALS + 1):
             _, problem = setup.together(functools.partial(self._put_up, turn, setup.settle))
@@ -134,7 +133,7 @@ class InPlace:
         self._driver.copy(self._stream, self._tried, self._pinned, 4)
         settle()
 
-    def _add_up(self, setup: Setup) -> bool:
+    def _add_up(self, setup: Any) -> bool:
         name, memory = f"{setup.call.name} (trial in place)", [Region(self._tried, 4, 1)]
         call = Call(Op.all_reduce, name, _INTS, setup.left(), memory, memory, count=1, redop=SUM)
         call.stream_op = setup.call.stream_op
@@ -262,7 +261,7 @@ class InPlace:
             self._leave(entered)
             return False
         reduces = call.op in (Op.all_reduce, Op.reduce_scatter)
-        what = (call.dtype, call.redop, factor()) if reduces else (BYTES, _COPY, None)
+        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factor()) if reduces else (BYTES, _COPY, None)
         self._driver.reduce(self._stream, *what, jobs_of(call, at))
         self._await(call, left, "the kernel that reads and writes all ranks' tensors")
         self._leave(entered)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ...call import Message
     from .. import Ticket
     from .driver import Driver
-    from .staged_messages import StagedTicket
 
 
 log = logging.getLogger("c10d_custom")
@@ -206,11 +205,11 @@ class Pieces:
 
 
 class Transfer:
-    """One message under way. ``granted``: pieces that the receiver has taken, DEVICE, or has a slot for, HOST;
+    """One message under way. ``ticket``: its StagedTicket; ``granted``: pieces that the receiver has taken, DEVICE, or has a slot for, HOST;
     ``copied``: those whose copy between tensor and slot is enqueued; ``moved_on``: those that this side is through with
     but for what it says; ``copying``: slots with such a copy that is not known to be over."""
 
-    def __init__(self, pieces: Pieces, ticket: StagedTicket) -> None:
+    def __init__(self, pieces: Pieces, ticket: Any) -> None:
         m = ticket.message
         self.pieces, self.driver, self.ticket, self.message = pieces, pieces.driver, ticket, m
         self.head = Head() if m.is_recv else pieces.head(m)
