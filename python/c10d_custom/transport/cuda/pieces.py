@@ -205,9 +205,9 @@ class Pieces:
 
 
 class Transfer:
-    """One message under way. ``ticket``: its StagedTicket; ``granted``: pieces that the receiver has taken, DEVICE, or has a slot for, HOST;
-    ``copied``: those whose copy between tensor and slot is enqueued; ``moved_on``: those that this side is through with
-    but for what it says; ``copying``: slots with such a copy that is not known to be over."""
+    """One message under way. ``ticket``: its StagedTicket; ``granted``: pieces that the receiver has taken, DEVICE, or
+    has a slot for, HOST; ``copied``: those whose copy between tensor and slot is enqueued; ``moved_on``: those that
+    this side is through with but for what it says; ``copying``: slots with such a copy that is not known to be over."""
 
     def __init__(self, pieces: Pieces, ticket: Any) -> None:
         m = ticket.message
