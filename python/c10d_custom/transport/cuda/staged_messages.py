@@ -84,8 +84,9 @@ class StagedTicket(PyTicket):
         self.stream_op: StreamOp = stream_op
         self.deadline = math.inf  # until it is first waited for
         self.inner: Ticket | None = None  # the CPU transport's ticket
-        self.transfer: Transfer | None = None
-        if message.tensor.nbytes > messages.whole:
+        self.transfer: Transfer | None = None  # until it is done
+        self.whole = message.tensor.nbytes <= messages.whole
+        if not self.whole:
             self.transfer = (Receiving if message.is_recv else Sending)(messages.pieces, self)
             self.region = Region(ctypes.addressof(self.transfer.head), *[ctypes.sizeof(Head)] * 2)
         else:
@@ -94,8 +95,12 @@ class StagedTicket(PyTicket):
 
     def give_back(self) -> None:
         """No copy from or to its memory is under way."""
-        if self.transfer is None:
+        if self.whole:
             self.messages.pinned.give(self.region.address, self.region.nbytes)
+
+    def finish(self, error: BaseException | None = None, source: int = -1) -> None:
+        super().finish(error, source)
+        self.transfer = None  # which has this ticket, and so the tensor
 
     def want(self) -> None:
         if self.deadline == math.inf:
@@ -135,7 +140,7 @@ class StagedTicket(PyTicket):
     def withdraw(self) -> None:
         if self.inner is not None:
             self.inner.withdraw()
-        if self.inner is None or (self.transfer is not None and self.inner.error() is None):
+        if self.inner is None or (not self.whole and self.inner.error() is None):
             self.messages.cpu.abort()  # the GPU may be at the tensor: what ends the group waits for that
         while not self.wait(0.1):
             pass
@@ -176,7 +181,7 @@ class StagedMessages:
                     ticket.give_back()
                     raise
             else:
-                if ticket.transfer is None:
+                if ticket.whole:
                     ticket.stream_op.begin(self._out)
                     if t.nbytes:
                         self.driver.copy(self._out, ticket.region.address, t.data_ptr(), t.nbytes)
@@ -215,7 +220,7 @@ class StagedMessages:
             ticket = self._fetching[0]
             error: Exception | None = None
             try:
-                if ticket.transfer is None and not self._there(ticket):
+                if ticket.whole and not self._there(ticket):
                     if not ticket.late():
                         break
                     error = ticket.too_late()
