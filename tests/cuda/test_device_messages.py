@@ -22,13 +22,16 @@ def both_ways(seed, size, steps, config, seconds=60.0):
     def body(r):
         other, n = 1 - r.rank, 40_000  # ten pieces each
         out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
-        into = [torch.zeros(n) for _ in range(3)]
-        r.keep += into
+        into, got = [device_tensor(r, n, -1.0) for _ in range(3)], []
         sends = [r.pg.send([t], other, tag) for tag, t in enumerate(out)]
         receives = [r.pg.recv([into[tag]], other, tag) for tag in (2, 0, 1)]
-        for w in receives + sends:
+        for tag, w in zip((2, 0, 1), receives):
             w.wait()
-        assert [float(contents(r, t).unique()) for t in into] == [10.0 * other + tag for tag in range(3)]
+            r.read(into[tag], got)
+        for w in sends:
+            w.wait()
+        r.synchronize()
+        assert [t.unique().tolist() for t in got] == [[10.0 * other + tag] for tag in (2, 0, 1)]
         assert [w.source_rank() for w in receives] == [other] * 3
 
     run_ranks(2, body, seed=seed, config=config, seconds=seconds)
