@@ -13,6 +13,8 @@ from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
 from device_tensors import contents, device_tensor
 from thread_ranks import cpu_tensors, run_ranks
 
+pytestmark = pytest.mark.lane2
+
 MODES = ["shared", "staged"]
 
 
