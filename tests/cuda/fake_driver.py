@@ -37,6 +37,7 @@ class FakeDriver(FakeMemory):
         self.opened = {}  # handle of a segment -> [address, how often it is open]
         self.identity, self.mappings = rank + 1, Mappings(self)
         self.fails = {}
+        self.highest = []  # of each stream created, whether its priority is
         self.side_by_side = False
         self.dead = False
         self.lost = False  # every call fails from now on
@@ -126,8 +127,9 @@ class FakeDriver(FakeMemory):
             self.world.streams.append(stream)
             return stream.number
 
-    def create_stream(self):
+    def create_stream(self, highest=False):
         self._called("create_stream")
+        self.highest.append(highest)
         number = self._new_stream()
         stream = self.world.streams[number - 1]
         stream.created = True
@@ -157,7 +159,15 @@ class FakeDriver(FakeMemory):
     def capturing(self):
         return self.is_capturing
 
-    def create_event(self):
+    def milliseconds(self, start, end):
+        with self.world.lock:
+            self._called("milliseconds")
+            records = [self._event(event, "milliseconds").latest for event in (start, end)]
+            if not all(record and record.done for record in records):
+                self.world.wrong(f"rank {self.rank} times what is not over")
+            return 1e3 * (records[1].at - records[0].at)
+
+    def create_event(self, timed=False):
         with self.world.lock:
             self._called("create_event")
             number = next(self.world.numbers)
@@ -187,7 +197,7 @@ class FakeDriver(FakeMemory):
             record = found.latest = Record()
 
             def run(clock):
-                record.done, record.clock = True, dict(clock)
+                record.done, record.clock, record.at = True, dict(clock), self.world.clock
 
             self._enqueue(stream, Op("record", run=run))
 

@@ -40,7 +40,7 @@ class Segment:
 
 class Record:
     def __init__(self):
-        self.done, self.clock = False, {}
+        self.done, self.clock, self.at = False, {}, 0.0
 
 
 class Event:
@@ -93,6 +93,7 @@ class World:
         self.accesses = {}  # number of a page -> [(start, end, write, component, tick, label)], all within it
         self.hosts = {}  # rank -> clock
         self.meetings = {}
+        self.mail = {}  # messages between hosts that are on their way: clocks of their senders
         self.signals = {}  # of fused kernels: (real address of a pad, number of the call) -> what its rank said
         self.op = Op
         self.numbers = itertools.count(1)
@@ -211,6 +212,16 @@ class World:
         with self.lock:
             for clock in self.meetings[key].values():
                 merge(self.hosts[rank], clock)
+
+    def post(self, key, rank):
+        """The host of a rank sends a message."""
+        with self.lock:
+            self.mail.setdefault(key, deque()).append(dict(self.hosts.setdefault(rank, {})))
+
+    def read(self, key, rank):
+        with self.lock:
+            if mail := self.mail.get(key):  # else of a CPU tensor, by the fast path
+                merge(self.hosts.setdefault(rank, {}), mail.popleft())
 
     def kill(self, rank):
         """The process of a rank is gone, and what it had queued never runs: neither data nor values are there."""

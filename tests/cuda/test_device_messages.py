@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError
-from c10d_custom.transport.cuda import pinned
 from device_tensors import contents, device_tensor
 from thread_ranks import cpu_tensors, run_ranks
 
@@ -23,61 +22,36 @@ def both_ways(seed, size, steps, config, seconds=60.0):
     """Two ranks send large messages before either receives."""
 
     def body(r):
-        other, n = 1 - r.rank, 300_000
+        other, n = 1 - r.rank, 40_000  # ten pieces each
         out = [device_tensor(r, n, 10.0 * r.rank + tag) for tag in range(3)]
-        into = [torch.zeros(n) for _ in range(3)]
-        r.keep += into
+        into, got = [device_tensor(r, n, -1.0) for _ in range(3)], []
         sends = [r.pg.send([t], other, tag) for tag, t in enumerate(out)]
         receives = [r.pg.recv([into[tag]], other, tag) for tag in (2, 0, 1)]
-        for w in receives + sends:
+        for tag, w in zip((2, 0, 1), receives):
             w.wait()
-        assert [float(contents(r, t).unique()) for t in into] == [10.0 * other + tag for tag in range(3)]
+            r.read(into[tag], got)
+        for w in sends:
+            w.wait()
+        r.synchronize()
+        assert [t.unique().tolist() for t in got] == [[10.0 * other + tag] for tag in (2, 0, 1)]
         assert [w.source_rank() for w in receives] == [other] * 3
 
     run_ranks(2, body, seed=seed, config=config, seconds=seconds)
 
 
 def in_turns(seed, size, steps, config, seconds=60.0):
-    """Message after message of one size, none of which the GPU has seen when the next is posted."""
+    """Message after message of one size, sent whole, none of which the GPU has seen when the next is posted."""
 
     def body(r):
-        into = [torch.zeros(5000) for _ in range(6)]
+        into = [torch.zeros(4000) for _ in range(6)]
         r.keep += into
         for k, t in enumerate(into):
-            send = r.pg.send([device_tensor(r, 5000, 10.0 * r.rank + k)], 1 - r.rank)
+            send = r.pg.send([device_tensor(r, 4000, 10.0 * r.rank + k)], 1 - r.rank)
             r.pg.recv([t], 1 - r.rank).wait()
             send.wait()
         assert [float(contents(r, t).unique()) for t in into] == [10.0 * (1 - r.rank) + k for k in range(6)]
 
     run_ranks(2, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
-
-
-def test_memory_for_large_messages_is_pinned_once(monkeypatch):
-    """However large: pinning takes longer than the message."""
-    monkeypatch.setattr(pinned, "_KEPT", 8192)
-
-    def body(r):
-        sizes, real, into = [], r.driver.allocate_pinned, torch.zeros(5000)
-        r.driver.allocate_pinned = lambda nbytes: sizes.append(nbytes) or real(nbytes)
-        r.keep.append(into)
-        for _ in range(4):
-            send = r.pg.send([device_tensor(r, 5000, 1.0)], 1 - r.rank)
-            r.pg.recv([into], 1 - r.rank).wait()
-            send.wait()
-            r.synchronize()
-            messages, until = next(iter(r.pg._transport._cuda.values()))._messages, time.monotonic() + 20
-            while messages._live() and time.monotonic() < until:
-                messages.progress()
-        return sizes
-
-    assert run_ranks(2, body, config={"cuda_mode": "staged"}) == [[20480] * 2] * 2
-
-
-def test_sizes_that_are_pinned():
-    sizes = [0, 1, 4096, 4097, pinned._KEPT, pinned._KEPT + 1, 100 << 20, 1000 << 20]
-    got = [pinned._size_for(n) for n in sizes]
-    assert got[:5] == [4096, 4096, 4096, 8192, pinned._KEPT] and got[5:] == [72 << 20, 104 << 20, 1024 << 20]
-    assert all(n <= size <= max(4096, 2 * n) for n, size in zip(sizes, got))
 
 
 def test_messages_in_turns():

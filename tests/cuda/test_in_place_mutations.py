@@ -22,8 +22,8 @@ def bytes_moved():
 NEVER = ranks.programs, ranks.in_order
 # The line, what is put in its place, and which functions are to notice.
 IN_PLACE = {
-    "the stream is not awaited": ('self._await(stream, call, left, late, "what', '(lambda *_: 0)(self, "what', NEVER),
-    "the kernel is not awaited": ("        await_it(", "        (lambda _: 0)(", NEVER),
+    "the stream is not awaited": ('self._await(call, left, "what', '(lambda *_: 0)(self, "what', NEVER),
+    "the kernel is not awaited": ('self._await(call, left, "the', '(lambda *_: 0)(self, "the', NEVER),
     "an end that nobody waits for": ("said = tell(", "said = [bytes([True])] * self._n or tell(", NEVER),
     "who cannot is not heard": ("all(told.can for told in table)", "True", [ranks.cannot_be_exported]),
     "some can": ("if not all(told.can", "if not any(told.can", [ranks.cannot_be_exported]),
@@ -65,12 +65,8 @@ IN_PLACE = {
     "the group is not the one": (".enter(self,", ".enter(None,", [ranks.in_order]),
     "outputs for inputs": ("[*call.inputs, *call.outputs]):", "[*call.outputs, *call.inputs]):", [ranks.programs]),
     "reduced as bytes": ("call.op in (Op.all_reduce, Op.reduce_scatter)", "False", [ranks.programs]),
-    "moved as what it is": (
-        "stream, BYTES, COPY, None, jobs",
-        "stream, call.dtype, call.redop, factor(), jobs",
-        [ranks.programs],
-    ),
-    "no factor": ("call.redop, factor(), jobs)", "call.redop, None, jobs)", [ranks.programs]),
+    "moved as what it is": ("(BYTES, COPY, None)", "(call.dtype, call.redop, factor())", [ranks.programs]),
+    "no factor": ("call.redop, factor())", "call.redop, None)", [ranks.programs]),
     "the root is the first": ("at[call.root][0]]", "at[0][0]]", [ranks.programs]),
     "the root is written": ("for r in ranks if r != call.root]", "for r in ranks]", [bytes_moved]),
     "another part": ("[Job([a[r] for a in at]", "[Job([a[0] for a in at]", [ranks.programs]),

@@ -136,7 +136,9 @@ def one_of_each(d):
     d.close_memory(opened)
     d.free(memory)
     d.free_pinned(pinned)
-    for e in (event, other):
+    first, last = d.create_event(timed=True), d.create_event(timed=True)
+    assert d.milliseconds(first, last) == 1.5
+    for e in (event, other, first, last):
         d.destroy_event(e)
     for s in (stream, second):
         d.destroy_stream(s)
@@ -255,6 +257,8 @@ def test_streams_are_our_own_and_come_before_ordinary_ones(driver, fake):
         streams = [driver.create_stream() for _ in range(100)]
         assert len(set(streams)) == 100  # torch's pool has 32
         assert {fake.fake_priority(ctypes.c_void_p(s)) for s in streams} == {-4}
+        streams.append(driver.create_stream(highest=True))
+        assert fake.fake_priority(ctypes.c_void_p(streams[-1])) == -5
         for s in streams:
             driver.destroy_stream(s)
 

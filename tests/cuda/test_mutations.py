@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, p2p, peers, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda import fused, p2p, peers, pieces, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
@@ -87,9 +87,14 @@ def sent_at_once(self):
     return False
 
 
+def over_at_once(self):
+    while self.copying:
+        yield self.copying.popleft()
+
+
 def given_at_once(self):
     while self._leaving:
-        self.pinned.give(self._leaving.popleft().address)
+        self._leaving.popleft().give_back()
     return False
 
 
@@ -248,15 +253,24 @@ MUTATIONS = {
     "messages: sent before the bytes have come": (
         STAGED,
         lambda: off(staged_messages.StagedMessages, "_send_on", sent_at_once),
-        both_ways,
+        in_turns,
     ),
     "messages: memory given back under a copy": (
         STAGED,
         lambda: off(staged_messages.StagedMessages, "_let_go", given_at_once),
         in_turns,
     ),
-    "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), both_ways),
-    "messages: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join"), both_ways),
+    "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), in_turns),
+    "messages: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join"), in_turns),
+    **{
+        f"pieces, {config['cuda_mode']}: {name}": (config, mutation, both_ways)
+        for config in (SHARED, STAGED)
+        for name, mutation in {
+            "moved on before they are copied": lambda: off(pieces.Transfer, "_copies_over", over_at_once),
+            "the caller's stream is not waited for": lambda: off(StreamOp, "begin"),
+            "the caller's stream does not wait": lambda: off(StreamOp, "join"),
+        }.items()
+    },
 }
 
 

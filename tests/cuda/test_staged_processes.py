@@ -244,7 +244,7 @@ def handler_amid_the_first_call(p):
     """It calls the group, whose part for this device is only being made: an error, and the first call goes on."""
     create, refused = p.driver.create_stream, []
 
-    def interrupted():
+    def interrupted(*highest):
         p.driver.create_stream = create
         signal.raise_signal(signal.SIGALRM)
         return create()

@@ -138,11 +138,33 @@ class Met:
 
     def post(self, message):
         t = message.tensor
-        spans = [(t.data_ptr(), t.nbytes)]
-        self.world.host_access(
-            self.cpu.rank, [] if message.is_recv else spans, spans if message.is_recv else [], message.name
-        )
+        if not isinstance(t, Region) or self.world.is_pinned(t.data_ptr()):
+            spans = [(t.data_ptr(), t.nbytes)]
+            self.world.host_access(
+                self.cpu.rank, [] if message.is_recv else spans, spans if message.is_recv else [], message.name
+            )
+        if message.is_recv:
+            return Letter(self.cpu.post(message), self, message.tag)
+        self.world.post((self.key, self.cpu.rank, message.peer, message.tag), self.cpu.rank)
         return self.cpu.post(message)
+
+
+class Letter:
+    """The ticket of a receive: once its host has seen that it is done, what it does next comes after the sending."""
+
+    def __init__(self, ticket, met, tag):
+        self._ticket, self._met, self._tag, self._read = ticket, met, tag, False
+
+    def __getattr__(self, name):
+        return getattr(self._ticket, name)
+
+    def done(self):
+        if not self._ticket.done():
+            return False
+        if not self._read and self._ticket.error() is None:
+            self._read, me = True, self._met.cpu.rank
+            self._met.world.read((self._met.key, self._ticket.source, me, self._tag), me)
+        return True
 
 
 class Rank:

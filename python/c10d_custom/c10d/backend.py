@@ -277,8 +277,11 @@ class _Described:
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.operations.set_timeout(timeout)
 
-    def eager_connect_single_device(self, device: object) -> None:
-        """There is nothing to connect: a group is connected when it is made."""
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Of the default group: what its first collective there would do. Further groups take GPU memory when they are
+        used; on CPUs, a group is connected when it is made."""
+        if dist.group.WORLD is None:
+            self.operations.connect(device)
 
     def perform_nocolor_split(self, device: object) -> None:
         """Ranks that are in none of the groups that a group is split into have nothing to do."""

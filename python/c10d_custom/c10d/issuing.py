@@ -113,7 +113,7 @@ class NewGroup:
     the types of device whose tensors the group takes, None for all; ``strangers``: the ranks share no default group,
     whether or not each has one of its own, and may be of several jobs. They know each other by what they say in the
     store, and have no ``members``. ``roster``: of ranks that a program has named by their handles; ``store`` is then
-    theirs alone."""
+    theirs alone. ``first``: its streams on GPUs come before others."""
 
     def __init__(
         self,
@@ -127,10 +127,11 @@ class NewGroup:
         devices: list[str] | None = None,
         strangers: bool = False,
         roster: Roster | None = None,
+        first: bool = False,
     ) -> None:
         self.store, self.rank, self.size, self.timeout, self.name = store, rank, size, timeout, name
         self.members, self.processes, self.devices, self.strangers = members, processes, devices, strangers
-        self.roster = roster
+        self.roster, self.first = roster, first
 
 
 class _Extension:
@@ -150,6 +151,7 @@ class Issuing:
 
     def _set_up(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
         self._transport = transport
+        transport.first = new.first
         self._store = store
         self._group_rank, self._group_size = new.rank, new.size
         self.set_timeout(new.timeout)
@@ -194,6 +196,13 @@ class Issuing:
 
     def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
+
+    def connect(self, device: torch.device) -> None:
+        """Makes the group ready for collectives of tensors there. Collective over its ranks."""
+        if device.type != "cpu":
+            call = self._lower.nothing(device, self._seconds)
+            self._lowered(self._transport.issue, call)
+            self._run([call])
 
     def _part(
         self, store: Store, ranks: list[int], timeout: timedelta | None, name: str, devices: list[str] | None

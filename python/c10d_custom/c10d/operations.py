@@ -276,13 +276,15 @@ class Operations(Issuing):
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
-        if type(tried := self._fast(_BARRIER, opts)) is not int:
+        given = getattr(opts, "device_ids", None) if torch.cuda.is_initialized() else None
+        tried: Any = SLOW_PATH
+        if not given and type(tried := self._fast(_BARRIER, opts)) is not int:
             return tried
         if tried == SLOW_PATH and self._by_torch():
             return self._dispatched("barrier", opts, timeout)
         opts, _, _, timeout = _by_type((opts, timeout))
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
-        devices = self._transport.devices()
+        devices = [*self._transport.devices(), *(torch.device("cuda", index) for index in (given or ())[:1])]
         return self._collective(
             "barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None, tried=tried
         )

@@ -168,6 +168,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return group_named, (self._name,)
 
+    def _enable_collectives_timing(self) -> None:
+        self._transport.time_calls()
+
     # --- hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[..., Any]) -> None:
@@ -198,7 +201,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         name = group_name or f"{self._name}:split:{self._splits}:{ours}"
         store = PrefixStore(f"split/{self._splits}/{ours}", self._store)
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
-        group = build(self._part(store, ranks, timeout, name, devices))
+        new = self._part(store, ranks, timeout, name, devices)
+        new.first = getattr(opts, "is_high_priority_stream", False) is True
+        group = build(new)
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 
@@ -242,7 +247,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 # torch's own answers before 2.14: a group without a backend, or nothing at all.
-for _name in ("merge_remote_group", "_enable_collectives_timing", "_register_on_completion_hook"):
+for _name in ("merge_remote_group", "_register_on_completion_hook"):
     setattr(CustomProcessGroup, _name, _refusal(_name))
 CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # type: ignore[attr-defined]
 

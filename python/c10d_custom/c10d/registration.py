@@ -66,9 +66,10 @@ def ready_made(group: CustomProcessGroup) -> Iterator[None]:
         _ready = None
 
 
-def create(options: Any, _backend_options: Any) -> Any:
+def create(options: Any, backend_options: Any) -> Any:
     """Builds the group, or its part, for torch's _DistributedBackendOptions. Collective over the group's ranks;
-    TransportError on all of them if any cannot take part. UsageError where torch would drop another backend."""
+    TransportError on all of them if any cannot take part. UsageError where torch would drop another backend.
+    ``backend_options``: the caller's pg_options, any object; of ProcessGroupNCCL's, one is known here."""
     global _ready
     with _no_garbage_collected():
         from .process_group import build
@@ -90,9 +91,9 @@ def create(options: Any, _backend_options: Any) -> Any:
     elif getattr(options, "enable_reconfigure", False):  # torch 2.15
         from .process_group import build_later
 
-        group = build_later(_new_group(options, ours, strangers))
+        group = build_later(_new_group(options, ours, strangers, backend_options))
     else:
-        group = build(_new_group(options, ours, strangers))
+        group = build(_new_group(options, ours, strangers, backend_options))
     plain = getattr(options, "process_group", None)
     if plain is not None and plain.bound_device_id is not None:
         group.bound_device_id = plain.bound_device_id
@@ -152,7 +153,7 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
     return build_backend(_new_group(options, ours, strangers))
 
 
-def _new_group(options: Any, ours: dict[str, str], strangers: bool) -> NewGroup:
+def _new_group(options: Any, ours: dict[str, str], strangers: bool, wanted: Any = None) -> NewGroup:
     from .issuing import NewGroup
 
     return NewGroup(
@@ -164,6 +165,7 @@ def _new_group(options: Any, ours: dict[str, str], strangers: bool) -> NewGroup:
         list(options.global_ranks_in_group),
         devices=list(ours) or None,
         strangers=strangers,
+        first=getattr(wanted, "is_high_priority_stream", False) is True,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import Work as _TorchWork
 
-from ..errors import AbortedError, CollectiveTimeoutError, TransportError
+from ..errors import AbortedError, CollectiveTimeoutError, TransportError, UsageError
 from ..threads import GPU, Lent, lend, rest, threading, time
 from .torch_private import register_work
 
@@ -352,6 +352,15 @@ class DeviceWork(Work):
             return False
         super()._let_go()
         return True
+
+    def _get_duration(self) -> float:
+        """Milliseconds on the GPU."""
+        if not self.is_completed():
+            raise UsageError("Work._get_duration: it is not done yet")
+        timed = [duration for f in self._stream_ops if (duration := getattr(f, "duration", None))]
+        if not timed:
+            raise UsageError("Work._get_duration: the group's calls are timed after its _enable_collectives_timing()")
+        return float(max(duration() for duration in timed))
 
     def _await_gpu(self, began: float, seconds: float) -> None:
         while not all(f.completed() for f in self._stream_ops):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import dtypes
-from ..call import ANY_COUNT, Call, Message, Op, copy_back
+from ..call import ANY_COUNT, Call, Message, Op, Region, copy_back
 from ..errors import UsageError
 from ..native import direct
 
@@ -222,6 +222,11 @@ class Lowering:
 
     def barrier(self, device: torch.device | None, timeout: float) -> Call:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
+
+    def nothing(self, device: torch.device, timeout: float) -> Call:
+        """A collective of no elements: what the first on a device sets up, and no more."""
+        name, none = "init_process_group(device_id=...)", [Region(0, 0, 0)]
+        return Call(Op.all_reduce, name, dtypes.BY_DTYPE[torch.uint8], timeout, none, none, device=device)
 
     def broadcast(self, t: torch.Tensor, root: int, timeout: float) -> Call:
         call = self._rooted(Op.broadcast, "broadcast", t, root, timeout)

@@ -323,6 +323,9 @@ class Transport(ABC):
         """Leaves, ends the transport's threads, frees its memory. Where `leave` may be called; once."""
 
 
+CLOSED = 1
+
+
 class LocalTransport(Transport):
     """Of CPU tensors, and of ranks that share a host and so see each other's state in shared memory. ``who``: how
     errors name a rank of the group."""
@@ -384,6 +387,10 @@ class LocalTransport(Transport):
     @abstractmethod
     def set_mark(self, mark: int) -> None:
         """A number that the other ranks see until this one sets another; 0 at first."""
+
+    def holds_nothing(self) -> None:
+        """Says that this rank has no memory of another's GPU open, nor will have: by the mark CLOSED."""
+        self.set_mark(CLOSED)
 
     @abstractmethod
     def unmarked(self, mark: int) -> list[int]:

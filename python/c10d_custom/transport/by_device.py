@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..call import Message
     from ..config import Config
-    from . import Ticket
+    from . import LocalTransport, Ticket
     from .cuda.transport import CudaTransport
     from .tickets import Queue
 
@@ -39,9 +39,10 @@ def _of_cpu(name: str) -> Any:
 class ByDevice(Transport):
     """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of
     those that the group was made for, None for all. A call or message on a device goes through `issue` first.
-    ``strangers``: whether its ranks share no default group, so that ``members`` are their ranks in this group alone."""
+    ``strangers``: whether its ranks share no default group, so that ``members`` are their ranks in this group alone;
+    ``first``: its streams on GPUs are of the highest priority."""
 
-    strangers = False
+    strangers = first = _timed = False
 
     def __init__(self, cpu: Transport, config: Config, one_host: bool, devices: list[str] | None = None) -> None:
         self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
@@ -116,7 +117,9 @@ class ByDevice(Transport):
             from .cuda.transport import CudaTransport, close_all
             from .tickets import Queue
 
-            cuda = CudaTransport(self.cpu, cuda_driver.driver_of(device), self._config, self._one_host, self._gpus)
+            driver = cuda_driver.driver_of(device)
+            how = self.first, self._timed
+            cuda = CudaTransport(self.cpu, driver, self._config, self._one_host, self._gpus, *how)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
                 self.fast_collective = self.fast_submit = None
@@ -127,6 +130,12 @@ class ByDevice(Transport):
             with self._changed:
                 self._opening = None
                 self._changed.notify_all()
+
+    def time_calls(self) -> None:
+        """From now on it is wanted how long calls take on GPUs."""
+        self._timed = True
+        for cuda in list(self._cuda.values()):
+            cuda.timed = True
 
     def _gpus(self) -> list[str]:
         """The GPUs that this rank's collectives have come to, by their ordinals."""
@@ -232,5 +241,7 @@ class ByDevice(Transport):
 
     def close(self) -> None:
         if self._close_all is not None:
-            self._close_all(self.cpu, list(self._cuda.values()))
+            self._close_all(self.cpu, list(self._cuda.values()), self._one_host)
+        elif self._one_host:  # another may have offered memory for a message
+            cast("LocalTransport", self.cpu).holds_nothing()
         self.cpu.close()

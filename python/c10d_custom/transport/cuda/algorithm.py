@@ -26,13 +26,25 @@ _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
 
 
+MESSAGE_SLOTS = 4  # pieces of messages that a rank has at once in each memory that they pass through
+
+
+def piece_bytes(config: Config) -> int:
+    """Of a large message: long enough that what is said of a piece costs little, short enough that they overlap."""
+    return min(2 << 20, config.cuda_staging_bytes // MESSAGE_SLOTS)
+
+
+def whole_bytes(config: Config) -> int:
+    """The most of a message that goes whole, through host memory."""
+    return min(1 << 20, piece_bytes(config))
+
+
 class Way(Enum):
     ALONE = "a group of one rank: on its stream"
     FUSED = "by kernels that wait for each other (p2p.py)"
     IN_PLACE = "by one kernel of the first rank, which reads and writes all ranks' tensors (in_place.py)"
     THROUGH_HOST = "through pinned host memory (staged.py)"
-    ROUNDS = "through staging memory that the ranks have mapped (shared.py)"
-    ONE_SHOT = "the same: every rank reads every rank's whole input"
+    ROUNDS = "through staging memory that the ranks have mapped (shared.py); all_reduce: all read all inputs whole"
     TWO_SHOT = "the same: each rank reduces its part, then reads the others' results"
 
 
@@ -84,11 +96,9 @@ def uneven(largest: int, facts: Facts, config: Config) -> Way:
 
 def rounds(call: Call, facts: Facts, config: Config) -> Way:
     """How, if through staging memory. Two-shot is one step of kernels more: where ranks share a GPU, a turn of each."""
-    if call.op is not Op.all_reduce:
+    if call.op is not Op.all_reduce or facts.gpus == 1:
         return Way.ROUNDS
-    if facts.gpus == 1 or call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half):
-        return Way.ONE_SHOT
-    return Way.TWO_SHOT
+    return Way.ROUNDS if call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half) else Way.TWO_SHOT
 
 
 def _own_bytes(call: Call) -> int:

@@ -1,26 +1,49 @@
-"""A few bytes that the ranks of a host tell each other amid a call on CUDA tensors, through the CPU transport, whose
-waits have deadlines and see the dead."""
+"""What calls on CUDA tensors ask of a group's transport of CPU tensors, whose waits have deadlines and see the dead."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ... import dtypes
-from ...call import Call, Op, Region
+from ...call import Call, Message, Op, Region, changed
 
 if TYPE_CHECKING:
+    from ...config import Config
+    from ...errors import CustomBackendError
     from .. import LocalTransport
+    from .driver import Driver
 
+_Asked = TypeVar("_Asked", Call, Message)
 
 BYTES = dtypes.BY_DTYPE[torch.uint8]
 
 
+@dataclass
+class Place:
+    """Where a group's calls on one GPU are done. ``cpu``: its transport of CPU tensors, a LocalTransport where all its
+    ranks share a host; ``stream``: of its collectives; ``late(call, what)``: the error for a GPU that takes too
+    long."""
+
+    cpu: Any
+    driver: Driver
+    config: Config
+    stream: int
+    late: Callable[[Any, str], CustomBackendError]
+
+
+def for_cpu(asked: _Asked, **changes: Any) -> _Asked:
+    """The same of memory of the host's."""
+    return changed(asked, device=None, stream_op=None, copy_back=[], **changes)
+
+
 def tell(cpu: LocalTransport, name: str, seconds: float, mine: bytes) -> list[bytes]:
-    """Every rank's bytes, as many on all ranks. ``name``: for errors. One of the group's collectives: raises as
-    `run`."""
+    """Every rank's bytes, as many on all ranks, amid a call. ``name``: for errors. One of the group's collectives:
+    raises as `run`."""
     n, size = cpu.size, len(mine)
     own = ctypes.create_string_buffer(mine, size)
     table = ctypes.create_string_buffer(n * size)

@@ -39,19 +39,14 @@ from ...call import Call, Op, Region
 from ...dtypes import SUM
 from ...errors import TransportError
 from .algorithm import HALVES, IN_PLACE_RANKS
-from .host_exchange import BYTES, tell
+from .host_exchange import BYTES, Place, tell
 from .kernels import COPY, Job
 from .mappings import Allocation
 from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Buffer
-    from ...errors import CustomBackendError
-    from .. import LocalTransport
     from .algorithm import Facts
-    from .driver import Driver
-
-    Together = Callable[[Callable[[], Any]], tuple[list[Any] | None, str | None]]
 
 
 log = logging.getLogger("c10d_custom")
@@ -102,55 +97,51 @@ class _Told:
 
 
 class InPlace:
-    """``late(call, what)``: the error of a call for which the GPU took too long. One collective at a time."""
+    """One collective at a time; ``left()``: the seconds that it still has."""
 
-    def __init__(self, cpu: LocalTransport, driver: Driver, facts: Facts) -> None:
-        self._cpu, self._driver, self._facts = cpu, driver, facts
-        self._n, self._me = cpu.size, cpu.rank
+    def __init__(self, place: Place, facts: Facts) -> None:
+        self._cpu, self._driver, self._stream, self._late = place.cpu, place.driver, place.stream, place.late
+        self._facts, self._n, self._me = facts, self._cpu.size, self._cpu.rank
         self._tried = self._pinned = 0  # addresses, while it is tried
         self._told: dict[int, _Told] = {}  # by their numbers, told longest ago first
         self._going: list[_Told] = []  # told as freed, which the leader may not have heard yet
         self._limit = HALVES * facts.half  # bytes
 
-    def try_it(
-        self, stream: int, left: Callable[[], float], settle: Callable[[], None], together: Together
-    ) -> str | None:
+    def try_it(self, setup: Any) -> str | None:
         """What keeps the leader from mapping memory that others free and allocate anew, or None: found out by doing
-        it. ``settle``: waits for what is on the stream; ``together``: all ranks take a step (Setup._all)."""
+        it. ``setup``: the peers.Setup."""
         problem: str | None = None
         for turn in range(1, TRIALS + 1):
-            _, problem = together(functools.partial(self._put_up, turn, stream, settle))
+            _, problem = setup.together(functools.partial(self._put_up, turn, setup.settle))
             if problem is None:
-                done = self._add_up(stream, left)
-                _, problem = together(functools.partial(self._look, turn, done, stream, settle))
+                done = self._add_up(setup)
+                _, problem = setup.together(functools.partial(self._look, turn, done, setup.settle))
             if problem is not None:
                 break
         self._facts.in_place = problem is None
         self.close()
-        together(self.free)
+        setup.together(self.free)
         return problem
 
-    def _put_up(self, turn: int, stream: int, settle: Callable[[], None]) -> None:
+    def _put_up(self, turn: int, settle: Callable[[], None]) -> None:
         """Memory as torch's allocator takes it, in place of what the turn before has left; this rank's part in it."""
         self._pinned = self._pinned or self._driver.allocate_pinned(4)
         self._give_back()
         self._tried = self._driver.allocate(_TRIED)
         c.c_int32.from_address(self._pinned).value = turn + self._me
-        self._driver.copy(stream, self._tried, self._pinned, 4)
+        self._driver.copy(self._stream, self._tried, self._pinned, 4)
         settle()
 
-    def _add_up(self, stream: int, left: Callable[[], float]) -> bool:
-        memory = [Region(self._tried, 4, 1)]
-        call = Call(Op.all_reduce, "all_reduce (trial in place)", _INTS, left(), memory, memory, count=1, redop=SUM)
-        agree = functools.partial(self._cpu.agree, call, left())
-        return self.run(
-            call, stream, agree, lambda: None, left, lambda call, what: TransportError(f"not done in time: {what}")
-        )
+    def _add_up(self, setup: Any) -> bool:
+        name, memory = f"{setup.call.name} (trial in place)", [Region(self._tried, 4, 1)]
+        call = Call(Op.all_reduce, name, _INTS, setup.left(), memory, memory, count=1, redop=SUM)
+        call.stream_op = setup.call.stream_op
+        return self.run(call, functools.partial(self._cpu.agree, call, setup.left()), lambda: None, setup.left)
 
-    def _look(self, turn: int, done: bool, stream: int, settle: Callable[[], None]) -> None:
+    def _look(self, turn: int, done: bool, settle: Callable[[], None]) -> None:
         if not done:
             raise TransportError("the ranks' memory could not be mapped")
-        self._driver.copy(stream, self._pinned, self._tried, 4)
+        self._driver.copy(self._stream, self._pinned, self._tried, 4)
         settle()
         if c.c_int32.from_address(self._pinned).value != self._n * turn + self._n * (self._n - 1) // 2:
             raise TransportError(f"what rank {self._me} allocated in place of memory that it had freed was not mapped")
@@ -161,17 +152,11 @@ class InPlace:
             self._driver.free(tried)
 
     def run(
-        self,
-        call: Call,
-        stream: int,
-        agree: Callable[[], object],
-        factor: Callable[[], Any],
-        left: Callable[[], float],
-        late: Callable[[Call, str], CustomBackendError],
+        self, call: Call, agree: Callable[[], object], factor: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
         """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factor()``:
         of Driver.reduce, once they have."""
-        self._await(stream, call, left, late, "what was queued before it")
+        self._await(call, left, "what was queued before it")
         agree()
         before = len(self._going)
         mine = self._own_addresses(call)
@@ -187,7 +172,7 @@ class InPlace:
             return False
         done = True
         if self._me == LEADER:
-            done = self._lead(call, stream, table, factor, functools.partial(self._await, stream, call, left, late))
+            done = self._lead(call, table, factor, left)
             for told in table:
                 self._driver.mappings.forget(told.owner, [p.number for p in told.place if p.once])
         said = tell(self._cpu, f"{call.name} (its end)", left(), bytes([done]))
@@ -210,17 +195,10 @@ class InPlace:
         if pinned:
             self._driver.free_pinned(pinned)
 
-    def _await(
-        self,
-        stream: int,
-        call: Call,
-        left: Callable[[], float],
-        late: Callable[[Call, str], CustomBackendError],
-        what: str,
-    ) -> None:
+    def _await(self, call: Call, left: Callable[[], float], what: str) -> None:
         """Waits until the stream has come here. If the group breaks meanwhile, what follows says why."""
-        if not come_to(self._driver, stream, time.monotonic() + left(), self._cpu.broken):
-            raise late(call, what)
+        if not come_to(self._driver, self._stream, time.monotonic() + left(), self._cpu.broken):
+            raise self._late(call, what)
 
     # --- where this rank's tensors lie
 
@@ -271,12 +249,7 @@ class InPlace:
     # --- the leader
 
     def _lead(
-        self,
-        call: Call,
-        stream: int,
-        table: Sequence[TensorAddresses],
-        factor: Callable[[], Any],
-        await_it: Callable[[str], None],
+        self, call: Call, table: Sequence[TensorAddresses], factor: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
         """False: some memory cannot be opened, and nothing is done."""
         entered: list[tuple[int, int]] = []
@@ -286,12 +259,10 @@ class InPlace:
             log.info("group %s, rank %d: %s: %s", self._cpu.name, self._me, call.name, error)
             self._leave(entered)
             return False
-        jobs = jobs_of(call, at)
-        if call.op in (Op.all_reduce, Op.reduce_scatter):
-            self._driver.reduce(stream, call.dtype, call.redop, factor(), jobs)
-        else:
-            self._driver.reduce(stream, BYTES, COPY, None, jobs)
-        await_it("the kernel that reads and writes all ranks' tensors")
+        reduces = call.op in (Op.all_reduce, Op.reduce_scatter)
+        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factor()) if reduces else (BYTES, COPY, None)
+        self._driver.reduce(self._stream, *what, jobs_of(call, at))
+        self._await(call, left, "the kernel that reads and writes all ranks' tensors")
         self._leave(entered)
         return True
 

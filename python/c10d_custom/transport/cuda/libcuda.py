@@ -95,6 +95,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_POINTER,),
     "cuEventRecord": (_POINTER, _POINTER),
     "cuEventQuery": (_POINTER,),
+    "cuEventElapsedTime": (_POINTER, _POINTER, _POINTER),
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
     "cuMemcpy2DAsync_v2": (_POINTER, _POINTER),
     "cuMemsetD8Async": (_ADDRESS, c.c_ubyte, _SIZE, _POINTER),
@@ -204,12 +205,13 @@ class Libcuda:
 
     # --- streams and events
 
-    def create_stream(self) -> int:
-        """A stream that nobody else has (torch's own are handed out again after 32, and to the user, too), of a
-        priority between the default and the highest, which is left to the user."""
+    def create_stream(self, highest: bool = False) -> int:
+        """A stream that nobody else has (torch's own are handed out again after 32, and to the user, too), of the
+        highest priority, or of one between that, which is left to the user, and the default."""
         least, greatest = c.c_int(), c.c_int()  # 0, and a negative number
         self._do("cuCtxGetStreamPriorityRange", c.byref(least), c.byref(greatest))
-        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, min(0, greatest.value + 1))
+        priority = greatest.value if highest else min(0, greatest.value + 1)
+        return self._get(c.c_void_p, "cuStreamCreateWithPriority", _NON_BLOCKING, priority)
 
     def destroy_stream(self, stream: int) -> None:
         self._do("cuStreamDestroy_v2", stream)
@@ -222,8 +224,12 @@ class Libcuda:
         self._do("cuStreamIsCapturing", stream, c.byref(out))
         return out.value != 0
 
-    def create_event(self) -> int:
-        return self._get(c.c_void_p, "cuEventCreate", _EVENT_DISABLE_TIMING)
+    def create_event(self, timed: bool = False) -> int:
+        return self._get(c.c_void_p, "cuEventCreate", 0 if timed else _EVENT_DISABLE_TIMING)
+
+    def milliseconds(self, start: int, end: int) -> float:
+        """Between two timed events, which are over."""
+        return self._get(c.c_float, "cuEventElapsedTime", start, end)
 
     def destroy_event(self, event: int) -> None:
         self._do("cuEventDestroy_v2", event)

@@ -25,15 +25,14 @@ from .stream_op import come_to
 
 if TYPE_CHECKING:
     from ...call import Call
-    from ...config import Config
-    from .. import LocalTransport
-    from .driver import Driver
+    from .host_exchange import Place
 
 
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL = 5.0
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
+_ALIKE = "mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"  # on all ranks
 _HOST_S_OWN = 2.0  # what host memory is to be faster by, for the CPU has a part in that way
 
 
@@ -48,7 +47,7 @@ class Mode:
 
 def choose(table: Sequence[dict[str, Any]]) -> Mode:
     """The Mode for ranks that said this: a function of them alone, hence alike on all ranks."""
-    for variable in ("mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"):
+    for variable in _ALIKE:
         if len({w[variable] for w in table}) > 1:
             said = ", ".join(f"rank {r}: {w[variable]}" for r, w in enumerate(table))
             raise TransportError(f"C10D_CUSTOM_CUDA_{variable.upper()} differs between the ranks ({said})")
@@ -99,23 +98,13 @@ def _crossing(table: Sequence[dict[str, Any]]) -> str:
 
 
 class Setup:
-    """On behalf of ``call``; ``left()``: the seconds it still has; ``stream``: that of the collectives; ``earlier``:
-    the GPUs that this rank has used before in the group. ``opened``: every Peers there has been, for the transport to
-    close."""
+    """On behalf of ``call``; ``left()``: the seconds it still has; ``earlier``: the GPUs that this rank has used before
+    in the group. ``opened``: every Peers there has been, for the transport to close."""
 
-    def __init__(
-        self,
-        cpu: LocalTransport,
-        driver: Driver,
-        config: Config,
-        stream: int,
-        call: Call,
-        left: Callable[[], float],
-        earlier: Sequence[str] = (),
-    ) -> None:
-        self._earlier = list(earlier)
-        self.cpu, self.driver, self.config = cpu, driver, config
-        self.stream, self.call, self._left = stream, call, left
+    def __init__(self, place: Place, call: Call, left: Callable[[], float], earlier: Sequence[str]) -> None:
+        self.place, self.cpu, self.driver, self.config = place, place.cpu, place.driver, place.config
+        self.stream = place.stream
+        self._earlier, self.call, self.left = list(earlier), call, left
         self.mode: Any = None  # a Mode, once the ranks have said what they are
         self.facts: Any = None  # Facts, likewise
         self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
@@ -136,12 +125,7 @@ class Setup:
                 "pid": self.driver.process,
                 "gpu": self.driver.uuid,
                 "earlier": self._earlier,
-                "mode": c.cuda_mode,
-                "p2p_shared": c.cuda_p2p_shared,
-                "staging_bytes": c.cuda_staging_bytes,
-                "one_shot_bytes": c.cuda_one_shot_bytes,
-                "in_place_bytes": c.cuda_in_place_bytes,
-                "host_bytes": c.cuda_host_bytes,
+                **{variable: getattr(c, f"cuda_{variable}") for variable in _ALIKE},
                 "side_by_side": self.driver.side_by_side,
                 "visible": self.driver.visible(),
             }
@@ -176,25 +160,21 @@ class Setup:
             peers, problem = self._open()
         if peers is None:
             return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
-        if peers.in_place is not None and (
-            problem := peers.in_place.try_it(self.stream, self._left, self.settle, self._all)
-        ):
+        if peers.in_place is not None and (problem := peers.in_place.try_it(self)):
             return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
         return mode, peers
 
     def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        given, problem = self._all(peers.allocate)
+        given, problem = self.together(peers.allocate)
         for step in (
             lambda: peers.open(given or []),
-            peers.write_own,
-            peers.read_others,
             peers.try_fused,
             *((peers.time_link, peers.time_host) if peers.fused is not None else ()),
         ):
             if problem is None:
-                gave, problem = self._all(step)
+                gave, problem = self.together(step)
                 self._timed = [*self._timed[-1:], gave or []]
         if problem is None:
             return peers, None
@@ -203,14 +183,14 @@ class Setup:
 
     def _close(self, peers: Peers, why: str = "") -> None:
         peers.let_go()
-        _, stuck = self._all(self.settle)
+        _, stuck = self.together(self.settle)
         if stuck:
             raise TransportError(f"set-up of CUDA: {why}{stuck}")
         peers.close_imports()
         self.tell(None)
         peers.free()
 
-    def _all(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
+    def together(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
         """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
         gave, problem = None, None
         try:
@@ -227,7 +207,7 @@ class Setup:
         if len(data) > _MOST_BYTES:
             raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_MOST_BYTES} at most")
         name = f"{self.call.name} (set-up of CUDA)"
-        return [json.loads(said) for said in tell(self.cpu, name, self._left(), data.ljust(_MOST_BYTES))]
+        return [json.loads(said) for said in tell(self.cpu, name, self.left(), data.ljust(_MOST_BYTES))]
 
     @property
     def timed_bytes(self) -> int:
@@ -236,7 +216,7 @@ class Setup:
 
     def trial_seconds(self) -> float:
         """That something tried may take."""
-        return min(_TRIAL, self._left())
+        return min(_TRIAL, self.left())
 
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
@@ -260,7 +240,7 @@ class Peers:
         staging_bytes = setup.config.cuda_staging_bytes
         sharers = self.facts.sharers
         self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
-        self.in_place = InPlace(self.cpu, self.driver, self.facts) if self.facts.in_place else None
+        self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
         self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
     def allocate(self) -> str:
@@ -270,32 +250,27 @@ class Peers:
         own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
         if fused is not None:
             fused.allocate(self.setup.stream, own + rounds)
+        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
+        self.driver.copy(self.setup.stream, own, self._pinned, 64)
         self.setup.settle()
         return self.driver.export_memory(own).hex()
 
     def open(self, handles: Sequence[str]) -> None:
+        """And reads what each has written there."""
         for rank, handle in enumerate(handles):
             if rank != self.rank:
                 self.staging[rank] = self.driver.open_memory(bytes.fromhex(handle))
-        if self.fused is not None:
-            self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
-
-    # --- the trial: every rank reads what each has written in its memory, and the fused kernels run
-
-    def _pattern(self, rank: int) -> bytes:
-        return bytes((17 * rank + i) % 251 for i in range(64))
-
-    def write_own(self) -> None:
-        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
-        self.driver.copy(self.setup.stream, self.staging[self.rank], self._pinned, 64)
-        self.setup.settle()
-
-    def read_others(self) -> None:
-        for rank in range(self.size):
             self.driver.copy(self.setup.stream, self._pinned, self.staging[rank], 64)
             self.setup.settle()
             if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
                 raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
+        if self.fused is not None:
+            self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
+
+    def _pattern(self, rank: int) -> bytes:
+        return bytes((17 * rank + i) % 251 for i in range(64))
+
+    # --- trials
 
     def try_fused(self) -> None:
         if self.fused is not None:

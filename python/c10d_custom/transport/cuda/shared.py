@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...call import AT_ROOT, REDUCING, SHAPES, Op
+from ...call import AT_ROOT, REDUCING, SHAPES, Op, Region, changed
 from ...dtypes import RedOp
 from ..cuts import evenly
 from . import algorithm
@@ -28,12 +28,9 @@ from .kernels import Job
 from .stream_op import poll
 
 if TYPE_CHECKING:
-    from ...call import Call
-    from ...config import Config
-    from ...errors import CustomBackendError
-    from .. import LocalTransport
-    from .driver import Driver
+    from ...call import Buffer, Call
     from .fused import Fused
+    from .host_exchange import Place
     from .in_place import InPlace
     from .peers import Peers
     from .staged import StagedCollectives
@@ -46,22 +43,14 @@ _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 class SharedCollectives:
     """``k``: the number of the next round; ``put``: an event behind what was put last; ``staged``: what goes through
-    host memory; ``late(call, what)``: the error of one for which the GPU took too long. One collective at a time."""
+    host memory. One collective at a time."""
 
-    def __init__(
-        self,
-        cpu: LocalTransport,
-        driver: Driver,
-        peers: Peers,
-        staged: StagedCollectives,
-        config: Config,
-        stream: int,
-        late: Callable[[Call, str], CustomBackendError],
-    ) -> None:
-        self.cpu, self.driver, self.peers, self.config, self.stream = cpu, driver, peers, config, stream
-        self.staged, self.late = staged, late
+    def __init__(self, place: Place, peers: Peers, staged: StagedCollectives) -> None:
+        self.cpu, self.driver, self.config = place.cpu, place.driver, place.config
+        self.stream, self.late = place.stream, place.late
+        self.peers, self.staged = peers, staged
         self.k = 0
-        self.put = driver.create_event()
+        self.put = self.driver.create_event()
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and for what this one has
@@ -103,17 +92,17 @@ class _Run:
             return self._alone()
         if way is Way.FUSED:
             return self._fused()
-        if way in (Way.ONE_SHOT, Way.TWO_SHOT):
-            self._all_reduce(self._one_shot if way is Way.ONE_SHOT else self._two_shot)
+        if way is Way.TWO_SHOT:
+            self._two_shot()
         else:
-            self._move()
+            self._move(self.call)
         if self.agreed is None:  # nothing to move
             self._meet()
         return None
 
     def in_place(self) -> bool:
         in_place = cast("InPlace", self.peers.in_place)
-        if in_place.run(self.call, self.stream, self._meet, self._factor, self.left, self.g.late):
+        if in_place.run(self.call, self._meet, self._factor, self.left):
             return True
         self.agreed = None  # collectives of the hosts have come in between
         return False
@@ -132,14 +121,8 @@ class _Run:
         else:
             self.cpu.meet(self.call, self.agreed.number, self.left())
 
-    def _round(self, put: Callable[[int], None], take: Callable[[Sequence[int]], None]) -> None:
-        """``put(base)`` into this rank's half; ``take(bases)`` from the others'."""
-        bases = self._put(put)
-        self._meet()
-        take(bases)
-
     def _put(self, put: Callable[[int], None]) -> list[int]:
-        """Where the round's halves begin, of each rank's staging memory."""
+        """``put(base)`` into this rank's half. Where the round's halves begin, of each rank's staging memory."""
         bases = self._bases(self.g.k)
         self.g.k += 1
         put(bases[self.me])
@@ -167,9 +150,6 @@ class _Run:
         redop = self.call.redop
         return float(self.n) if redop == _AVG else self.agreed.factors if redop == _PREMUL_SUM else None
 
-    def _with_own(self, sources: Sequence[int], own: int) -> list[int]:
-        return [own if r == self.me else s for r, s in enumerate(sources)]
-
     def _alone(self) -> None:
         call = self.call
         if not call.inputs or not call.outputs:
@@ -180,59 +160,33 @@ class _Run:
         else:
             self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
-    # --- reductions
-
     def _fused(self) -> None:
         fused, stream_op = cast("Fused", self.peers.fused), cast("StreamOp", self.call.stream_op)
         fused.prepare(self.call)
         stream_op.number = self.cpu.announce(self.call, self.left())
         fused.run(self.stream, self.call, stream_op.number)
 
-    def _all_reduce(self, step: Callable[[int, int, int], None]) -> None:
-        call = self.call
-        source, target, total = call.inputs[0].data_ptr(), call.outputs[0].data_ptr(), call.inputs[0].nbytes
-        for at in range(0, total, self.half):
-            step(source + at, target + at, min(self.half, total - at))
+    # --- through staging memory
 
-    def _one_shot(self, source: int, target: int, nbytes: int) -> None:
-        """Every rank reads every rank's input."""
-        self._round(
-            lambda base: self._copy(base, source, nbytes),
-            lambda bases: self._combine([target], self._with_own(bases, source), nbytes),
-        )
+    def _two_shot(self) -> None:
+        """Each rank reduces one slice of an all_reduce, then all get them all."""
+        call, item = self.call, self.call.dtype.item_bytes
+        cut = evenly(call.inputs[0].nbytes, self.n, _ALIGN)
 
-    def _two_shot(self, source: int, target: int, nbytes: int) -> None:
-        """Each rank reduces one slice of it; then each copies the others' results. A slice lies at its own
-        offset in the staging memory, in both rounds."""
-        cut = evenly(nbytes, self.n, _ALIGN)
-        slices = [(cut[r], cut[r + 1] - cut[r]) for r in range(self.n)]
-        low, size = slices[self.me]
+        def slices(tensor: Buffer) -> list[Region]:
+            base = tensor.data_ptr()
+            return [Region(base + low, high - low, (high - low) // item) for low, high in zip(cut, cut[1:])]
 
-        def put(base: int) -> None:
-            for r, (at, length) in enumerate(slices):
-                if r != self.me:
-                    self._copy(base + at, source + at, length)
+        results = slices(call.outputs[0])
+        mine = [results[self.me]]
+        self._move(changed(call, op=Op.reduce_scatter, inputs=slices(call.inputs[0]), outputs=mine))
+        self._move(changed(call, op=Op.all_gather, inputs=mine, outputs=results))
 
-        bases = self._put(put)
-        self._meet()
-        # The kernel both takes in the first round and puts in the second.
-        results = self._put(
-            lambda base: self._combine(
-                [target + low, base + low], self._with_own([b + low for b in bases], source + low), size
-            )
-        )
-        self._meet()
-        for r, (at, length) in enumerate(slices):
-            if r != self.me:
-                self._copy(target + at, results[r] + at, length)
-
-    # --- all others
-
-    def _move(self) -> None:
+    def _move(self, call: Call) -> None:
         """A rank puts its input whole, or the parts of it that are for each rank, every one into a slot; and takes what
         is for it: to copy each, or to reduce all. A part is as long as it is on every rank, or the ranks know the
         longest when they have met."""
-        call, shape, me = self.call, SHAPES[self.call.op], self.me
+        shape, me = SHAPES[call.op], self.me
         slot = self.half // self.n // _ALIGN * _ALIGN if shape.from_each else 0  # bytes that a half has for each rank
         step = slot or self.half
         givers = [call.root] if shape.reads == AT_ROOT else range(self.n)
@@ -263,7 +217,9 @@ class _Run:
                     self._copy(output.data_ptr() + at, sources[r], min(step, output.nbytes - at))
 
         while at < longest or not known:
-            self._round(put, take)
+            bases = self._put(put)
+            self._meet()
+            take(bases)
             if not known:
                 known, longest = True, self._longest_sent()
             at += step

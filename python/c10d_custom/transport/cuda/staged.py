@@ -9,22 +9,15 @@ touches it only after an event that was recorded behind everything before.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...call import ANY_COUNT, Memory, Op, Region, changed
+from ...call import ANY_COUNT, Memory, Op, Region
+from .host_exchange import Place, for_cpu
 from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
-    from ...config import Config
-    from ...errors import CustomBackendError
-    from .. import Transport
-    from .driver import Driver
-
-    # (inputs, outputs in a slot; targets: the addresses to which the outputs go)
-    Piece = tuple[list[Region], list[Region], list[tuple[int, Region]]]
 
 
 _ALIGN = 256
@@ -33,21 +26,23 @@ _LEAST = 1 << 20
 _IN_PLACE = Op.all_reduce, Op.reduce
 
 
-class StagedCollectives:
-    """One collective at a time. ``late(call, what)``: the error of one for which the GPU took too long."""
+class Piece(NamedTuple):
+    """What lies in a slot; ``event``: behind its copies; ``targets``: the addresses to which the outputs go."""
 
-    def __init__(
-        self,
-        cpu: Transport,
-        driver: Driver,
-        config: Config,
-        stream: int,
-        late: Callable[[Call, str], CustomBackendError],
-    ) -> None:
-        self.cpu, self.driver, self.stream, self._late = cpu, driver, stream, late
-        self._slot_bytes = min(_MOST, config.cuda_staging_bytes // 2)
+    inputs: list[Region]
+    outputs: list[Region]
+    targets: list[int]
+    event: int
+
+
+class StagedCollectives:
+    """One collective at a time."""
+
+    def __init__(self, place: Place) -> None:
+        self.cpu, self.driver, self.stream, self._late = place.cpu, place.driver, place.stream, place.late
+        self._slot_bytes = min(_MOST, place.config.cuda_staging_bytes // 2)
         self._slots: list[int] = []  # addresses
-        self._events = [driver.create_event() for _ in range(2)]
+        self._events = [self.driver.create_event() for _ in range(2)]
         self._size = 0
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
@@ -58,12 +53,12 @@ class StagedCollectives:
         in_place = call.op in _IN_PLACE and bool(call.outputs)
         parts: list[Buffer] = [*call.inputs] if in_place else [*call.inputs, *call.outputs]
         self._reserve(call, max(sum(_room(t.nbytes, lo, hi) for t in parts) for lo, hi in pieces), left)
-        staged: deque[Piece] = deque()
+        before: Piece | None = None
         for i in range(len(pieces) + 1):
-            if i < len(pieces):
-                staged.append(self._fetch(call, i % 2, *pieces[i], in_place))
-            if i:
-                self._carry_out(call, (i - 1) % 2, *staged.popleft(), left)
+            fetched = self._fetch(call, i % 2, *pieces[i], in_place) if i < len(pieces) else None
+            if before is not None:
+                self._carry_out(call, before, left)
+            before = fetched
 
     def _pieces(self, call: Call) -> list[tuple[int, int]]:
         """The [lo, hi) of every part that go together: alike on all ranks, as far as they agree."""
@@ -100,37 +95,17 @@ class StagedCollectives:
             if region.nbytes:
                 self.driver.copy(self.stream, region.address, tensor.data_ptr() + lo, region.nbytes)
         self.driver.record(self._events[slot], self.stream)
-        targets = [(t.data_ptr() + lo, r) for t, r in zip(call.outputs, outputs)]
-        return inputs, outputs, targets
+        return Piece(inputs, outputs, [t.data_ptr() + lo for t in call.outputs], self._events[slot])
 
-    def _carry_out(
-        self,
-        call: Call,
-        slot: int,
-        inputs: list[Region],
-        outputs: list[Region],
-        targets: list[tuple[int, Region]],
-        left: Callable[[], float],
-    ) -> None:
-        event = self._events[slot]
+    def _carry_out(self, call: Call, piece: Piece, left: Callable[[], float]) -> None:
+        inputs, outputs, targets, event = piece
         came = poll(lambda: self.driver.done(event), time.monotonic() + left(), self.cpu.broken)
         if not came and not self.cpu.broken():
             raise self._late(call, "what was queued on its stream before")
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
-        self.cpu.run(
-            changed(
-                call,
-                inputs=inputs,
-                outputs=outputs,
-                count=count,
-                timeout=left(),
-                memory=Memory.staged,
-                device=None,
-                stream_op=None,
-                copy_back=[],
-            )
-        )
-        for address, region in targets:
+        changes = {"inputs": inputs, "outputs": outputs, "count": count, "timeout": left()}
+        self.cpu.run(for_cpu(call, memory=Memory.staged, **changes))
+        for address, region in zip(targets, outputs):
             if region.nbytes:
                 self.driver.copy_in(self.stream, address, region.address, region.nbytes)
 

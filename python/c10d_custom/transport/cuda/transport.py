@@ -24,15 +24,17 @@ from ...errors import (
     UsageError,
 )
 from ...threads import threading
+from .. import CLOSED
 from .algorithm import Way, choose, host_limit
 from .guard import Guard
+from .host_exchange import Place
 from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
-from .pinned import Pinned
 from .shared import SharedCollectives
 from .staged import StagedCollectives
 from .staged_messages import StagedMessages
 from .stream_op import Captured, Events, StreamOp, come_to, poll
+from .timed import TimedOp
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -48,18 +50,26 @@ log = logging.getLogger("c10d_custom")
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
 _TOLD = 0.5
-_MARK = 1  # in the segment: this rank holds no memory of another any more
 _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
     """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one; ``gpus()``: the UUIDs
-    of those that the rank's collectives have come to, by their ordinals."""
+    of those that the rank's collectives have come to, by their ordinals; ``first``: its streams are of the highest
+    priority; ``timed``: whether it is wanted how long calls take on the GPU."""
 
     def __init__(
-        self, cpu: Transport, driver: Driver, config: Config, one_host: bool, gpus: Callable[[], list[str]]
+        self,
+        cpu: Transport,
+        driver: Driver,
+        config: Config,
+        one_host: bool,
+        gpus: Callable[[], list[str]],
+        first: bool = False,
+        timed: bool = False,
     ) -> None:
         self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
+        self._first, self.timed = first, timed
         self.mode: Mode | None = None
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
@@ -71,13 +81,13 @@ class CudaTransport:
         with driver.activate():
             self._events = Events(driver)
             self.stream = self._create_stream()
-            self._pinned = Pinned(driver)
+        self._place = Place(cpu, driver, config, self.stream, self._late)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
 
     def _create_stream(self) -> int:
-        stream = self.driver.create_stream()
+        stream = self.driver.create_stream(self._first)
         self._used_streams.append(stream)
         return stream
 
@@ -87,7 +97,7 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.stream_op = StreamOp(self.driver, self._events)
+                call.stream_op = (TimedOp if self.timed else StreamOp)(self.driver, self._events)
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
@@ -150,16 +160,12 @@ class CudaTransport:
                     self.driver.copy_tensors(self.stream, call.copy_back)
                 self._finish(call, stream_op)
                 self._failed.pop()
-            except CustomBackendError:
+            except BaseException as error:
                 self.let_go()
-                raise
-            except Exception as error:
-                self.let_go()
+                if isinstance(error, CustomBackendError) or not isinstance(error, Exception):  # of a signal handler
+                    raise
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
-            except BaseException:  # of a signal handler
-                self.let_go()
-                raise
 
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
@@ -229,22 +235,19 @@ class CudaTransport:
         """Collective over the group: all ranks know already that they call alike."""
         peers: Peers | None = None
         small = ""
-        here = cast("LocalTransport", self.cpu)  # where all ranks are on this host
         if self._one_host:
             self.cpu.agree(call, left())
             gpus = self._gpus()[: call.ordinal]
-            setup = Setup(here, self.driver, self._config, self.stream, call, left, gpus)
+            setup = Setup(self._place, call, left, gpus)
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
             self.mode = Mode("staged", "the ranks run on several hosts")
-        staged = StagedCollectives(self.cpu, self.driver, self._config, self.stream, self._late)
+        staged = StagedCollectives(self._place)
         if peers is None:
             self._collectives = staged
         else:
-            self._collectives = SharedCollectives(
-                here, self.driver, peers, staged, self._config, self.stream, self._late
-            )
+            self._collectives = SharedCollectives(self._place, peers, staged)
             if limit := host_limit(peers.facts, self._config):
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
@@ -291,9 +294,7 @@ class CudaTransport:
             if self._messages is None:
                 with self.driver.activate():
                     streams = self._create_stream(), self._create_stream()
-                self._messages = StagedMessages(
-                    self.cpu, self.driver, self._pinned, streams, self.cpu.complete, self._late
-                )
+                self._messages = StagedMessages(self._place, streams, self._one_host)
         return self._messages.post(message)
 
     # --- the end
@@ -301,6 +302,8 @@ class CudaTransport:
     def prepare_to_leave(self) -> None:
         """The CPU transport is about to leave; to the guard that would look like a failure. Other ranks may not have
         come yet to calls that this one has made."""
+        if self._messages is not None:
+            self._messages.prepare_to_leave(_DRAIN)
         if self._guard is not None and self._fused is not None:
             if self._fused.busy() and not self._captured:
                 with self.driver.activate():
@@ -322,18 +325,19 @@ class CudaTransport:
                 self.let_go()
                 idle = self.idle(_LOOK)
             if self._messages is not None:
-                self._messages.close()
+                self._messages.close(idle)
             if idle:
                 for peers in self._opened:
                     peers.close_imports()
                 return True
         _ABANDONED.extend([*self._failed, *self._opened])
-        log.warning("%s is still busy with this group's work; its memory is kept", self._place())
+        log.warning("%s is still busy with this group's work; its memory is kept", self.where())
         return False
 
-    def exports(self) -> bool:
-        """Whether other ranks may hold memory of this one."""
-        return any(peers.staging for peers in self._opened)
+    def holders(self) -> set[int]:
+        """The other ranks that may hold memory of this one."""
+        found = set(range(self.cpu.size)) if any(peers.staging for peers in self._opened) else set()
+        return found | (self._messages.pieces.holders if self._messages is not None else set())
 
     def free(self, unused: bool) -> bool:
         """``unused``: whether no other rank holds any memory of this one's any more."""
@@ -345,7 +349,8 @@ class CudaTransport:
                 _ABANDONED.extend([*self._failed, *self._opened])
             if self._collectives is not None:
                 self._collectives.close()
-            self._pinned.close()
+            if self._messages is not None:
+                self._messages.free(unused)
             self._failed = []
             self._events.close()
             for stream in self._used_streams:
@@ -353,7 +358,7 @@ class CudaTransport:
             self._used_streams = []
         return True
 
-    def _place(self) -> str:
+    def where(self) -> str:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
@@ -364,25 +369,29 @@ class CudaTransport:
         return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
 
 
-def close_all(cpu: Transport, devices: Sequence[CudaTransport]) -> None:
+def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:
     """The end of all of a rank's CudaTransports of one group. Each rank closes what the others gave, on every GPU, says
-    so, and frees its own once all have said it or are gone; where some have not in time, its memory stays until its
-    process ends, for they may use it."""
+    so, and frees its own once all who may hold it have said it or are gone; where some have not in time, its memory
+    stays until its process ends, for they may use it."""
     rest = [d for d in devices if _in_good_order(d, d.close_imports)]
     here = cast("LocalTransport", cpu)  # if anything was exported
-    exporting = any(d.exports() for d in devices)
-    if exporting and len(rest) == len(devices):
-        here.set_mark(_MARK)
-    unused = not exporting or poll(lambda: not here.unmarked(_MARK), time.monotonic() + _DRAIN, lambda: False)
+    if one_host and len(rest) == len(devices):
+        here.holds_nothing()
+    holders = set().union(*(d.holders() for d in devices))
+
+    def holding() -> list[int]:
+        return [rank for rank in here.unmarked(CLOSED) if rank in holders]
+
+    unused = not holders or poll(lambda: not holding(), time.monotonic() + _DRAIN, lambda: False)
     if not unused:
         log.warning(
             "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
             cpu.name,
             cpu.rank,
-            here.unmarked(_MARK),
+            holding(),
         )
     for device in rest:
-        _in_good_order(device, functools.partial(device.free, unused or not device.exports()))
+        _in_good_order(device, functools.partial(device.free, unused or not device.holders()))
 
 
 def _in_good_order(device: CudaTransport, step: Callable[[], bool]) -> bool:
@@ -390,5 +399,5 @@ def _in_good_order(device: CudaTransport, step: Callable[[], bool]) -> bool:
         return step()
     except Exception as error:
         # CUDA fails for good once a kernel has: the process's end frees what this did not.
-        log.warning("%s could not be left in good order: %s", device._place(), error)
+        log.warning("%s could not be left in good order: %s", device.where(), error)
         return False
