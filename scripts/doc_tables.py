@@ -74,17 +74,12 @@ def environment():
     )
 
 
-def versions():
-    records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
-    if not records:
-        return "No run has been recorded yet (`C10D_TEST_RECORD=1`)."
-    return table(
-        ["torch", "Python", "suite", "passed", "failed", "skipped", "on"],
-        [
-            [r["torch"], r["python"], r["suite"], *(str(r[n]) for n in ("passed", "failed", "skipped")), r["date"]]
-            for r in records
-        ],
-    )
+def recorded(file, *columns):
+    """A row for each run that scripts/record_version.py has entered."""
+    columns = (*columns, "torch", "python", "machine", "suite", "passed", "failed", "skipped", "date")
+    heads = {"python": "Python", "mpi": "MPI", "date": "on"}
+    records = json.loads((ROOT / "tests" / file).read_text())
+    return table([heads.get(name, name) for name in columns], [[str(r[name]) for name in columns] for r in records])
 
 
 def frameworks():
@@ -190,7 +185,7 @@ def lines_moved():
 PAGES = {
     "docs/internals/cost-model.md": {"lines": lines_moved},
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
-    "docs/support.md": {"support": support, "versions": versions},
+    "docs/support.md": {"support": support, "versions": lambda: recorded("torch_api/versions.json"), "mpi": lambda: recorded("mpi/versions.json", "mpi", "mpi4py")},
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},

@@ -52,8 +52,8 @@ uint32_t odd_number(Random& random) {
 // The segment's true length, with no overflow.
 unsigned __int128 true_total(const Geometry& g) {
   const Layout l(g);
-  return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes +
-         (unsigned __int128)(g.ranks) * g.arena_bytes;
+  const auto pairs = (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes;
+  return (pairs + page_bytes() - 1) / page_bytes() * page_bytes() + (unsigned __int128)(g.ranks) * g.arena_bytes;
 }
 
 // Geometries of 4096 ranks whose pairs take 2^64 bytes.
@@ -70,7 +70,7 @@ std::vector<Geometry> overflowing() {
 }
 
 void headers(Random& random, uint64_t trial) {
-  Geometry g{2, 3, 4096, 4096, 1024, 4, 0, 4096 * (random() % 3)};
+  Geometry g{2, 3, 4096, 4096, 1024, 4, 0, page_bytes() * (random() % 3)};
   uint32_t* const fields[] = {&g.ranks,       &g.window, &g.block_bytes,     &g.small_bytes,    &g.cell_bytes, &g.cells,
                               &g.board_bytes, &g.fan_in, &g.two_steps_bytes, &g.in_place_bytes, &g.forced};
   for (unsigned i = random() % 4; i; --i) *fields[random() % std::size(fields)] = odd_number(random);
