@@ -185,7 +185,11 @@ def lines_moved():
 PAGES = {
     "docs/internals/cost-model.md": {"lines": lines_moved},
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
-    "docs/support.md": {"support": support, "versions": lambda: recorded("torch_api/versions.json"), "mpi": lambda: recorded("mpi/versions.json", "mpi", "mpi4py")},
+    "docs/support.md": {
+        "support": support,
+        "versions": lambda: recorded("torch_api/versions.json"),
+        "mpi": lambda: recorded("mpi/versions.json", "mpi", "mpi4py"),
+    },
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},

@@ -1,7 +1,7 @@
 """Makes of the files in a folder a package index that pip reads (PEP 503: FOLDER/simple).
 
-    python scripts/index.py dist
-    pip install c10d-custom --index-url file://$PWD/dist/simple
+python scripts/index.py dist
+pip install c10d-custom --index-url file://$PWD/dist/simple
 """
 
 import hashlib
@@ -17,7 +17,8 @@ def main(folder):
     links = []
     for path in files:
         shutil.copy(path, project)
-        links.append(f'<a href="{path.name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a><br>')
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        links.append(f'<a href="{path.name}#sha256={digest}">{path.name}</a><br>')
     for at, lines in (project, links), (project.parent, ['<a href="c10d-custom/">c10d-custom</a>']):
         (at / "index.html").write_text("\n".join(["<!DOCTYPE html>", *lines, ""]))
 

@@ -40,7 +40,7 @@ def _numbers(version):
 
 
 def _of(record):
-    """What there is one record of: an MPI, a torch, a Python but for its last number and its lock, a suite, a machine."""
+    """What there is one record of: an MPI, a torch, a Python but for its last number, a suite, a machine."""
     python, _, without_lock = record["python"].partition("t")
     numbers = _numbers(record["torch"]), _numbers(python)[:2]
     return record.get("mpi", ""), *numbers, without_lock, record["suite"], record["machine"]

@@ -1,5 +1,5 @@
-// A machine whose pages have C10D_TEST_PAGE_BYTES, to a program that has this preloaded: it is told so, and what it maps
-// has to begin at a multiple of them, at its address and in its file, and goes to the end of the last one.
+// A machine whose pages have C10D_TEST_PAGE_BYTES, to a program that has this preloaded: it is told so, and what it
+// maps has to begin at a multiple of them, at its address and in its file, and goes to the end of the last one.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -34,7 +34,8 @@ void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offs
   if ((size_t)offset % page() || (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) && off_a_page(at))) return (void*)refused();
   bytes = whole(bytes);
   if (!(flags & (MAP_FIXED | MAP_FIXED_NOREPLACE))) {
-    const long room = syscall(SYS_mmap, NULL, bytes + page(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const long room =
+        syscall(SYS_mmap, NULL, bytes + page(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == -1) return MAP_FAILED;
     const size_t begin = whole((size_t)room), before = begin - (size_t)room;
     if (before) syscall(SYS_munmap, room, before);

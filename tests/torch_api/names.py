@@ -1,5 +1,5 @@
-"""What python/c10d_custom/c10d/torch_private.py says that we rest on of torch. As a program, says which of it the torch at
-hand lacks, without importing what would fail there."""
+"""What python/c10d_custom/c10d/torch_private.py says that we rest on of torch. As a program, says which of it this
+torch lacks, without importing what would fail there."""
 
 import ast
 import ctypes
