@@ -14,6 +14,7 @@
 namespace c10d_custom {
 namespace {
 
+constexpr uint64_t kSmallestPage = 4096;  // of any machine
 constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once
@@ -216,7 +217,7 @@ bool Arena::make_private_somehow(uint64_t where, uint64_t bytes, bool alone) {
 // Of private bytes: no peer sees or changes them any more. Takes no memory to speak of, for what it takes here it gives
 // back there.
 void Arena::move(uint64_t where, uint64_t bytes) {
-  for (uint64_t at = where; at < where + bytes; at += page_bytes()) {
+  for (uint64_t at = where; at < where + bytes; at += kSmallestPage) {
     volatile char* const byte = base_ + at;
     *byte = *byte;
   }

@@ -18,6 +18,7 @@
 #include "../shm/api.h"
 #include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
+#include "../shm/pages.h"
 #include "../shm/reduce.h"
 
 using namespace c10d_custom;
