@@ -14,7 +14,7 @@
 namespace c10d_custom {
 namespace {
 
-constexpr uint64_t kSmallestPage = 4096;  // of any machine
+constexpr uint64_t kSmallestPage = 4096;         // of any machine
 constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once
