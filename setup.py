@@ -1,14 +1,19 @@
 """Compiles the native core (backend, C++17, no dependencies) into c10d_custom/native/_shm.so, a fast way for Python to
 call it into c10d_custom/native/_fast.so, and packs the sources of the CUDA kernels, compiled where they are used, as
-c10d_custom/native/cuda, and what names all of this, as c10d_custom/revision."""
+c10d_custom/native/cuda, and what names all of this, as c10d_custom/revision. A wheel says what it is made of."""
 
 import hashlib
+import json
 import os
 import re
+import shlex
+import subprocess
+import sysconfig
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CCompilerError, ExecError, PlatformError
@@ -18,8 +23,8 @@ from build_backend import compilers
 
 class build_native(build_ext):
     def get_ext_filename(self, fullname):
-        # Plain shared libraries that fit every Python: one has a C ABI and is opened with ctypes, one has Python's
-        # stable ABI.
+        # Plain shared libraries: one has a C ABI and is opened with ctypes, one has Python's stable ABI, or that of a
+        # Python without the global interpreter lock.
         return fullname.replace(".", "/") + ".so"
 
     def get_export_symbols(self, ext):
@@ -50,6 +55,46 @@ class build_native(build_ext):
                 "It needs Linux (x86-64 or aarch64) and a compiler of C++17: g++ >= 9, clang >= 10, or, with neither "
                 "CC nor CXX set and none found, the package ziglang, which pip then fetches by itself."
             ) from error
+
+
+class wheel_with_bill_of_materials(bdist_wheel):
+    def egg2dist(self, egginfo_path, distinfo_path):
+        super().egg2dist(egginfo_path, distinfo_path)
+        folder = Path(distinfo_path, "sboms")  # PEP 770
+        folder.mkdir()
+        (folder / "c10d-custom.cdx.json").write_text(json.dumps(self.bill_of_materials(), indent=1) + "\n")
+
+    def bill_of_materials(self):
+        """In CycloneDX's format. The sources hold no code but this project's; what ziglang links in is LLVM's."""
+        name, version = self.distribution.get_name(), self.distribution.get_version()
+        compiler = shlex.split(compilers()[1])
+        said = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+        by_zig = any("zig" in Path(word).name for word in compiler[:3])
+        return {
+            "bomFormat": "CycloneDX",
+            "specVersion": "1.6",
+            "version": 1,
+            "metadata": {
+                "component": {
+                    "type": "library",
+                    "name": name,
+                    "version": version,
+                    "purl": f"pkg:pypi/{name}@{version}",
+                    "licenses": [{"license": {"id": "BSD-3-Clause"}}],
+                },
+                "tools": {"components": [{"type": "application", "name": (said.splitlines() or ["unknown"])[0]}]},
+            },
+            "components": [
+                {
+                    "type": "library",
+                    "name": each,
+                    "version": re.search(r"\d+(?:\.\d+)+|$", said)[0],
+                    "licenses": [{"expression": "Apache-2.0 WITH LLVM-exception"}],
+                }
+                for each in ("libc++", "libc++abi", "libunwind", "compiler-rt")
+                if by_zig
+            ],
+        }
 
 
 class build_with_cuda_sources(build_py):
@@ -84,9 +129,16 @@ class build_with_cuda_sources(build_py):
 CORE = "shm", "hosts", "launch"
 FLAGS = dict(re.findall(r"^(\w+) = (.*)$", Path("backend/flags.mk").read_text(), re.M))
 
+WITHOUT_LOCK = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # such Pythons have no stable ABI before 3.15
+
 setup(
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for this Python and all later ones
-    cmdclass={"build_ext": build_native, "build_py": build_with_cuda_sources},
+    # One wheel for this Python and all later ones; without the lock, one for each.
+    options={} if WITHOUT_LOCK else {"bdist_wheel": {"py_limited_api": "cp311"}},
+    cmdclass={
+        "bdist_wheel": wheel_with_bill_of_materials,
+        "build_ext": build_native,
+        "build_py": build_with_cuda_sources,
+    },
     ext_modules=[
         Extension(
             "c10d_custom.native._shm",
@@ -103,7 +155,8 @@ setup(
             depends=glob("backend/python/*.h"),
             extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
             extra_link_args=["-s"],
-            py_limited_api=True,
+            define_macros=[("Py_GIL_DISABLED", "1")] if WITHOUT_LOCK else [],
+            py_limited_api=not WITHOUT_LOCK,
         ),
     ],
 )

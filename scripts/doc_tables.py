@@ -75,16 +75,11 @@ def environment():
 
 
 def versions():
+    """A row for each run that scripts/record_version.py has entered."""
+    columns = "torch", "python", "machine", "suite", "passed", "failed", "skipped", "date"
+    heads = {"python": "Python", "date": "on"}
     records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
-    if not records:
-        return "No run has been recorded yet (`C10D_TEST_RECORD=1`)."
-    return table(
-        ["torch", "Python", "suite", "passed", "failed", "skipped", "on"],
-        [
-            [r["torch"], r["python"], r["suite"], *(str(r[n]) for n in ("passed", "failed", "skipped")), r["date"]]
-            for r in records
-        ],
-    )
+    return table([heads.get(name, name) for name in columns], [[str(r[name]) for name in columns] for r in records])
 
 
 def frameworks():

@@ -1,8 +1,9 @@
 """Enters the outcome of a run of the tests, pytest's JUnit files, into tests/torch_api/versions.json, under the
-versions of torch and Python at hand; of scripts/frameworks, into tests/ecosystem/frameworks/outcomes.json. The tables
-in docs/support.md and docs/frameworks.md are made of them (doc_tables.py).
+versions of torch and Python at hand, and the machine; of scripts/frameworks, into
+tests/ecosystem/frameworks/outcomes.json. The tables in docs/support.md and docs/frameworks.md are made of them
+(doc_tables.py).
 
-    python scripts/record_version.py whole|reduced|frameworks FILE...
+    python scripts/record_version.py whole|reduced|quick|frameworks FILE...
 """
 
 import datetime
@@ -35,17 +36,20 @@ def _numbers(version):
 
 
 def _of(record):
-    """What there is one record of: a torch, a Python but for its last number, a suite."""
-    return _numbers(record["torch"]), _numbers(record["python"])[:2], record["suite"]
+    """What there is one record of: a torch, a Python but for its last number, a suite, a machine."""
+    python, _, without_lock = record["python"].partition("t")
+    return _numbers(record["torch"]), _numbers(python)[:2], without_lock, record["suite"], record["machine"]
 
 
 def main(suite, files):
     passed, failed, skipped = map(sum, zip(*map(counted, files), strict=True))
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else []
+    without_lock = not getattr(sys, "_is_gil_enabled", lambda: True)()
     record = {
         "torch": VERSION,
         "suite": suite,
-        "python": platform.python_version(),
+        "python": platform.python_version() + "t (no lock)" * without_lock,
+        "machine": platform.machine(),
         "date": datetime.date.today().isoformat(),
         "passed": passed,
         "failed": failed,

@@ -1,6 +1,6 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
 // out a collective (fast_collective.h) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
-// stable ABI: one build serves every Python.
+// stable ABI: one build serves every Python that has a global interpreter lock.
 #include "fast_collective.h"
 #include "raw_tensor.h"
 #include "ticket.h"
@@ -83,6 +83,11 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, me
 
 PyMODINIT_FUNC PyInit__fast(void) {
   PyObject* const made = PyModule_Create(&module);
+#ifdef Py_GIL_DISABLED
+  // Else Python would turn the lock on for the whole process. What is set up once, is set up amid the import of
+  // c10d_custom.native.direct, which one thread alone is in; a group's calls, its owner orders (transport/queue.py).
+  if (made) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
+#endif
   if (!made || (!add_fast_collective(made) && !add_ticket(made) && !add_window(made))) return made;
   Py_DECREF(made);
   return NULL;

@@ -150,7 +150,11 @@ static PyObject* call(PyObject* me, PyObject* const* args, Py_ssize_t n, Py_ssiz
   void* few[2 * kFew];
   void** const addresses = self->size <= kFew ? few : PyMem_Malloc(2 * (size_t)self->size * sizeof(void*));
   if (!addresses) return PyErr_NoMemory();
-  const int status = carry_out(self, (uint32_t)op, args[1], args[2], root, args[4], ns, addresses, ticket);
+  PyObject* const source = hold_still(args[1]);
+  PyObject* const target = source ? hold_still(args[2]) : NULL;
+  const int status = target ? carry_out(self, (uint32_t)op, source, target, root, args[4], ns, addresses, ticket) : -1;
+  if (target) let_go(target);
+  if (source) let_go(source);
   if (addresses != few) PyMem_Free(addresses);
   return status < 0 ? NULL : PyLong_FromLong(status);
 }

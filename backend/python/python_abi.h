@@ -1,16 +1,30 @@
 // What this folder uses of Python's limited API (https://docs.python.org/3/c-api/stable.html), declared here: its
 // binary interface is the same for every CPython from 3.11 on that has a global interpreter lock, so no headers of one
-// Python are needed, and one build serves all, on every architecture.
+// Python are needed, and one build serves all, on every architecture. With Py_GIL_DISABLED it is that of the CPythons
+// without the lock (3.13t, 3.14t), whose objects begin with more: a build of its own.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 typedef ptrdiff_t Py_ssize_t, Py_hash_t;
 typedef struct PyTypeObject PyTypeObject;
+#ifdef Py_GIL_DISABLED
+typedef struct {
+  uintptr_t thread;
+  uint16_t flags;
+  uint8_t mutex, collected;
+  uint32_t local;
+  Py_ssize_t shared;
+  PyTypeObject* type;
+} PyObject;
+#define PY_OBJECT_FOR_EVER {0, 0, 0, 0, UINT32_MAX, 0, NULL}
+#else
 typedef struct {
   Py_ssize_t references;
   PyTypeObject* type;
 } PyObject;
+#define PY_OBJECT_FOR_EVER {1, NULL}
+#endif
 
 #define PyObject_HEAD PyObject head;
 #define Py_TYPE(o) (((PyObject*)(o))->type)
@@ -39,7 +53,7 @@ typedef struct PyModuleDef {
   PyMethodDef* methods;
   void *slots, *traverse, *clear, *free;
 } PyModuleDef;
-#define PyModuleDef_HEAD_INIT {{1, NULL}, NULL, 0, NULL}
+#define PyModuleDef_HEAD_INIT {PY_OBJECT_FOR_EVER, NULL, 0, NULL}
 #define PyModule_Create(definition) PyModule_Create2(definition, 3)
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject*
 
@@ -67,6 +81,10 @@ typedef struct {
 enum { Py_T_INT = 1, Py_T_PYSSIZET = 19, Py_READONLY = 1 };
 
 PyObject* PyModule_Create2(PyModuleDef*, int);
+#ifdef Py_GIL_DISABLED
+#define Py_MOD_GIL_NOT_USED ((void*)1)
+int PyUnstable_Module_SetGIL(PyObject*, void*);
+#endif
 int PyModule_AddObjectRef(PyObject*, const char*, PyObject*);
 PyObject* PyType_FromSpec(PyType_Spec*);
 void* PyType_GetSlot(PyTypeObject*, int);
@@ -103,6 +121,8 @@ int PyBytes_AsStringAndSize(PyObject*, char**, Py_ssize_t*);
 void* PyCapsule_GetPointer(PyObject*, const char*);
 int PyList_Append(PyObject*, PyObject*);
 PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
+PyObject* PyList_GetSlice(PyObject*, Py_ssize_t, Py_ssize_t);
+int PyList_SetItem(PyObject*, Py_ssize_t, PyObject*);
 Py_ssize_t PyList_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
 PyObject* PyTuple_Pack(Py_ssize_t, ...);

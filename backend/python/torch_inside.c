@@ -48,6 +48,17 @@ void count_change(PyObject* o) {
   if (keys_of(impl_of(o)) & counted_keys) bump_version((const char*)o + impl_at);
 }
 
+#ifdef Py_GIL_DISABLED
+PyObject* hold_still(PyObject* o) {
+  if (!PyList_Check(o)) return Py_IncRef(o), o;
+  PyObject* const list = PyList_GetSlice(o, 0, PTRDIFF_MAX);
+  if (!list || PyList_Size(list) != 1 || !PyList_Check(PyList_GetItem(list, 0))) return list;
+  PyObject* const inner = PyList_GetSlice(PyList_GetItem(list, 0), 0, PTRDIFF_MAX);
+  if (inner && !PyList_SetItem(list, 0, inner)) return list;
+  return Py_DecRef(list), NULL;
+}
+#endif
+
 static int direct(PyObject* o, int depth) {
   if (PyList_Check(o)) {
     for (Py_ssize_t i = 0; i < PyList_Size(o); ++i)
@@ -67,7 +78,12 @@ static int direct(PyObject* o, int depth) {
 PyObject* goes_direct(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
   int all = unwatched();
-  for (Py_ssize_t i = 0; all && i < n; ++i) all = direct(args[i], 3);
+  for (Py_ssize_t i = 0; all && i < n; ++i) {
+    PyObject* const still = hold_still(args[i]);
+    if (!still) return NULL;
+    all = direct(still, 3);
+    let_go(still);
+  }
   if (all) Py_RETURN_TRUE;
   Py_RETURN_FALSE;
 }

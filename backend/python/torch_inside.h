@@ -29,3 +29,13 @@ void count_change(PyObject* o);
 PyObject* goes_direct(PyObject* self, PyObject* const* args, Py_ssize_t n);
 // unwatched()
 PyObject* nobody_watches(PyObject* self, PyObject* nothing);
+
+// An argument whose lists no other thread changes until `let_go`: with a global lock the argument itself, without one a
+// list of its own of what the list, or the only list in it, has in it. NULL: an exception is set.
+#ifdef Py_GIL_DISABLED
+PyObject* hold_still(PyObject* o);
+#define let_go Py_DecRef
+#else
+#define hold_still(o) (o)
+#define let_go(o) ((void)(o))
+#endif

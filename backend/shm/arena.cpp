@@ -14,7 +14,7 @@
 namespace c10d_custom {
 namespace {
 
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSmallestPage = 4096;         // of any machine
 constexpr int64_t kPeriod = 1000 * 1000 * 1000;  // ns
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr uint64_t kPiece = 4 << 20;  // bytes of a block that move at once
@@ -91,7 +91,7 @@ void Arena::join(Ranges& to, uint64_t where, uint64_t bytes) {
 
 void* Arena::take(uint64_t wanted, bool kept, const GoesOn& goes_on, int* error) {
   if (wanted > size_) return *error = ENOMEM, nullptr;
-  const uint64_t bytes = std::max(align_up(wanted, kPage), kPage);
+  const uint64_t bytes = std::max(align_up(wanted, page_bytes()), page_bytes());
   std::unique_lock<std::mutex> hold(mutex_);
   age();
   uint64_t where;
@@ -217,7 +217,7 @@ bool Arena::make_private_somehow(uint64_t where, uint64_t bytes, bool alone) {
 // Of private bytes: no peer sees or changes them any more. Takes no memory to speak of, for what it takes here it gives
 // back there.
 void Arena::move(uint64_t where, uint64_t bytes) {
-  for (uint64_t at = where; at < where + bytes; at += kPage) {
+  for (uint64_t at = where; at < where + bytes; at += kSmallestPage) {
     volatile char* const byte = base_ + at;
     *byte = *byte;
   }

@@ -89,7 +89,7 @@ bool sane(const Geometry& g) {
          g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 && g.cell_bytes <= (1u << 26) &&
          g.cells >= 2 && g.cells <= 65536 && g.call_slot_bytes <= (1u << 24) && g.call_slot_bytes % kLine == 0 &&
-         (g.fan_in == 0 || (g.fan_in >= 2 && g.fan_in <= 1024)) && g.arena_bytes % 4096 == 0 &&
+         (g.fan_in == 0 || (g.fan_in >= 2 && g.fan_in <= 1024)) && g.arena_bytes % page_bytes() == 0 &&
          g.arena_bytes <= (1ull << 46) / g.ranks &&
          // The lengths below must not overflow: of the other parts none comes near.
          Layout(g).pair_bytes < (1ull << 60) / g.ranks / g.ranks;

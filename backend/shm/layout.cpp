@@ -1,5 +1,7 @@
 #include "layout.h"
 
+#include "pages.h"
+
 namespace c10d_custom {
 namespace {
 
@@ -30,7 +32,7 @@ Layout::Layout(const Geometry& g) {
   rings = align_up(small + n * 2 * small_bytes, page);
   flows = align_up(rings + n * ring_bytes, page);
   pairs = flows + n * (flow_bytes + pair_rings_bytes);
-  arenas = pairs + n * n * pair_bytes;
+  arenas = align_up(pairs + n * n * pair_bytes, page_bytes());  // what is mapped by itself
   total = arenas + n * g.arena_bytes;
 }
 

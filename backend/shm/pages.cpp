@@ -47,12 +47,17 @@ int take_piece(int fd, uint64_t from, char* at, uint64_t bytes) {
   if (!fallocate(fd, 0, off_t(from), off_t(bytes))) return 0;
   const int error = errno;
   if (!refused(error)) return error;
-  const auto page = uintptr_t(sysconf(_SC_PAGESIZE)), begin = uintptr_t(at) / page * page;
+  const uintptr_t begin = uintptr_t(at) / page_bytes() * page_bytes();
   if (!madvise(reinterpret_cast<void*>(begin), uintptr_t(at) + bytes - begin, MADV_POPULATE_WRITE)) return 0;
   return errno == EFAULT ? ENOSPC : errno == ENOMEM || errno == EINTR || errno == EAGAIN ? errno : error;
 }
 
 }  // namespace
+
+uint64_t page_bytes() {
+  static const auto bytes = uint64_t(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 int take_pages(int fd, uint64_t from, char* at, uint64_t bytes, const GoesOn& goes_on) {
   const Room room;

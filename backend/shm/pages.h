@@ -10,6 +10,10 @@
 
 namespace c10d_custom {
 
+// Bytes of one of this machine's pages: 4 KiB on x86-64, also 16 or 64 KiB on aarch64. What is mapped begins at a
+// multiple of it, in the file too.
+uint64_t page_bytes();
+
 // Asked between two pieces of a few MiB; false: enough of it.
 using GoesOn = std::function<bool()>;
 

@@ -80,11 +80,11 @@ void blocks(uint64_t steps) {
         require(error == ENOMEM || error == ENODATA, "an odd reason", step);
         refused += error == ENOMEM;
       } else {
-        require(uint64_t(p) % 4096 == 0, "a block off a page", step);
+        require(uint64_t(p) % page_bytes() == 0, "a block off a page", step);
         held.push_back({p, bytes, uint8_t(step)});
         p[0] = p[bytes - 1] = char(step);
         require(a->place(p + bytes / 2, bytes - bytes / 2) != kNever, "a block that is nowhere", step);
-        require(a->place(p, bytes + 4096) == kNever, "bytes beyond a block", step);
+        require(a->place(p, bytes + page_bytes()) == kNever, "bytes beyond a block", step);
       }
     } else {
       const uint64_t i = random() % held.size();

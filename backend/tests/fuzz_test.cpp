@@ -18,6 +18,7 @@
 #include "../shm/api.h"
 #include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
+#include "../shm/pages.h"
 #include "../shm/reduce.h"
 #include "require.h"
 
@@ -47,8 +48,8 @@ uint32_t odd_number(Random& random) {
 // The segment's true length, with no overflow.
 unsigned __int128 true_total(const Geometry& g) {
   const Layout l(g);
-  return (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes +
-         (unsigned __int128)(g.ranks) * g.arena_bytes;
+  const auto pairs = (unsigned __int128)(l.pairs) + (unsigned __int128)(g.ranks) * g.ranks * l.pair_bytes;
+  return (pairs + page_bytes() - 1) / page_bytes() * page_bytes() + (unsigned __int128)(g.ranks) * g.arena_bytes;
 }
 
 // Geometries of 4096 ranks whose pairs take 2^64 bytes.
@@ -65,7 +66,7 @@ std::vector<Geometry> overflowing() {
 }
 
 void headers(Random& random, uint64_t trial) {
-  Geometry g{2, 3, 4096, 4096, 1024, 4, 0, 4096 * (random() % 3)};
+  Geometry g{2, 3, 4096, 4096, 1024, 4, 0, page_bytes() * (random() % 3)};
   uint32_t* const fields[] = {&g.ranks,           &g.window,         &g.block_bytes,     &g.small_bytes,
                               &g.cell_bytes,      &g.cells,          &g.call_slot_bytes, &g.fan_in,
                               &g.two_steps_bytes, &g.in_place_bytes, &g.forced};

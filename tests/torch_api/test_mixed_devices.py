@@ -1,12 +1,15 @@
 """Device strings that name other backends too: each device gets the one asked for, or nobody gets anything."""
 
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import c10d_custom
 from c10d_custom.c10d.backend import REGISTERED
 from c10d_custom.errors import UsageError
 from ecosystem.spawn import run
@@ -108,6 +111,45 @@ def split(rank, size, where):
 )
 def test_split(tmp_path):
     run(split, 2, str(tmp_path / "store"), init=False)
+
+
+@contextmanager
+def gloo_under_the_name(name):
+    """What torch makes when it is asked for that NCCL is gloo; it is of the type that the name has."""
+    c10d = dist.distributed_c10d
+    with ExitStack() as undo:
+        for maker in ("_create_nccl_process_group", "_create_nccl2_process_group", "_create_nccl_lazy_process_group"):
+            undo.enter_context(mock.patch.object(c10d, maker, c10d._create_gloo_process_group))
+        dist.Backend._plugins.pop(name.upper(), None)
+        undo.callback(dist.Backend._plugins.pop, name.upper(), None)
+        yield
+
+
+def beside_nccl(rank, size, name, where):
+    """Of those that torch takes to be of the type custom, as ours, beside ours in gloo's place."""
+    with gloo_under_the_name(name):
+        if custom := name != "nccl":
+            with pytest.raises(UsageError, match="replace"):
+                init(f"cuda:{name},cpu:custom", rank, size, where + "1")
+            c10d_custom.replace("gloo")
+        try:
+            string = f"cuda:{name},cpu:{'gloo' if custom else 'custom'}"
+            init(string, rank, size, where)
+            for group in (dist.group.WORLD, dist.new_group([1, 0], backend=string)):
+                cpu, cuda = (group._get_backend(torch.device(d)) for d in ("cpu", "cuda"))
+                assert (cpu.name(), cuda.name(), dist.get_backend_config(group)) == ("custom", "gloo", string)
+                reduces(rank, size, group)
+            dist.destroy_process_group()
+        finally:
+            c10d_custom.restore()
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d, "_create_nccl_lazy_process_group"), reason="from torch 2.15 on there are several"
+)
+@pytest.mark.parametrize("name", ["nccl", "nccl-legacy", "nccl2", "nccl-lazy"])
+def test_beside_each_nccl_of_torchs(name, tmp_path):
+    run(beside_nccl, 2, name, str(tmp_path / "store"), init=False)
 
 
 def refused(rank, size, string, where):

@@ -11,6 +11,8 @@ import torch
 from c10d_custom.c10d import torch_private
 from c10d_custom.c10d.torch_private import REGISTERED
 
+from . import names
+
 PROGRAM = """
 import warnings
 import torch
@@ -91,27 +93,24 @@ def test_the_version_is_of_a_torch_that_this_was_written_for():
     assert tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
-def rows():
-    """What torch_private.py says that we rest on: (names, files, since which torch)."""
-    for line in torch_private.__doc__.splitlines():
-        if line.count(" | ") == 3 and not line.startswith("name in torch"):
-            name, files, since, _ = line.split(" | ")
-            yield name, [torch_private.__file__ if f == "here" else f for f in files.split(", ")], since
-
-
-def found(name):
-    here = torch
-    for part in name.split(",")[0].split(":")[0].split(".")[1:]:
-        here = getattr(here, part, None)
-    return here is not None
-
-
-@pytest.mark.parametrize("name, files, since", list(rows()), ids=lambda value: str(value)[:60])
-def test_what_we_rest_on_is_used_where_it_is_said_and_is_in_this_torch(name, files, since):
+@pytest.mark.parametrize("row", list(names.rows()), ids=lambda row: row[0][:60])
+def test_what_we_rest_on_is_used_where_it_is_said(row):
+    name, files, _, _ = row
     last = name.split(",")[0].split(":")[0].split(".")[-1]
     package = Path(torch_private.__file__).parents[1]
     for file in files:
-        path = next(p for p in (Path(file), package / file, package / "c10d" / file) if p.is_file())
+        path = next(p for p in (package / file, package / "c10d" / file) if p.is_file())
         assert name.startswith("libc10") or last in path.read_text().split('"""', 2)[2], (last, file)
-    if name.startswith("torch.") and since == "all":
-        assert found(name), f"torch {torch.__version__} has no {name}: docs/CONTRIBUTING.md, A torch renamed something"
+
+
+def test_this_torch_has_what_we_rest_on():
+    assert not list(names.moved()), "docs/CONTRIBUTING.md, A torch renamed something"
+
+
+def test_what_a_torch_lacks_is_named(monkeypatch):
+    monkeypatch.delattr(torch.autograd.graph, "_engine_run_backward")
+    monkeypatch.delattr(torch.distributed, "irecv")
+    assert [name for name, _, _ in names.moved()] == [
+        "torch.distributed.irecv",
+        "torch.autograd.graph._engine_run_backward",
+    ]

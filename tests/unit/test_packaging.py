@@ -20,7 +20,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OURS = ROOT / "backend" / "python" / "python_abi.h"
 THEIRS = Path(sysconfig.get_path("include"), "Python.h")
-LIMITED = ["#define Py_LIMITED_API 0x030b0000", "#include <Python.h>"]
+# Of a Python without the global interpreter lock, which has no limited API before 3.15, the whole one.
+WITHOUT_LOCK = ["-DPy_GIL_DISABLED"] if sysconfig.get_config_var("Py_GIL_DISABLED") else []
+LIMITED = [*([] if WITHOUT_LOCK else ["#define Py_LIMITED_API 0x030b0000"]), "#include <Python.h>"]
 
 pytestmark = pytest.mark.skipif(
     not OURS.exists() or not THEIRS.exists(), reason="needs a checkout, and Python's headers (python3-dev)"
@@ -68,7 +70,7 @@ def test_constants_and_structs_are_pythons_own(tmp_path):
             [compiled(tmp_path / name, [*lines, *main], *options)], capture_output=True, text=True
         ).stdout
 
-    ours = printed("ours.bin", [f'#include "{OURS}"'])
+    ours = printed("ours.bin", [f'#include "{OURS}"'], *WITHOUT_LOCK)
     theirs = printed("theirs.bin", LIMITED, f"-I{THEIRS.parent}")
     assert ours.count("\n") == len(values) and ours == theirs
 

@@ -144,7 +144,7 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
         raise UsageError(
             f'backend "{string}": of "{NAME}" and "{alike[0]}" torch keeps one in a group, because both are of the '
             f'type that it calls custom. Make two groups: init_process_group("{alike[0]}") and '
-            f'new_group(backend="{NAME}").'
+            f'new_group(backend="{NAME}"); or c10d_custom.replace("gloo"), and name gloo where "{NAME}" is named now.'
         )
     plain = options.process_group
     for device in ours:  # one serves all of ours; torch asks once for each

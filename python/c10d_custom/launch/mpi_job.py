@@ -266,7 +266,7 @@ def _in_thread(MPI: Any) -> threading.Thread:
 
 def _find_providers() -> None:
     """Intel MPI's wheel has libfabric's providers beside the library, and its mpiexec says so."""
-    for library in mapped_files(r"/.*/libmpi\.so[^/]*"):
+    for library in mapped_files(r"/.*/libmpi(_abi)?\.so[^/]*"):
         if os.path.exists(os.path.join(folder := os.path.dirname(library), "libtcp-fi.so")):
             os.environ.setdefault("FI_PROVIDER_PATH", folder)
 

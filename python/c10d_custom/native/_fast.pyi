@@ -1,6 +1,6 @@
-"""backend/python: calls into the core in C, for every CPython that has a global interpreter lock. The functions of the
-core take the address of the one they call first, and its arguments as api.h has them. They run without the GIL, but
-`ask`, of functions that answer at once."""
+"""backend/python: calls into the core in C, for every CPython, one build for all that have a global interpreter lock.
+The functions of the core take the address of the one they call first, and its arguments as api.h has them. They run
+without the GIL, but `ask`, of functions that answer at once."""
 
 from typing import Any
 

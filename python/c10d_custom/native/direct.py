@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,7 +42,8 @@ _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 _GRAD_ENABLED = "_ZN3c108GradMode10is_enabledEv"
 _BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 _WORD_BYTES = 8
-_IMPL_WORDS = 22  # of TensorImpl, whose last but one they are; it has at least so many
+# Of TensorImpl, whose last but one they are; it has at least so many, and one more where Python has no lock.
+_IMPL_WORDS = 22 + (not getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def _keys(*names: str) -> int:
