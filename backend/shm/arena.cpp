@@ -303,7 +303,7 @@ char* Arenas::reach(uint32_t rank, uint64_t place, uint64_t bytes) const {
 
 char* Arenas::map(uint32_t rank, uint64_t place, uint64_t bytes, int* error) const {
   if (!fits(place, bytes)) return *error = EINVAL, nullptr;
-  const uint64_t shift = (place - 1) % kPage;
+  const uint64_t shift = (place - 1) % page_bytes();
   void* const m = map_pages(fd_, at_ + rank * size_ + (place - 1 - shift), shift + bytes);
   if (m == MAP_FAILED) return *error = errno, nullptr;
   madvise(m, shift + bytes, MADV_DONTDUMP);
@@ -311,7 +311,7 @@ char* Arenas::map(uint32_t rank, uint64_t place, uint64_t bytes, int* error) con
 }
 
 void Arenas::unmap(char* mapped, uint64_t bytes) {
-  const uint64_t shift = reinterpret_cast<uintptr_t>(mapped) % kPage;
+  const uint64_t shift = reinterpret_cast<uintptr_t>(mapped) % page_bytes();
   munmap(mapped - shift, shift + bytes);
 }
 
