@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import HashStore, PrefixStore, ProcessGroup
 
 from ..call import seconds_of
 from ..errors import UsageError
@@ -243,6 +243,7 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     def shutdown(self, why: str = "") -> None:
         super().shutdown(why)
         if self.endpoint is not None and self._closed:
+            self._store = HashStore()  # the endpoint's ends
             self.endpoint.close()
 
 

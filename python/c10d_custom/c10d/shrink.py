@@ -60,6 +60,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
         store, new = survivors.agree()
         new.set_timeout(own)
         store.set_timeout(own)
+        new.endpoint, old.endpoint = old.endpoint, None  # the handle stays this process's
         _destroy_all(but=new)
         if new.size() < old.size():
             mpi_job.abandon()

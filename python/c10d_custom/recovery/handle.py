@@ -102,3 +102,4 @@ class Endpoint:
     def close(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
+        del self.store
