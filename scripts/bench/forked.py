@@ -147,10 +147,13 @@ def _again(rank: int, size: int, store: Any, limit: timedelta) -> list[list[floa
     times: list[list[float]] = [[], []]
     dist._reconfigure(1, handles).wait()
     for number in range(2, 2 + groups_of_a_round(size)):
-        for act, its in zip((lambda: dist._reconfigure(number, handles).wait(), dist.new_group), times, strict=True):
+        for again, its in zip((True, False), times, strict=True):
             dist.barrier()
             began = time.monotonic()
-            act()
+            if again:
+                dist._reconfigure(number, handles).wait()
+            else:
+                dist.new_group()
             its.append(round(time.monotonic() - began, 6))
     return times
 

@@ -55,7 +55,7 @@ def _name(mark: int) -> str:
 
 
 class Survivors(SurvivorsOverHosts):
-    promises, redial = False, 5e-3
+    promises, redial, settle = False, 5e-3, 5e-3
     ended, hint = "ended", ""
 
     def _parts(self) -> tuple[Any, Hosts, MeetingPoint]:

@@ -67,12 +67,12 @@ class Promise:
 
 
 class SurvivorsOverHosts:
-    """One rank's part in it. ``promised``: its
-    Promise, from giving it on, unless it has heard that nobody goes on with it."""
+    """One rank's part in it. ``promised``: its Promise, from giving it on, unless it has heard that nobody goes on with
+    it. Inside one host: on_one_host.py."""
 
     promised: Promise | None = None
     promises = True  # whether a group that one rank has made may be none for another
-    redial = 50e-3  # s, at most
+    redial, settle = 50e-3, 0.2  # s: to call again, at most; for the news of a loss, once a making has failed
     ended, hint = "is known to have ended", f"; without a host that does not answer, {RESTART}"  # of an error
 
     _connect = staticmethod(connect)
@@ -152,6 +152,7 @@ class SurvivorsOverHosts:
         return None
 
     def known(self, line: TcpLine) -> At:
+        """What is known of its other end."""
         return line.at
 
     # --- following
@@ -260,7 +261,6 @@ def wait(what: Iterable[Any], seconds: float) -> bool:
 
 
 _RECALL = 0.2  # s: between two calls of a rank that is not reached
-_SETTLE = 0.2  # s: for the news of a loss, once a making has failed
 _LAUNCHER_ENDS = 1.0  # s: within which a launcher ends the other ranks of a host that has lost one
 _SOONER, _SOONER_MOST = 0.1, 1.0  # a president gives up sooner than the others, who hear from it who is missing
 
@@ -315,7 +315,7 @@ class _President:
             self._tell({"do": "again"})
             self.own.break_promise()
             failed = members, reason
-            self._hear(_SETTLE)
+            self._hear(self.own.settle)
 
     def give_up(self, error: BaseException) -> None:
         """Tells the others that this rank presides no longer, without waiting for them."""
