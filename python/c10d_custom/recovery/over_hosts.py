@@ -287,7 +287,6 @@ class _President:
         self._said: dict[int, dict[str, Any]] = {}  # by them, of themselves and their hosts
         self._calls: dict[int, TcpLine] = {}  # to ranks of hosts from which nobody has come
         self._called_at: dict[int, float] = {}
-        self._refused: set[int] = set()
         self._making = ""  # its name
         self._answers: dict[int, dict[str, Any]] = {}  # to that
         # all that are left have come and said what they promised: if this rank keeps none, none is kept
@@ -374,16 +373,12 @@ class _President:
 
     def _called(self, rank: int) -> At:
         """What a call of that rank has come to."""
-        if rank in self._refused:
-            return At.REFUSED
-        line = self._calls.get(rank)
-        if line is None or line.over() and time.monotonic() >= self._called_at[rank] + _RECALL:
+        line, now = self._calls.get(rank), time.monotonic()
+        if line is None or line.at is not At.REFUSED and line.over() and now >= self._called_at[rank] + _RECALL:
             if line is not None:
                 line.close()
-            line = self._calls[rank] = self.point.call(rank)
-            self._called_at[rank] = time.monotonic()
-        if line.at is At.REFUSED:
-            self._refused.add(rank)
+            line, self._called_at[rank] = self.point.call(rank), now
+            self._calls[rank] = line
         return line.at
 
     def _stop_calling(self, ranks: list[int]) -> None:
