@@ -111,5 +111,7 @@ def pool(hosts):
 def test_random_schedules(hosts, pool, seed):
     Schedule(pool, seed).run(6)
     for host in hosts.names:
-        left = hosts.run(host, ["sh", "-c", "ls /dev/shm; grep c10d_custom /proc/net/unix"], capture_output=True, text=True)
+        left = hosts.run(
+            host, ["sh", "-c", "ls /dev/shm; grep c10d_custom /proc/net/unix"], capture_output=True, text=True
+        )
         assert left.stdout == "", left
