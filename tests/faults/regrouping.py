@@ -245,8 +245,13 @@ def kept():
 
 
 def held():
+    """By the default group and this package."""
     from belongings import belongings
 
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    time.sleep(1.2)  # threads that nobody needs end then
     return belongings()
 
 

@@ -333,7 +333,6 @@ class Schedule:
         """By each, in a group of its own."""
         for name in self.host:
             self.pool.require_group([name])
-        time.sleep(1.2)  # threads that nobody needs end then
         held = self.pool.ask(list(self.host), "held")
         self.require_group(self._shuffled(self.host))
         return held

@@ -124,9 +124,8 @@ def pool():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_schedules(pool, seed):
-    before = in_dev_shm()
     Schedule(pool, seed).run(8)
-    assert in_dev_shm() <= before
+    assert not [name for name in in_dev_shm() if "c10d" in name]
 
 
 def test_a_training_loses_a_rank_goes_on_and_takes_another_in(tmp_path):

@@ -241,8 +241,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         return reconfigure(self, opts)
 
     def shutdown(self, why: str = "") -> None:
+        before = self._closed
         super().shutdown(why)
-        if self.endpoint is not None and self._closed:
+        if self.endpoint is not None and self._closed > before:
             self._store = HashStore()  # the endpoint's ends
             self.endpoint.close()
 
