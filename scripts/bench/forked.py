@@ -140,7 +140,7 @@ def _rank(rank: int, size: int, port: int, backend: str) -> dict[str, Any]:
 def _again(rank: int, size: int, store: Any, limit: timedelta) -> list[list[float]]:
     """Seconds that it took to make a group again, and to make one more, each time."""
     dist.destroy_process_group()
-    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": limit}
+    alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": limit}
     dist.init_process_group("custom", enable_reconfigure=True, **alone)
     store.set(f"handle {rank}", dist._get_reconfigure_handle())
     handles = [store.get(f"handle {other}").decode() for other in range(size)]

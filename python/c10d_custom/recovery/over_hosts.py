@@ -75,7 +75,7 @@ class SurvivorsOverHosts:
     redial, settle = 50e-3, 0.2  # s: to call again, at most; for the news of a loss, once a making has failed
     ended, hint = "is known to have ended", f"; without a host that does not answer, {RESTART}"  # of an error
 
-    _connect = staticmethod(connect)
+    _connect: Callable[[str, int], TCPStore] = staticmethod(connect)
 
     def __init__(self, old: Any, timeout: timedelta, build: Build | None = None) -> None:
         self.old, self._build = old.cpu_transport, build
