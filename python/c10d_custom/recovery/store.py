@@ -23,9 +23,11 @@ def connect(address: str, port: int, seconds: float = _CONNECT, holds: tuple[str
     """TransportError where nobody answers in that time, or a store that does not hold that value under that key."""
 
     def connected() -> TCPStore:
-        # TCPStore goes on trying where nobody listens any more.
-        socket.create_connection((address, port), min(seconds, _CONNECT)).close()
-        store = TCPStore(address, port, None, False, timedelta(seconds=seconds), wait_for_workers=False)
+        # TCPStore goes on trying where nobody listens any more, for its time-out; which says nothing of one that is
+        # stopped.
+        least = min(seconds, _CONNECT)
+        socket.create_connection((address, port), least).close()
+        store = TCPStore(address, port, None, False, timedelta(seconds=least), wait_for_workers=False)
         if holds is not None and not (store.check([holds[0]]) and store.get(holds[0]).decode() == holds[1]):
             raise TransportError("it is another process's")
         return store
