@@ -81,6 +81,7 @@ class build_with_cuda_sources(build_py):
         return digest.hexdigest()[:12]
 
 
+CORE = "shm", "hosts", "launch"
 FLAGS = dict(re.findall(r"^(\w+) = (.*)$", Path("backend/flags.mk").read_text(), re.M))
 
 setup(
@@ -89,8 +90,8 @@ setup(
     ext_modules=[
         Extension(
             "c10d_custom.native._shm",
-            sources=sorted(glob("backend/shm/*.cpp") + glob("backend/hosts/*.cpp")),
-            depends=glob("backend/shm/*.h") + glob("backend/shm/*.inc") + glob("backend/hosts/*.h"),
+            sources=sorted(path for folder in CORE for path in glob(f"backend/{folder}/*.cpp")),
+            depends=[path for folder in CORE for kind in ("h", "inc") for path in glob(f"backend/{folder}/*.{kind}")],
             language="c++",
             extra_compile_args=[*FLAGS["FLAGS"].split(), *FLAGS["OPT"].split()],
             # Of a standard library that is linked in, what is used alone: all of it can wait for a time of day.

@@ -58,11 +58,16 @@ def pytest_configure(config):
             raise pytest.UsageError(f"--job: {error}") from None
         os.environ["C10D_TEST_JOB"] = job  # for those who start ranks past this file
     config.addinivalue_line("markers", "world_sizes(*sizes): the world sizes at which this test makes sense")
+    for lane in ("lane2", "lane3"):
+        config.addinivalue_line("markers", f"{lane}: no rank is timed; scripts/test runs these beside the rest")
     config.addinivalue_line("markers", "full(reason): a slow test that runs with --full only, and why it may")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        if lane := getattr(sys.modules.get(item.module.__package__), "LANE", None):
+            item.add_marker(lane)
         marker = item.get_closest_marker("full")
         if marker and not config.getoption("full"):
             item.add_marker(pytest.mark.skip(reason=f"only with --full: {marker.args[0]}"))

@@ -1,5 +1,5 @@
 // Where the ranks of a host read what each of them is calling over hosts, and its small payload: a slot for each in the
-// shared memory of their group (c10d_board), and one for the result.
+// shared memory of their group (c10d_call_slots), and one for the result.
 //
 // A rank puts up each of its calls, in order, and overwrites the one before. The leader, the first rank, takes a
 // small all_reduce's payloads once all have put up that call, and the others its result. So nobody overwrites a payload
@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "../shm/api.h"
-#include "head.h"
+#include "call_header.h"
 #include "atomic_words.h"
 
 namespace c10d_custom {
@@ -22,42 +22,42 @@ class CallSlots {
 
   static constexpr size_t kPayload = 128;  // where in a slot
 
-  void put(uint32_t slot, const Head& head, const void* payload, uint64_t bytes) {
+  void put(uint32_t slot, const CallHeader& header, const void* payload, uint64_t bytes) {
     Slot& s = at(slot);
     // Readers look at the number before and after.
     s.number.store(0, std::memory_order_relaxed);
-    store_words(&s.head, &head, sizeof head);
+    store_words(&s.header, &header, sizeof header);
     if (bytes) memcpy(base_ + slot * stride_ + kPayload, payload, bytes);
-    s.number.store(head.number, std::memory_order_release);
+    s.number.store(header.number, std::memory_order_release);
   }
 
   // Whether a slot has the call of `mine`: kOk, kPending (not yet) or kMismatch (another of that number, or a later
   // one).
-  Status look(uint32_t slot, const Head& mine) const {
+  Status look(uint32_t slot, const CallHeader& mine) const {
     const Slot& s = at(slot);
     const uint64_t number = s.number.load(std::memory_order_acquire);
     if (number < mine.number) return kPending;
-    Head head;
-    load_words(&head, &s.head, kCompared);
+    CallHeader header;
+    load_words(&header, &s.header, kCompared);
     if (s.number.load(std::memory_order_relaxed) != number) return kPending;
-    return number == mine.number && !memcmp(&head, &mine, kCompared) ? kOk : kMismatch;
+    return number == mine.number && !memcmp(&header, &mine, kCompared) ? kOk : kMismatch;
   }
 
   // The same of the result, for which the leader's slot is looked at as well.
-  Status look_result(const Head& mine) const {
+  Status look_result(const CallHeader& mine) const {
     const Status leaders = look(0, mine);
     if (const Status st = look(ranks_, mine); st != kPending) return st;
     return leaders == kMismatch ? kMismatch : kPending;
   }
 
   const void* payload(uint32_t slot) const { return base_ + slot * stride_ + kPayload; }
-  double factor(uint32_t slot) const { return at(slot).head.factor; }
+  double factor(uint32_t slot) const { return at(slot).header.factor; }
   uint32_t result() const { return ranks_; }
 
  private:
   struct Slot {
     std::atomic<uint64_t> number;
-    Head head;
+    CallHeader header;
   };
   static_assert(sizeof(Slot) <= kPayload);
   Slot& at(uint32_t slot) const { return *reinterpret_cast<Slot*>(base_ + slot * stride_); }
@@ -69,5 +69,5 @@ class CallSlots {
 
 }  // namespace c10d_custom
 
-// Puts up a call without a payload: `head` is a Head.
-C10D_API void c10d_board_call(void* board, uint64_t stride, uint32_t rank, const void* head);
+// Puts up a call without a payload: `header` is a CallHeader.
+C10D_API void c10d_put_call(void* slots, uint64_t stride, uint32_t rank, const void* header);

@@ -42,37 +42,37 @@ int wait(const LeaderAllReduce* d, const LeaderCall* r, int64_t now, int64_t unt
   }
 }
 
-CallSlots board_of(const LeaderAllReduce* d) { return {d->board, d->stride, d->ranks}; }
+CallSlots call_slots_of(const LeaderAllReduce* d) { return {d->call_slots, d->stride, d->ranks}; }
 
 int inputs(const LeaderAllReduce* d, LeaderCall* r) {
-  const CallSlots board = board_of(d);
+  const CallSlots slots = call_slots_of(d);
   for (uint32_t i = 1; i < d->ranks; ++i)
-    if (const Status st = board.look(i, r->head); st != kOk) return r->peer = int32_t(i), st;
+    if (const Status st = slots.look(i, r->header); st != kOk) return r->peer = int32_t(i), st;
   return kOk;
 }
 
 int result(const LeaderAllReduce* d, LeaderCall* r) {
-  const CallSlots board = board_of(d);
+  const CallSlots slots = call_slots_of(d);
   r->peer = 0;
-  const Status st = board.look_result(r->head);
-  if (st == kOk) memcpy(r->data, board.payload(board.result()), r->head.payload);
+  const Status st = slots.look_result(r->header);
+  if (st == kOk) memcpy(r->data, slots.payload(slots.result()), r->header.payload);
   return st;
 }
 
 // Items to reduce: none where the call is only announced.
-uint64_t items(const LeaderCall* r) { return r->head.payload ? r->head.count : 0; }
+uint64_t items(const LeaderCall* r) { return r->header.payload ? r->header.count : 0; }
 
 void reduce_inside(const LeaderAllReduce* d, LeaderCall* r) {
-  const CallSlots board = board_of(d);
+  const CallSlots slots = call_slots_of(d);
   const void* payloads[kMost];
   double factors[kMost];
   payloads[0] = r->data;
-  factors[0] = r->head.factor;
-  for (uint32_t i = 1; i < d->ranks; ++i) payloads[i] = board.payload(i), factors[i] = board.factor(i);
+  factors[0] = r->header.factor;
+  for (uint32_t i = 1; i < d->ranks; ++i) payloads[i] = slots.payload(i), factors[i] = slots.factor(i);
   char* const message = d->between[d->own_between];
-  memcpy(message, &r->head, sizeof r->head);
-  reduce_kernel(r->head.dtype, r->inside_op)(message + sizeof(Head), payloads, d->ranks, items(r),
-                                             r->inside_op == kPremulSum ? factors : r->inside_factor);
+  memcpy(message, &r->header, sizeof r->header);
+  reduce_kernel(r->header.dtype, r->inside_op)(message + sizeof(CallHeader), payloads, d->ranks, items(r),
+                                               r->inside_op == kPremulSum ? factors : r->inside_factor);
 }
 
 bool reduce_between(const LeaderAllReduce* d, LeaderCall* r) {
@@ -81,11 +81,11 @@ bool reduce_between(const LeaderAllReduce* d, LeaderCall* r) {
   for (uint32_t i = 0; i < d->nbetween; ++i) {
     if (i != d->own_between) {
       r->peer = int32_t(received++);
-      if (memcmp(d->between[i], &r->head, kCompared)) return false;
+      if (memcmp(d->between[i], &r->header, kCompared)) return false;
     }
-    payloads[i] = d->between[i] + sizeof(Head);
+    payloads[i] = d->between[i] + sizeof(CallHeader);
   }
-  reduce_kernel(r->head.dtype, r->between_op)(r->data, payloads, d->nbetween, items(r), r->between_factor);
+  reduce_kernel(r->header.dtype, r->between_op)(r->data, payloads, d->nbetween, items(r), r->between_factor);
   return true;
 }
 
@@ -101,18 +101,18 @@ int exchanged(const LeaderAllReduce* d, LeaderCall* r, int64_t until) {
   }
 }
 
-void log_begin(LeaderFastPath* q, const Head& head) {
+void log_begin(LeaderFastPath* q, const CallHeader& h) {
   if (!q->room) return;
-  const TraceRecord r{0, head.op,  head.redop, head.dtype, head.root, head.count, head.payload, head.payload,
-                      0, q->began, q->began,   0,          kPending,  0};
+  const TraceRecord r{0,         h.op, h.redop,  h.dtype,  h.root, h.count,  h.payload,
+                      h.payload, 0,    q->began, q->began, 0,      kPending, 0};
   TraceRecord* const to = q->log + q->logged++ % q->room;
   store_words(to, &r, sizeof r);
-  __atomic_store_n(&to->number, head.number, __ATOMIC_RELEASE);
+  __atomic_store_n(&to->number, h.number, __ATOMIC_RELEASE);
 }
 
 }  // namespace
 
-int c10d_alarm_raised(const Alarm* alarm) { return raised(alarm); }
+int c10d_failure_news_came(const FailureNews* news) { return has_come(news); }
 
 void c10d_mpi_progress(void* context) {
   const Idle* idle = static_cast<const Idle*>(context);
@@ -121,10 +121,10 @@ void c10d_mpi_progress(void* context) {
   idle->testall(1, idle->request, &done, idle->status);
 }
 
-void c10d_board_call(void* board, uint64_t stride, uint32_t rank, const void* head) {
-  Head h;
-  memcpy(&h, head, sizeof h);
-  CallSlots(board, stride, 0).put(rank, h, nullptr, 0);
+void c10d_put_call(void* slots, uint64_t stride, uint32_t rank, const void* header) {
+  CallHeader h;
+  memcpy(&h, header, sizeof h);
+  CallSlots(slots, stride, 0).put(rank, h, nullptr, 0);
 }
 
 int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) {
@@ -132,10 +132,10 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
   const bool leads = !d->local;
   switch (r->step) {
     case kBegin:
-      if (d->ranks > kMost || d->nbetween > kMost || !reduce_kernel(r->head.dtype, r->inside_op) ||
-          !reduce_kernel(r->head.dtype, r->between_op))
+      if (d->ranks > kMost || d->nbetween > kMost || !reduce_kernel(r->header.dtype, r->inside_op) ||
+          !reduce_kernel(r->header.dtype, r->between_op))
         return kUsage;
-      board_of(d).put(d->local, r->head, r->data, leads ? 0 : r->head.payload);
+      call_slots_of(d).put(d->local, r->header, r->data, leads ? 0 : r->header.payload);
       r->step = kInside;
       r->since = now;
       [[fallthrough]];
@@ -143,7 +143,7 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
       if (!leads) return wait(d, r, now, until, [&] { return result(d, r); });
       if (const int st = wait(d, r, now, until, [&] {
             const int ready = inputs(d, r);
-            return ready == kOk && raised(d->alarm) ? kPending : ready;
+            return ready == kOk && has_come(d->failure_news) ? kPending : ready;
           }))
         return st;
       // Not in a process that was stopped meanwhile: the peers may be gone, and starting a transfer to one that is may
@@ -158,7 +158,7 @@ int c10d_leader_all_reduce(const LeaderAllReduce* d, LeaderCall* r, int64_t ns) 
     default:
       if (const int st = exchanged(d, r, until)) return st;
       if (!reduce_between(d, r)) return kMismatch;
-      if (d->ranks > 1) board_of(d).put(d->ranks, r->head, r->data, r->head.payload);
+      if (d->ranks > 1) call_slots_of(d).put(d->ranks, r->header, r->data, r->header.payload);
       return kOk;
   }
 }
@@ -177,9 +177,9 @@ int c10d_leader_fast_path(LeaderFastPath* q, uint64_t kind, int32_t, void* in, v
   q->runner.store(pthread_self(), std::memory_order_relaxed);
   q->now = r;
   q->began = now_ns();
-  r->head.number = number, r->head.count = count, r->head.payload = bytes, r->head.factor = 0;
+  r->header.number = number, r->header.count = count, r->header.payload = bytes, r->header.factor = 0;
   r->data = in, r->step = 0;
-  log_begin(q, r->head);
+  log_begin(q, r->header);
   const int status = c10d_leader_all_reduce(q->way, r, ns);
   return status ? status : c10d_leader_fast_path_over(q, kOk);
 }

@@ -1,15 +1,14 @@
-// A small all_reduce over hosts. Each host's first rank, its leader, reduces the inputs of its host, which it finds on
-// the board; exchanges the result with the other leaders; reduces again; and puts up what comes of it for its host.
+// A small all_reduce over hosts. Each host's first rank, its leader, reduces the inputs of its host, which it finds in
+// the call slots; exchanges the result with the other leaders; reduces again; and puts up what comes of it for its
+// host.
 //
 // MPI is known here only as two function pointers and opaque requests: this code is linked with no MPI, and serves any.
-// The messages are persistent requests that Python has made. Each begins with a Head.
+// The messages are persistent requests that Python has made. Each begins with a CallHeader.
 #pragma once
-#include "alarm.h"
+#include "failure_news.h"
 #include "../shm/api.h"
-#include "head.h"
+#include "call_header.h"
 #include "sequencer.h"
-
-#define C10D_API extern "C" __attribute__((visibility("default")))
 
 namespace c10d_custom {
 
@@ -18,17 +17,17 @@ struct LeaderAllReduce {
   int (*testall)(int, void*, int*, void*);
   void* statuses;  // room for one of any MPI for each request
   void* idle;      // a request that is never fulfilled, to be tested for the sake of the others; or null
-  void* board;
-  uint64_t stride;        // bytes of one slot of it
+  void* call_slots;
+  uint64_t stride;        // bytes of one
   uint32_t ranks, local;  // of this host; this rank's place among them
   char* const* between;   // the messages with the hosts' results, in order; one is this host's own
   uint32_t nbetween, own_between;
-  const Alarm* alarm;  // or null
-  int64_t awake_ns;    // C10D_CUSTOM_SPIN_US
+  const FailureNews* failure_news;  // or null
+  int64_t awake_ns;                 // C10D_CUSTOM_SPIN_US
 };
 
 struct LeaderCall {
-  Head head;
+  CallHeader header;
   void* data;  // input and result; with no payload nothing is reduced: the ranks only agree to call alike
   const double* inside_factor;  // see reduce.h
   const double* between_factor;
@@ -72,8 +71,8 @@ struct LeaderFastPath {
 
 }  // namespace c10d_custom
 
-// See alarm.h.
-C10D_API int c10d_alarm_raised(const c10d_custom::Alarm*);
+// See failure_news.h.
+C10D_API int c10d_failure_news_came(const c10d_custom::FailureNews*);
 // Lets MPI make progress. The context is an Idle.
 C10D_API void c10d_mpi_progress(void*);
 // Goes on with the call from its stage for up to `ns`. kOk: done. kPending: call again. kMismatch: a rank has called

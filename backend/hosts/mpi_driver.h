@@ -7,8 +7,6 @@
 #pragma once
 #include "../shm/api.h"
 
-#define C10D_API extern "C" __attribute__((visibility("default")))
-
 namespace c10d_custom {
 
 // MPI_Iprobe, and arguments that no message of ours fits. MPI's handles are ints or pointers, and either passes for an

@@ -142,7 +142,7 @@ class PipelinedRun {
       const uint64_t chunk = took / pieces;
       if (chunk >= b.nslots && (arrived <= chunk - b.nslots || placed < (chunk - b.nslots + 1) * pieces)) break;
       if (filled <= took || !all(all_in, &RankCtl::in, base + took + 1, n)) break;
-      if ((took + 1) % pieces == 0 && raised(b.alarm)) break;  // its transfers would start
+      if ((took + 1) % pieces == 0 && has_come(b.failure_news)) break;  // its transfers would start
       const Range r = piece(took, me);
       if (r.bytes) {
         for (uint32_t i = 0; i < n; ++i) src[i] = i == me ? c.in(0) + r.at : ring(i, took, me);
@@ -173,7 +173,7 @@ class PipelinedRun {
   // Looks at the transfers of the oldest chunk under way.
   bool go_on() {
     if (arrived == started || b.end) return false;
-    if (b.hosts > 2 && phase_ == 0 && raised(b.alarm)) return false;
+    if (b.hosts > 2 && phase_ == 0 && has_come(b.failure_news)) return false;
     const Phase& ph = phase(arrived);
     int done = 1;
     if (ph.n) mpi_is_called();

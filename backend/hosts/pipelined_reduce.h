@@ -6,7 +6,7 @@
 #pragma once
 #include <cstdint>
 
-#include "alarm.h"
+#include "failure_news.h"
 
 namespace c10d_custom {
 
@@ -47,7 +47,7 @@ struct PipelinedReduce {
   uint32_t keeps;       // whether this host gets the result
   // Why the core gave up by itself, with kAborted and without a word to the other ranks: that is for the caller.
   uint32_t end, slot;
-  const Alarm* alarm;  // or null
+  const FailureNews* failure_news;  // or null
 };
 
 }  // namespace c10d_custom

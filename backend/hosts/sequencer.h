@@ -4,9 +4,8 @@
 // 40 bits of the number; the others follow from a number of late, which is not half as many calls away from it.
 #pragma once
 #include <atomic>
-#include <cstdint>
 
-#define C10D_API extern "C" __attribute__((visibility("default")))
+#include "../shm/api.h"
 
 namespace c10d_custom {
 

@@ -395,9 +395,9 @@ void c10d_complete(c10d_handle* h, uint64_t token) {
   if (!g.status) g->queue().completed.push(token);
 }
 
-void* c10d_board(c10d_handle* h) {
+void* c10d_call_slots(c10d_handle* h) {
   Use g(h);
-  return g.status ? nullptr : g->board();
+  return g.status ? nullptr : g->call_slots();
 }
 
 void* c10d_take(c10d_handle* h, uint64_t bytes, int kept, c10d_arena** arena, int* error) {

@@ -255,8 +255,9 @@ C10D_API int c10d_health(c10d_handle*, uint64_t number, c10d_custom::Failure*);
 C10D_API void c10d_set_elsewhere(c10d_handle*, void (*elsewhere)(void*), void* context);
 // Lets `token` come out of next_completed.
 C10D_API void c10d_complete(c10d_handle*, uint64_t token);
-// The board: `ranks` + 1 slots of the geometry's size, zeros at first. Valid until the group is closed.
-C10D_API void* c10d_board(c10d_handle*);
+// The call slots (hosts/call_slots.h): `ranks` + 1 of the geometry's size, zeros at first. Valid until the group is
+// closed.
+C10D_API void* c10d_call_slots(c10d_handle*);
 // A block of so many bytes of this rank's arena, page-aligned, whatever its contents: collectives whose inputs lie in
 // blocks on all ranks read and write them there. Null, and *error: errno, or -Status. `kept`: only of memory that
 // blocks have left which were given back; ENODATA where there is none. It is the caller's until c10d_give_back, any

@@ -211,7 +211,12 @@ Status Collective::mismatch(uint32_t peer) {
 }
 
 bool Collective::agree() {
-  if (g.tree.in_use()) return agreed_ = agree_by_tree();
+  agreed_ = g.tree.in_use() ? agree_by_tree() : agree_in_pairs();
+  if (agreed_) g.see_who_shares_cores();
+  return agreed_;
+}
+
+bool Collective::agree_in_pairs() {
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
     uint32_t peer = r;
@@ -220,7 +225,7 @@ bool Collective::agree() {
     uneven_ = uneven_ || (has_parts_at_root() && (uses_table() || counts_differ(r)));
     if (differs(r) || parts_differ(r)) return mismatch(r), false;
   }
-  return agreed_ = all_parts_fit();
+  return all_parts_fit();
 }
 
 // Of many ranks. Where their counters do not say that all calls are alike, each looks at all others, and then tells

@@ -120,6 +120,7 @@ class Collective {
   void enter();
   // Of a call whose ranks may have parts of other sizes than this one's, and of those all pairs.
   bool all_parts_fit();
+  bool agree_in_pairs();
   bool agree_by_tree();
   // Waits until all have come to this rank's round of the combining tree.
   bool all_come(bool* flag);

@@ -13,6 +13,7 @@
 
 #include "p2p.h"
 #include "queue.h"
+#include "topology.h"
 
 namespace c10d_custom {
 namespace {
@@ -27,6 +28,13 @@ struct flock byte_lock(uint32_t rank) {
   l.l_start = rank;
   l.l_len = 1;
   return l;
+}
+
+// 0 for none. FNV-1a.
+uint64_t digest(const std::vector<uint32_t>& numbers) {
+  uint64_t made = numbers.empty() ? 0 : 14695981039346656037ull;
+  for (const uint32_t each : numbers) made = (made ^ each) * 1099511628211ull;
+  return made;
 }
 
 uint64_t pid_namespace() {
@@ -80,7 +88,7 @@ bool sane(const Geometry& g) {
          g.block_bytes <= (1u << 26) && g.block_bytes % 4096 == 0 &&
          g.block_bytes / g.ranks >= 64 &&  // operations cut a block among the ranks, at cache lines
          g.small_bytes >= 64 && g.small_bytes <= (1u << 24) && g.cell_bytes >= 64 && g.cell_bytes <= (1u << 26) &&
-         g.cells >= 2 && g.cells <= 65536 && g.board_bytes <= (1u << 24) && g.board_bytes % kLine == 0 &&
+         g.cells >= 2 && g.cells <= 65536 && g.call_slot_bytes <= (1u << 24) && g.call_slot_bytes % kLine == 0 &&
          (g.fan_in == 0 || (g.fan_in >= 2 && g.fan_in <= 1024)) && g.arena_bytes % 4096 == 0 &&
          g.arena_bytes <= (1ull << 46) / g.ranks &&
          // The lengths below must not overflow: of the other parts none comes near.
@@ -190,17 +198,29 @@ Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin
   me.pid = pid_ = uint32_t(getpid());
   me.pid_namespace = pid_namespace_ = pid_namespace();
   me.started = process_info(pid_).started;
+  const std::vector<uint32_t> cpus = allowed_cpus();
+  cpus_ = uint32_t(cpus.size());
+  me.cpus = digest(cpus);
   me.state.store(kJoined, std::memory_order_release);
   queue_ = std::make_unique<CollectiveQueue>(*this);
   messenger_ = std::make_unique<Messenger>(*this);
 }
 
 Group::~Group() {
+  if (outnumbers_cores_) --Spinner::groups_larger_than_their_cores;
   leave();
   messenger_.reset();
   queue_.reset();
   munmap(base_, layout.arenas);
   ::close(fd_);  // drops the liveness lock
+}
+
+void Group::count_who_shares_cores() {
+  counted_ = true;
+  uint32_t sharers = 0;
+  for (uint32_t r = 0; r < n; ++r) sharers += ctl(r).cpus == ctl(rank).cpus;
+  outnumbers_cores_ = cpus_ && sharers > cpus_;
+  if (outnumbers_cores_) ++Spinner::groups_larger_than_their_cores;
 }
 
 void Group::advance(Signal& mine, uint64_t value) {

@@ -59,7 +59,7 @@ class Group {
   // The pair rings in which it writes.
   char* pair_rings(uint32_t r) const { return row_of_flows(r) + layout.flow_bytes; }
   Flow& flow(uint32_t src, uint32_t dst) const { return reinterpret_cast<Flow*>(row_of_flows(src))[dst]; }
-  char* board() const { return base_ + layout.board; }
+  char* call_slots() const { return base_ + layout.call_slots; }
   // Whether there is memory for the next two; once there is, there always is.
   std::atomic<uint8_t>& has_cells(uint32_t src, uint32_t dst) const {
     return reinterpret_cast<std::atomic<uint8_t>*>(base_ + layout.has_cells)[size_t(dst) * n + src];
@@ -156,6 +156,12 @@ class Group {
   bool disagreed(uint64_t number) const;
   bool poisoned(Failure* why, uint64_t number = kNever) const;
 
+  // Once all ranks have joined: whether more of them than there are cores may run only where this one may. Waits depend
+  // on it (waiting.h).
+  void see_who_shares_cores() {
+    if (!counted_) count_who_shares_cores();
+  }
+
   void leave();
   // `why`: kAborted, or kInterrupted: a signal handler raised.
   void abort(Status why = kAborted);
@@ -194,6 +200,7 @@ class Group {
   std::vector<uint64_t> taken;       // what this rank has written to Flow::taken of each other, between calls
 
  private:
+  void count_who_shares_cores();
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline);
@@ -213,6 +220,8 @@ class Group {
   std::atomic<bool> aborted_{false};
   SeatChoice seat_choice_, messages_seat_choice_;
   bool has_slots_ = false, has_ring_ = false;
+  uint32_t cpus_ = 0;  // that this process may run on; 0: not known
+  bool counted_ = false, outnumbers_cores_ = false;
   std::unique_ptr<CollectiveQueue> queue_;
   std::unique_ptr<Messenger> messenger_;
 };

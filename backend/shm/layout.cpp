@@ -24,8 +24,8 @@ Layout::Layout(const Geometry& g) {
   tree = align_up(sizeof(SegmentHeader), kLine);
   ctl = align_up(tree + counters_of_tree(g) * sizeof(TreeCounter), page);
   has_cells = align_up(ctl + n * ctl_bytes, kLine);
-  board = align_up(has_cells + n * n, page);
-  tables = align_up(board + (n + 1) * g.board_bytes, page);
+  call_slots = align_up(has_cells + n * n, page);
+  tables = align_up(call_slots + (n + 1) * g.call_slot_bytes, page);
   small = align_up(tables + n * table_bytes, page);
   rings = align_up(small + n * 2 * small_bytes, page);
   flows = align_up(rings + n * ring_bytes, page);

@@ -1,15 +1,15 @@
 // The shared segment: one memfd per group, mapped by every rank of the group on this host.
 //
-//   SegmentHeader | tree | RankCtl[n] | has_cells[n][n] | board[n + 1] | tables[n] | small[n][2] | ring[n] |
+//   SegmentHeader | tree | RankCtl[n] | has_cells[n][n] | call_slots[n + 1] | tables[n] | small[n][2] | ring[n] |
 //   { Flow[n], pair ring[n - 1] }[n] | { PairCtl, cells }[n][n] | arena[n]
 //
-// The parts up to the board have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. In a group
-// of many ranks each RankCtl has pages of its own, which its rank takes when it joins. Of the
-// others each rank takes its own, when it first needs them: its table and small slots with the first call that moves
-// anything, its ring with the first large collective, its pair rings with its first large all_to_all, a pair's cells
-// with the first send between its ranks, its arena with the tensors that are made in it. Most groups never need all of
-// them, memory takes its time to be had, and so it lies on the node of the rank that writes there. The arenas are
-// mapped apart from the rest, by who needs them (arena.h).
+// The parts up to the call slots have their memory from the start: some 1.5 KiB a rank, and a byte for each pair. In a
+// group of many ranks each RankCtl has pages of its own, which its rank takes when it joins. Of the others each rank
+// takes its own, when it first needs them: its table and small slots with the first call that moves anything, its ring
+// with the first large collective, its pair rings with its first large all_to_all, a pair's cells with the first send
+// between its ranks, its arena with the tensors that are made in it. Most groups never need all of them, memory takes
+// its time to be had, and so it lies on the node of the rank that writes there. The arenas are mapped apart from the
+// rest, by who needs them (arena.h).
 //
 // Every field has one writer (named beside it) unless it says otherwise. Nothing read from here is
 // trusted for an address: sizes and offsets come from the reader's own call and from `Geometry`,
@@ -34,7 +34,7 @@ struct Geometry {
   uint32_t small_bytes;      // one small slot: whole messages up to this size need one synchronisation
   uint32_t cell_bytes;       // payload of one point-to-point cell
   uint32_t cells;            // cells in one ordered pair's ring
-  uint32_t board_bytes;      // one slot of the board that backend/hosts keeps in the segment; 0: there is none
+  uint32_t call_slot_bytes;  // a slot for calls over hosts (hosts/call_slots.h); 0: there is none
   uint64_t arena_bytes = 0;  // one rank's arena; 0: there are none
   // What algorithm.h chooses by.
   uint32_t fan_in = 0;                 // branches of a counter of the combining tree; 0: each rank looks at every other
@@ -109,7 +109,8 @@ struct alignas(kLine) RankCtl {
   // The collective in which this rank may just read and write in the arenas of others; 0: it does not.
   std::atomic<uint64_t> in_place;
   uint64_t
-      started;  // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+      started;    // of the process, in the kernel's ticks: with its pid, what no other process ever has. 0: not known
+  uint64_t cpus;  // a digest of those it might run on when it joined; 0: not known
 };
 
 // Why the group is of no more use; the first rank that finds out writes it, once. There are two such records.
@@ -163,7 +164,7 @@ constexpr uint32_t kManyRanks = 16;  // a group of so many has a page or more fo
 // Byte offsets of every part, derived from the geometry alone.
 struct Layout {
   explicit Layout(const Geometry& g);
-  size_t tree, ctl, has_cells, board, tables, small, rings, flows, pairs, arenas, total;
+  size_t tree, ctl, has_cells, call_slots, tables, small, rings, flows, pairs, arenas, total;
   size_t ctl_bytes, table_bytes, small_bytes, ring_bytes, flow_bytes, pair_rings_bytes, pair_bytes, cell_stride;
 };
 

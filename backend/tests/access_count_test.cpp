@@ -16,6 +16,7 @@
 #include "../shm/reduce.h"
 #include "line_directory.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -60,12 +61,6 @@ struct Expected {
 constexpr Expected kExpected[] = {
 #include "access_count_expected.inc"
 };
-
-void require(bool ok, const char* what, uint64_t seen, uint64_t wanted) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu, not %lu\n", what, (unsigned long)seen, (unsigned long)wanted);
-  std::abort();
-}
 
 constexpr uint32_t kCalls = 4;  // slots and blocks are used by turns
 constexpr int64_t kMinute = 60ll * 1000 * 1000 * 1000;
@@ -127,7 +122,7 @@ Counted count(const Expected& e) {
     require(!error, "cannot open", uint64_t(error), 0);
   }
   close(fd);
-  const auto* base = static_cast<const char*>(c10d_board(groups[0])) - layout.board;
+  const auto* base = static_cast<const char*>(c10d_call_slots(groups[0])) - layout.call_slots;
   lines::directory.watch(base, layout.pairs, e.ranks, [layout](uint64_t at) {
     if (at >= layout.ctl && at < layout.has_cells) {
       const uint64_t field = (at - layout.ctl) % layout.ctl_bytes;

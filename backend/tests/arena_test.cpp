@@ -15,6 +15,7 @@
 
 #include "../shm/arena.h"
 #include "../shm/layout.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -34,12 +35,6 @@ extern "C" void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, 
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-
-void require(bool ok, const char* what, uint64_t step) {
-  if (ok) return;
-  std::fprintf(stderr, "step %lu: %s\n", (unsigned long)step, what);
-  std::abort();
-}
 
 struct File {
   const int fd = memfd_create("arena_test", MFD_CLOEXEC);

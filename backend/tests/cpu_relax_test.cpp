@@ -1,6 +1,7 @@
 // Waits for a cache line, in each way that this processor has and in none: they end when it is written, or when their
 // time is over, whatever comes.
 #include "../shm/cpu_relax.h"
+#include "require.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -9,12 +10,6 @@
 using namespace c10d_custom;
 
 namespace {
-
-void require(bool ok, const char* what, uint64_t seen = 0) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu\n", what, (unsigned long)seen);
-  std::abort();
-}
 
 struct alignas(128) Line {
   std::atomic<uint64_t> value{0};

@@ -19,6 +19,7 @@
 #include "../hosts/pipelined_reduce.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -26,12 +27,6 @@ namespace {
 
 constexpr int64_t kMs = 1000 * 1000;
 using Random = std::mt19937_64;
-
-void require(bool ok, const char* what, uint64_t trial) {
-  if (ok) return;
-  std::fprintf(stderr, "trial %lu: %s\n", (unsigned long)trial, what);
-  std::abort();
-}
 
 template <class T>
 T pick(Random& random, std::initializer_list<T> from) {
@@ -71,8 +66,9 @@ std::vector<Geometry> overflowing() {
 
 void headers(Random& random, uint64_t trial) {
   Geometry g{2, 3, 4096, 4096, 1024, 4, 0, 4096 * (random() % 3)};
-  uint32_t* const fields[] = {&g.ranks,       &g.window, &g.block_bytes,     &g.small_bytes,    &g.cell_bytes, &g.cells,
-                              &g.board_bytes, &g.fan_in, &g.two_steps_bytes, &g.in_place_bytes, &g.forced};
+  uint32_t* const fields[] = {&g.ranks,           &g.window,         &g.block_bytes,     &g.small_bytes,
+                              &g.cell_bytes,      &g.cells,          &g.call_slot_bytes, &g.fan_in,
+                              &g.two_steps_bytes, &g.in_place_bytes, &g.forced};
   for (unsigned i = random() % 4; i; --i) *fields[random() % std::size(fields)] = odd_number(random);
   if (random() % 8 == 0) g.arena_bytes = random() % 2 ? random() : (1ull << random() % 64) - random() % 2;
   if (random() % 3 == 0) {

@@ -1,5 +1,6 @@
 // The engines under ranks that are threads of one process, so that the sanitizers see both sides of
 // every exchange: random programs of collectives and messages, against sums computed directly.
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +15,10 @@
 #include "../shm/api.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
+#include "../shm/topology.h"
+#include "../shm/waiting.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -22,12 +26,6 @@ namespace {
 
 using Values = std::vector<int64_t>;
 constexpr int64_t kSecond = 1000 * 1000 * 1000;
-
-void require(bool ok, const char* what, uint32_t rank, uint64_t step) {
-  if (ok) return;
-  std::fprintf(stderr, "rank %u, step %lu: %s\n", rank, (unsigned long)step, what);
-  std::abort();
-}
 
 int64_t value(uint32_t rank, uint64_t step, uint64_t i) { return int64_t(rank * 1000003 + step * 101 + i * 7); }
 
@@ -385,6 +383,39 @@ void crowd() {
   require(c10d_segment_create(&small, &total) < 0, "a block with no room for each rank", 0, 0);
 }
 
+// Which ranks find that they outnumber the cpus which they may run on: bits of each one's mask, of the first two that
+// this process may run on.
+void cores(const std::vector<uint64_t>& masks, const std::vector<uint32_t>& outnumbered, uint32_t fan_in) {
+  const std::vector<uint32_t> ours = allowed_cpus();
+  if (ours.size() < 2) return;
+  const uint32_t n = uint32_t(masks.size());
+  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
+  geometry.fan_in = fan_in;
+  uint64_t total;
+  const int fd = c10d_segment_create(&geometry, &total);
+  std::vector<c10d_handle*> groups(n);
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < n; ++r)
+    ranks.emplace_back([&, r] {
+      cpu_set_t mask;
+      CPU_ZERO(&mask);
+      for (uint32_t i = 0; i < 2; ++i)
+        if (masks[r] >> i & 1) CPU_SET(ours[i], &mask);
+      require(!sched_setaffinity(0, sizeof mask, &mask), "cannot bind", r, 0);
+      require(!c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]), "cannot open", r, 0);
+      Rank{groups[r], r, n}.call(1, kBarrier, 0, -1, {}, {}, false);
+    });
+  for (std::thread& rank : ranks) rank.join();
+  require(Spinner::groups_larger_than_their_cores == outnumbered.size(), "ranks that share too few cores", n, fan_in);
+  uint32_t left = uint32_t(outnumbered.size());
+  for (uint32_t r = 0; r < n; ++r) {
+    c10d_free(groups[r]);
+    left -= std::count(outnumbered.begin(), outnumbered.end(), r) > 0;
+    require(Spinner::groups_larger_than_their_cores == left, "ranks that are left", r, left);
+  }
+  close(fd);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -393,6 +424,13 @@ int main(int argc, char** argv) {
     for (uint32_t n : {1u, 2u, 3u, 4u, 5u}) world(n, seed * 100 + n, steps);
   faults();
   crowd();
+  for (uint32_t fan_in : {0u, 2u}) {
+    cores({1, 1, 1}, {0, 1, 2}, fan_in);
+    cores({1, 2}, {}, fan_in);
+    cores({3, 3}, {}, fan_in);
+    cores({3, 3, 3, 1}, {0, 1, 2}, fan_in);
+    cores({1, 2, 1, 2, 3}, {0, 1, 2, 3}, fan_in);
+  }
   for (uint32_t fan_in : {0u, 2u}) {
     for (uint32_t n : {1u, 2u, 3u, 5u}) devices(n, fan_in);
     for (uint32_t n : {2u, 3u, 5u}) in_flight(n, fan_in);

@@ -14,6 +14,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -21,12 +22,6 @@ namespace {
 
 constexpr int64_t kSecond = 1000 * 1000 * 1000;
 constexpr uint64_t kArena = 8 << 20;
-
-void require(bool ok, const char* what, uint32_t rank, uint64_t step) {
-  if (ok) return;
-  std::fprintf(stderr, "rank %u, step %lu: %s\n", rank, (unsigned long)step, what);
-  std::abort();
-}
 
 int64_t value(uint32_t rank, uint64_t step, uint64_t i) { return int64_t(rank * 1000003 + step * 101 + i * 7); }
 

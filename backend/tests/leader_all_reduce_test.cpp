@@ -1,6 +1,7 @@
-// Small all_reduces over two hosts of two ranks: each rank is a thread, a host's board is ordinary memory, and MPI is a
-// mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the log;
-// then a rank that calls something else, a leader that was stopped, one that has news to read, and waits that last.
+// Small all_reduces over two hosts of two ranks: each rank is a thread, a host's call slots are ordinary memory, and
+// MPI is a mailbox for each direction. Sums of random lengths against what they must be, while another thread reads the
+// log; then a rank that calls something else, a leader that was stopped, one that has news to read, and waits that
+// last.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "../hosts/leader_all_reduce.h"
 #include "os.h"
 #include "reduce.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -25,12 +27,6 @@ constexpr uint32_t kHosts = 2, kLocal = 2;
 constexpr uint64_t kLimit = 4096, kStride = CallSlots::kPayload + kLimit;
 constexpr uint64_t kKind = kInt64 | kSum << 8 | 8 << 16 | kAllReduce << 24;
 constexpr int64_t kMs = 1000000;
-
-void require(bool holds, const char* what, uint64_t call) {
-  if (holds) return;
-  fprintf(stderr, "leader_all_reduce_test: %s, in call %lu\n", what, (unsigned long)call);
-  abort();
-}
 
 struct Mailbox {
   std::mutex mutex;
@@ -73,9 +69,9 @@ int testall(int n, void* requests, int* done, void*) {
 
 struct Network {
   Mailbox to[kHosts];
-  std::vector<uint64_t> board[kHosts];
+  std::vector<uint64_t> call_slots[kHosts];
   Network() {
-    for (auto& b : board) b.assign((kLocal + 1) * kStride / 8, 0);
+    for (auto& b : call_slots) b.assign((kLocal + 1) * kStride / 8, 0);
   }
 };
 
@@ -91,19 +87,20 @@ struct Rank {
   TraceRecord log[4]{};
 
   Rank(Network& network, uint32_t h, uint32_t l) : host(h), local(l), table((kBool + 20) * kRedopRoom * kLengths) {
-    for (uint32_t i = 0; i < kHosts; ++i) messages[i].resize(sizeof(Head) + kLimit), between[i] = messages[i].data();
+    for (uint32_t i = 0; i < kHosts; ++i)
+      messages[i].resize(sizeof(CallHeader) + kLimit), between[i] = messages[i].data();
     way.startall = startall, way.testall = testall;
-    way.board = network.board[host].data(), way.stride = kStride, way.ranks = kLocal, way.local = local;
+    way.call_slots = network.call_slots[host].data(), way.stride = kStride, way.ranks = kLocal, way.local = local;
     way.between = between, way.nbetween = kHosts, way.own_between = host;
     way.awake_ns = 200 * 1000;
     fast_path.limit = kLimit, fast_path.way = &way, fast_path.calls = table.data();
     fast_path.log = log, fast_path.room = 4;
     for (uint32_t i = 0; i < kLengths; ++i) {
       const uint64_t bytes = fast_path.lengths[i] = kLimit >> 2 * (kLengths - 1 - i);
-      requests[i][0] = {&network.to[1 - host], between[host], sizeof(Head) + bytes, true, false};
-      requests[i][1] = {&network.to[host], between[1 - host], sizeof(Head) + bytes, false, false};
+      requests[i][0] = {&network.to[1 - host], between[host], sizeof(CallHeader) + bytes, true, false};
+      requests[i][1] = {&network.to[host], between[1 - host], sizeof(CallHeader) + bytes, false, false};
       LeaderCall& call = calls[i];
-      call.head.op = 3, call.head.redop = kSum, call.head.dtype = kInt64, call.head.root = -1;
+      call.header.op = 3, call.header.redop = kSum, call.header.dtype = kInt64, call.header.root = -1;
       call.requests = requests[i], call.nrequests = local ? 0 : 2;
       call.inside_op = call.between_op = kSum;
       table[(kInt64 * kRedopRoom + kSum) * kLengths + i] = &call;
@@ -162,8 +159,8 @@ void alarmed() {
   Rank leader(network, 0, 0), other(network, 0, 1);
   int news[2];
   require(pipe(news) == 0 && write(news[1], "x", 1) == 1, "no pipe", 0);
-  Alarm alarm{news[0], {0}};
-  leader.way.alarm = &alarm;
+  FailureNews failure_news{news[0], {0}};
+  leader.way.failure_news = &failure_news;
   int64_t data[2][8] = {};
   auto call = [&](Rank& r) {
     return c10d_leader_fast_path(&r.fast_path, kKind, -1, data[r.local], data[r.local], 8, kMs);
@@ -172,10 +169,10 @@ void alarmed() {
     return c10d_leader_all_reduce(&leader.way, leader.fast_path.now, kMs) == kPending && network.to[1].messages.empty();
   };
   require(call(other) == kPending && call(leader) == kPending && nothing_sent(), "a transfer before the news", 1);
-  alarm.kept = 1;
+  failure_news.kept = 1;
   char c;
   require(read(news[0], &c, 1) == 1 && nothing_sent(), "a transfer amid the news", 1);
-  alarm.kept = 0;
+  failure_news.kept = 0;
   require(!nothing_sent() && network.to[1].messages.size() == 1, "no transfer", 1);
   for (Rank* r : {&leader, &other}) c10d_leader_fast_path_over(&r->fast_path, kTimeout);
   for (int fd : news) close(fd);

@@ -17,6 +17,7 @@
 #include "../shm/api.h"
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -47,12 +48,6 @@ namespace {
 
 constexpr int64_t kSecond = 1000 * 1000 * 1000;
 constexpr uint32_t kRanks = 64;
-
-void require(bool ok, const char* what, long number) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %ld\n", what, number);
-  std::abort();
-}
 
 Geometry geometry(uint32_t ranks) {
   Geometry g{ranks, 8, 128 << 10, 16 << 10, 16 << 10, 32, 0, 0};

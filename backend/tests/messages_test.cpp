@@ -19,6 +19,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -42,12 +43,6 @@ constexpr int64_t kSecond = 1000 * 1000 * 1000;
 constexpr uint64_t kLong = 3000, kShort = 100;  // bytes
 // A ring of 4 cells of 1 KiB: 8 times that is the room of a pair.
 constexpr uint64_t kCells = 4, kCellBytes = 1024, kRoom = 8 * kCells * (64 + kCellBytes);
-
-void require(bool ok, const char* what, uint64_t step = 0) {
-  if (ok) return;
-  std::fprintf(stderr, "messages_test: %s (%lu)\n", what, (unsigned long)step);
-  std::abort();
-}
 
 struct Message {
   std::vector<uint8_t> bytes;

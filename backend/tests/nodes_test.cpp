@@ -15,18 +15,13 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "../shm/topology.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
 namespace {
 
 constexpr int64_t kMinutes = 600ll * 1000 * 1000 * 1000;
-
-void require(bool ok, const char* what, long seen) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %ld\n", what, seen);
-  std::abort();
-}
 
 void all_reduce(c10d_handle* g, uint32_t me, uint32_t n, uint64_t bytes) {
   std::vector<int32_t> values(bytes / 4, int32_t(me));
@@ -68,7 +63,7 @@ void rank(int fd, const Layout& layout, uint32_t cpu, uint32_t me, uint32_t n) {
   require(!c10d_open(fd, me, 200 * 1000, nullptr, &g), "cannot open", me);
   all_reduce(g, me, n, 4096);
   all_reduce(g, me, n, 4 << 20);
-  const char* const base = static_cast<char*>(c10d_board(g)) - layout.board;
+  const char* const base = static_cast<char*>(c10d_call_slots(g)) - layout.call_slots;
   require_on("node of a slot", base + layout.small + me * 2 * layout.small_bytes, 2 * layout.small_bytes, own_node());
   require_on("node of a ring", base + layout.rings + me * layout.ring_bytes, layout.ring_bytes, own_node());
   all_reduce(g, me, n, 4);

@@ -21,6 +21,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -28,12 +29,6 @@ namespace {
 
 constexpr int64_t kMs = 1000 * 1000;
 constexpr uint32_t kSlots = 3;
-
-void require(bool holds, const char* what, uint64_t step) {
-  if (holds) return;
-  std::fprintf(stderr, "pipelined_reduce_test: %s, in step %lu\n", what, (unsigned long)step);
-  std::abort();
-}
 
 struct Request;
 
@@ -53,7 +48,7 @@ struct Request {
 };
 
 std::atomic<unsigned> starts{0};
-Alarm alarm{-1, {0}};
+FailureNews failure_news{-1, {0}};
 
 int startall(int n, void* requests) {
   ++starts;
@@ -194,7 +189,7 @@ struct Rank {
     b.startall = startall, b.testall = testall, b.look = look, b.later_ns = 100 * kMs;
     b.chunk = chunk, b.slots = slots.empty() || !count ? nullptr : slots.data(), b.nslots = kSlots,
     b.carriers = w.carriers;
-    b.alarm = &alarm;
+    b.failure_news = &failure_news;
     b.hosts = hosts, b.own = host, b.op = kSum, b.keeps = keeps;
     Span span{data, total};
     CallArgs a{};
@@ -267,21 +262,21 @@ void alarms() {
   {
     World w({2, 2});
     const unsigned before = starts;
-    alarm.kept = 1;
+    failure_news.kept = 1;
     together(w, [](const Rank& r) {
       std::vector<int64_t> data(5000);
       const int status = r.reduce(data.data(), data.size(), 4096, -1, -1, 1, 200 * kMs);
       require(status == kTimeout || status == kBroken, "a call ended without its transfers", 0);
     });
     require(starts == before, "a transfer was started amid an alarm", 0);
-    alarm.kept = 0;
+    failure_news.kept = 0;
   }
   for (const auto& widths : std::vector<std::vector<uint32_t>>{{2, 2}, {2, 1, 3}}) {
     World w(widths);
     std::atomic<bool> over{false};
     std::thread bell([&] {
-      for (unsigned i = 0; !over; ++i) alarm.kept = i % 2, std::this_thread::yield();
-      alarm.kept = 0;
+      for (unsigned i = 0; !over; ++i) failure_news.kept = i % 2, std::this_thread::yield();
+      failure_news.kept = 0;
     });
     together(w, [](const Rank& r) { program(r, 99, 20); });
     over = true;

@@ -19,6 +19,7 @@
 
 #include "../shm/pages.h"
 #include "../shm/room.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
@@ -48,12 +49,6 @@ extern "C" int __wrap_fallocate(int fd, int mode, off_t from, off_t bytes) {
 }
 
 namespace {
-
-void require(bool ok, const char* what, uint64_t seen = 0) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu\n", what, (unsigned long)seen);
-  std::abort();
-}
 
 struct Folder {
   std::string path = "/tmp/room_test.XXXXXX";

@@ -12,18 +12,13 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "../shm/seat.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
 namespace {
 
 constexpr int64_t kMilli = 1000 * 1000;
-
-void require(bool ok, const char* what) {
-  if (ok) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
 
 cpu_set_t cores_of_this_thread() {
   cpu_set_t cores;

@@ -10,16 +10,11 @@
 
 #include "../shm/team.h"
 #include "../shm/topology.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
 namespace {
-
-void require(bool ok, const char* what, uint64_t seen = 0) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu\n", what, (unsigned long)seen);
-  std::abort();
-}
 
 using Cpus = std::vector<uint32_t>;
 

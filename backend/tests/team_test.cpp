@@ -12,16 +12,11 @@
 #include "../shm/layout.h"
 #include "../shm/team.h"
 #include "one_mapping.h"
+#include "require.h"
 
 using namespace c10d_custom;
 
 namespace {
-
-void require(bool ok, const char* what, uint64_t a, uint64_t b) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu, %lu\n", what, (unsigned long)a, (unsigned long)b);
-  std::abort();
-}
 
 constexpr uint64_t kLarge = 2 << 20;
 

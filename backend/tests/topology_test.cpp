@@ -1,5 +1,6 @@
 // What is read of machines that are not here, made up as folders that look like /sys; and of this one.
 #include "../shm/topology.h"
+#include "require.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,12 +12,6 @@
 using namespace c10d_custom;
 
 namespace {
-
-void require(bool ok, const char* what, uint64_t seen = 0) {
-  if (ok) return;
-  std::fprintf(stderr, "%s: %lu\n", what, (unsigned long)seen);
-  std::abort();
-}
 
 using Cpus = std::vector<uint32_t>;
 

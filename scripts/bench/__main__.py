@@ -12,7 +12,19 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its modules are of the package `bench`
 
-from bench import bar, beside, call_steps, cost_check, ddp, groups, libraries, model_command, models, small_calls  # noqa: E402
+from bench import (  # noqa: E402
+    bar,
+    beside,
+    call_steps,
+    cost_check,
+    ddp,
+    groups,
+    libraries,
+    machine,
+    model_command,
+    models,
+    small_calls,
+)
 from c10d_custom.bench import command, ranks  # noqa: E402
 from c10d_custom.bench.timing import Plan  # noqa: E402
 
@@ -131,6 +143,18 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument(
         "--batch", type=command.positive, default=32, help="rows of each rank's batch (default: %(default)s)"
     )
+    large = add(
+        "machine",
+        "how this host's cores lie, and all_reduce, all_gather, all_to_all and barrier at 2 ranks to as many as cores "
+        "(or as -r says), beside gloo and, where installed, raw MPI and DeepSpeed's op, on a page",
+        lambda args: machine.main(machine.Machine(args.limit, args.ranks, args.json, args.plot)),
+        *("--ranks", "--json"),
+        ranks=dict(default=None, help="at most so many (default: as many as cores)"),
+    )
+    large.add_argument(
+        "--limit", type=command.positive, default=machine.LIMIT, metavar="SECONDS", help="in all (default: %(default)s)"
+    )
+    large.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
     model_command.add_to(commands)
     command.add_to(commands, "sweep", libraries.run)
     return parser
@@ -140,7 +164,7 @@ def main() -> int:
     """The exit status of the command that the command line names; argparse exits with 2 where it cannot be."""
     parser = _parser()
     args = parser.parse_args()
-    if args.command in ("bar", "cost", "groups") and ranks.launched():
+    if args.command in ("bar", "cost", "groups", "machine") and ranks.launched():
         parser.error(f"{args.command} launches runs of its own: not under torchrun or mpirun")
     return int(args.run(args))
 

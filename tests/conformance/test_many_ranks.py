@@ -17,6 +17,8 @@ from harness import Layout, RankPool
 
 from . import reference, values
 
+pytestmark = pytest.mark.lane2
+
 REDUCTIONS = (  # dtype, op, kind
     (torch.float32, "SUM", "rough"),
     (torch.bfloat16, "SUM", "rough"),

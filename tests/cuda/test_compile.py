@@ -10,6 +10,8 @@ from c10d_custom.errors import TransportError, UsageError
 from c10d_custom.transport.cuda import compiler
 from host_kernels import PAIRS, distinct
 
+pytestmark = pytest.mark.lane2
+
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's binding comes with the extra 'test'")
 
 FLOAT, SUM = next(p for p in PAIRS if p[0].name == "float32" and dtypes.REDUCE_OPS[p[1]] == "SUM")

@@ -14,6 +14,8 @@ from c10d_custom.transport.cuda import pinned
 from device_tensors import contents, device_tensor
 from thread_ranks import cpu_tensors, run_ranks
 
+pytestmark = pytest.mark.lane2
+
 MODES = ["shared", "staged"]
 
 

@@ -15,6 +15,8 @@ from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, 
 from device_tensors import contents, device_tensor, options, warm
 from thread_ranks import cpu_tensors, run_ranks
 
+pytestmark = pytest.mark.lane2
+
 MODES = {
     "shared": {"cuda_mode": "shared"},
     "staged": {"cuda_mode": "staged"},

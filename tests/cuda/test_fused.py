@@ -16,6 +16,8 @@ from fused_ranks import P2P, gpus, run, transport_of
 from test_shared import program, values
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 HALF = 65536 // 2
 
 

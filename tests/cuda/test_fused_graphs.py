@@ -18,6 +18,8 @@ from fake_world import World
 from fused_ranks import P2P, run, transport_of
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):

@@ -15,6 +15,8 @@ from fake_world import Buffer, World
 from in_place_ranks import LARGE
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

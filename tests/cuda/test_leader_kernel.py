@@ -15,6 +15,8 @@ from engine import engine, same
 from host_kernels import PAIRS, HostKernels, distinct
 from test_reduce_kernels import Place
 
+pytestmark = pytest.mark.lane2
+
 COUNTS = [0, 1, 3, 17, 255, 1000]
 
 

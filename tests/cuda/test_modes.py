@@ -12,6 +12,8 @@ from device_tensors import contents, device_tensor, options
 from fake_world import World
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 
 def words(gpus, mode="auto", pids=None, **other):
     alike = {"mode": mode, "earlier": [], "visible": 1}

@@ -15,6 +15,8 @@ from test_device_messages import both_ways, in_turns
 from test_shared import Program, program
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 P2P = {"cuda_mode": "p2p"}
 SHARED, STAGED = {"cuda_mode": "shared"}, {"cuda_mode": "staged"}
 

@@ -16,6 +16,8 @@ from engine import engine, same
 from host_kernels import HostKernels
 from test_reduce_kernels import Place, pairs
 
+pytestmark = pytest.mark.lane2
+
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 STAGING = 4096 + 32
 SECOND = 10**9

@@ -8,6 +8,8 @@ import pytest
 
 from host_kernels import BY_NAME, HERE, compile_host, compiler, text_of_files
 
+pytestmark = pytest.mark.lane2
+
 INSTANCES = [
     (algorithm, *BY_NAME[pair])
     for algorithm in ("OneShot", "TwoShot")

@@ -13,6 +13,8 @@ from conformance import reference, values
 from engine import engine, same, torch_dtype
 from host_kernels import PAIRS, HostKernels
 
+pytestmark = pytest.mark.lane2
+
 GUARD, FILL = 64, 0xA5
 # In elements; the last goes round the loop over Vectors of one emulated processor more than once.
 COUNTS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 255, 257, 4099]

@@ -19,6 +19,8 @@ from device_tensors import contents, device_tensor, options
 from test_staged_processes import run, torch_waits
 from thread_ranks import run_ranks
 
+pytestmark = pytest.mark.lane2
+
 FIRST, SECOND = torch.float32, torch.float64
 MODES = {
     "shared": ({"cuda_mode": "shared"}, ["GPU-0"] * 4, ["GPU-1"] * 4),

@@ -21,6 +21,8 @@ from conformance.reference import reduce_in_order
 from conformance.values import raw, same_bytes
 from thread_ranks import SMALL, run_ranks
 
+pytestmark = pytest.mark.lane2
+
 HALF = SMALL["cuda_staging_bytes"] // 2
 SHARED = {"cuda_mode": "shared"}
 

@@ -7,6 +7,8 @@ import pytest
 from harness import Layout
 from programs.launch import finish
 
+pytestmark = pytest.mark.lane2
+
 SCRIPT = Path(__file__).with_name("scripts") / "staged_hosts.py"
 
 

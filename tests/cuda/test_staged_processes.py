@@ -20,6 +20,8 @@ from conformance.reference import reduce_in_order
 from conformance.values import raw, same_bytes
 from thread_ranks import cpu_tensors
 
+pytestmark = pytest.mark.lane2
+
 SECONDS = 60
 
 

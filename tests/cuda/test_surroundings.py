@@ -21,6 +21,8 @@ from fake_driver import FakeDriver
 from fake_world import World
 from thread_ranks import SMALL, Met, run_ranks
 
+pytestmark = pytest.mark.lane2
+
 MODES = {"shared": {"cuda_mode": "shared"}, "staged": {"cuda_mode": "staged"}, "p2p": {"cuda_mode": "p2p"}}
 each_mode = pytest.mark.parametrize("mode", MODES)
 

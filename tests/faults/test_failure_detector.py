@@ -252,10 +252,10 @@ def test_who_is_connected_to_whom(shape):
         hosts.append(list(range(size, size + count)))
         size += count
     all_of = [Neighbours(rank, hosts) for rank in range(size)]
-    pairs = {(rank, other) for rank, it in enumerate(all_of) for other in it.called}
-    assert pairs == {(other, rank) for rank, it in enumerate(all_of) for other in it.callers}
+    pairs = {(rank, other) for rank, it in enumerate(all_of) for other in it.connects_to}
+    assert pairs == {(other, rank) for rank, it in enumerate(all_of) for other in it.accepts}
     assert not pairs & {(b, a) for a, b in pairs}  # one connection each
-    linked = [it.called | it.callers for it in all_of]
+    linked = [it.connects_to | it.accepts for it in all_of]
     firsts = {host[0] for host in hosts}
     for rank, it in enumerate(all_of):
         assert rank not in linked[rank] and it.watched <= linked[rank]
@@ -333,7 +333,7 @@ def pair():
 
 
 def raised(detector):
-    return bool(over_hosts.lib.c10d_alarm_raised(detector.alarm))
+    return bool(over_hosts.lib.c10d_failure_news_came(detector.failure_news))
 
 
 def test_the_alarm_is_raised_from_the_end_of_a_rank_on(pair):

@@ -16,6 +16,8 @@ import c10d_custom
 from c10d_custom.errors import CollectiveMismatchError, CollectiveTimeoutError, UsageError
 from programs.launch import start
 
+pytestmark = pytest.mark.lane2
+
 HERE = Path(__file__).parent
 
 

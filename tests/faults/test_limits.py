@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.lane2
+
 HERE = Path(__file__).parent
 FILES = [f"{k} more files on rank {rank}" for rank in (0, 1) for k in range(6)]
 

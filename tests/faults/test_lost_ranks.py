@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.lane2
+
 
 @pytest.mark.timeout(300)
 def test_survivors_name_the_lost_rank_and_see_no_wrong_result(full):

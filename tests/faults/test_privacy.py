@@ -22,6 +22,8 @@ from c10d_custom.errors import TransportError
 from c10d_custom.launch.door import hello
 from c10d_custom.transport.shm import segment
 
+pytestmark = pytest.mark.lane2
+
 SOURCES = Path(c10d_custom.__file__).parent
 NOBODY = 65534
 RANKS = 3

@@ -7,6 +7,8 @@ import pytest
 from harness import Layout
 from programs.launch import finish
 
+pytestmark = pytest.mark.lane3
+
 COUNT = Path(__file__).with_name("scripts") / "count_bytes.py"
 # Of S, for two hosts with 4 ranks each: what the other host needs of this one (the root is on the first).
 FEWEST = {

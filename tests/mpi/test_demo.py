@@ -7,6 +7,8 @@ import pytest
 from harness import Layout
 from programs.launch import AS_RANK, finish
 
+pytestmark = pytest.mark.lane3
+
 TRAINING = Path(__file__).with_name("scripts") / "demo_training.py"
 
 

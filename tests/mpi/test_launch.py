@@ -9,6 +9,8 @@ from programs.launch import free_port
 
 from .installation import NAMES, SCRIPTS, installation
 
+pytestmark = pytest.mark.lane3
+
 
 @pytest.fixture(scope="module", params=NAMES)
 def mpi(request):

@@ -8,6 +8,8 @@ import pytest
 from harness import Layout
 from programs.launch import finish
 
+pytestmark = pytest.mark.lane3
+
 MANY = Path(__file__).with_name("scripts") / "many.py"
 
 

@@ -11,6 +11,8 @@ import torch
 from harness import Layout
 from programs.launch import AS_RANK, finish
 
+pytestmark = pytest.mark.lane3
+
 TRAIN = Path(__file__).with_name("scripts") / "train.py"
 
 

@@ -8,6 +8,8 @@ from harness.job import rig_of
 
 from .start_up import handed_out, operations, seconds, start_up
 
+pytestmark = pytest.mark.lane3
+
 LAYOUT = "torchrun:1+1+1+1"  # of which the hosts are meant
 MOST_HANDED = 200  # bytes
 

@@ -16,6 +16,8 @@ import pytest
 from conformance.digests import read
 from harness import Layout
 
+pytestmark = pytest.mark.lane3
+
 TESTS = Path(__file__).resolve().parents[1]
 
 # These are about what lies above the transports, which cannot tell one layout from another, or inside a host; random

@@ -1,0 +1,1 @@
+LANE = "lane2"  # a mark of all tests in this folder

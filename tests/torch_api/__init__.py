@@ -1,0 +1,1 @@
+LANE = "lane3"  # a mark of all tests in this folder

@@ -19,6 +19,8 @@ from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.values import Values, differing
 from unit.bench_cases import BENCH, COLUMNS, MPIEXEC, QUICK, bench, case, mpi, parsed, rows, run
 
+pytestmark = pytest.mark.lane3
+
 
 def mpirun(size, *options):
     """bench under mpirun; the rendezvous is given, by MPI's own ranks."""

@@ -17,6 +17,8 @@ from c10d_custom.bench import command, ranks
 from c10d_custom.bench.operations import OPERATIONS
 from unit.bench_cases import case, parsed
 
+pytestmark = pytest.mark.lane3
+
 
 def fake_runs(ours=1.0):
     """What each part would write, if every call took us ``ours`` us and the others as in ``theirs``."""

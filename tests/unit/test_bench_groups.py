@@ -10,6 +10,8 @@ import pytest
 from bench import forked
 from unit.bench_cases import OWN_BENCH, run
 
+pytestmark = pytest.mark.lane3
+
 IMPORTED = f"import sys; sys.path.append({str(Path(OWN_BENCH[1]).parent)!r}); from bench import forked\n"
 
 

@@ -1,13 +1,13 @@
-"""`bench --machine` keeps to its time, says what did not fit it, and prints a page; its figures are nobody's business
-here."""
+"""`scripts/bench machine` keeps to its time, says what did not fit it, and prints a page; its figures are nobody's
+business here."""
 
 import json
 import sys
 
 import pytest
 
-from c10d_custom.bench import machine, machine_part
-from unit.bench_cases import bench
+from bench import machine, machine_part
+from unit.bench_cases import OWN_BENCH, run
 
 
 def cpus(*groups):
@@ -95,7 +95,7 @@ def test_the_page_has_times_ratios_and_what_they_are_to_be_held_against():
 
 def test_a_run_of_little_time(tmp_path):
     written, picture = tmp_path / "run.json", tmp_path / "run.png"
-    out = bench("--machine", "-r", "2", "--limit", "30", "--json", str(written), "--plot", str(picture))
+    out = run([*OWN_BENCH, "machine", "-r", "2", "--limit", "30", "--json", str(written), "--plot", str(picture)])
     assert out.returncode == 0, out.stderr
     assert "cores for this process" in out.stdout and "to hold it against" in out.stdout
     found = json.loads(written.read_text())
@@ -121,5 +121,5 @@ def test_ranks_that_take_too_long_are_ended_and_what_they_wrote_is_kept(tmp_path
 
 
 def test_a_launched_process_is_refused():
-    out = bench("--machine", RANK="0", WORLD_SIZE="1")
-    assert out.returncode == 2 and "starts ranks" in out.stderr
+    out = run([*OWN_BENCH, "machine"], RANK="0", WORLD_SIZE="1")
+    assert out.returncode == 2 and "launches runs of its own" in out.stderr

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from c10d_custom.bench.operations import OPERATIONS
 from unit.bench_cases import MPIEXEC, OWN_BENCH, QUICK, bench, case, mpi, rows, run
 
+pytestmark = pytest.mark.lane3
+
 SWEEP = [*OWN_BENCH, "sweep"]  # bench, with more to compare with
 PREFIX = sysconfig.get_path("data")
 

@@ -10,6 +10,8 @@ from bench.small_calls import IN_FLIGHT
 from c10d_custom.bench import noop
 from unit.bench_cases import OWN_BENCH, QUICK, run
 
+pytestmark = pytest.mark.lane3
+
 CALLS = [
     "all_reduce, 4 B",
     "all_reduce, 1 KB",

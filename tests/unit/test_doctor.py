@@ -19,6 +19,8 @@ from c10d_custom.doctor import command, finding, gpus, memory, mpi, self_test, s
 from c10d_custom.doctor.finding import Finding, State
 from c10d_custom.launch import mpich_files
 
+pytestmark = pytest.mark.lane2
+
 ASK = "import sys; sys.argv = ['c10d_custom', 'doctor', *{!r}]; from c10d_custom.__main__ import main; sys.exit(main())"
 
 # Refuses a system call to this process and to those it starts, with EPERM.

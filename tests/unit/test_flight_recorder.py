@@ -23,6 +23,8 @@ from c10d_custom.trace.report import report
 from harness import RankPool
 from harness.groups import group_with_timeout
 
+pytestmark = pytest.mark.lane2
+
 SECOND = timedelta(seconds=1)
 ANALYZER = "torch.distributed.flight_recorder.fr_trace"
 KEPT = 40  # calls that the ranks of `remembering` remember

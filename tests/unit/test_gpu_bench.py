@@ -1,52 +1,13 @@
-"""The benchmarks of tests/gpu: what is made of times, and whether goals are met; on the CPU, that they run at all."""
+"""The benchmarks of tests/gpu: what is made of times, and whether goals are met.
 
-import subprocess
-import sys
-from pathlib import Path
+That they run at all: test_gpu_check.py."""
 
 import pytest
 
 from gpu.bench import goals
 from gpu.bench.timing import Times, calls_for, figure, percentile
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize(
-    "module, options",
-    [
-        ("all_reduce", ["--ranks", "2", "--largest", "1024"]),
-        ("operations", ["--largest", "65536"]),
-        ("modes", ["--largest", "1024"]),
-        ("one_rank", ["--largest", "1024"]),
-        ("turns", ["--largest", "1024"]),
-        ("ddp", ["--ranks", "2", "--largest", "400000"]),
-    ],
-)
-def test_the_benchmarks_on_the_cpu(tmp_path, module, options):
-    out = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            f"gpu.bench.{module}",
-            "--device",
-            "cpu",
-            "--json",
-            str(tmp_path / "x.json"),
-            "--seconds",
-            "200",
-            *options,
-        ],
-        text=True,
-        capture_output=True,
-        timeout=250,
-        cwd=ROOT / "tests",
-    )
-    (tmp_path / "about.json").write_text("{}")  # as another part of the check leaves it
-    figures = goals.figures(tmp_path)
-    assert out.returncode == 0 and "SUMMARY:" in out.stdout, out.stdout + out.stderr
-    assert module in ("modes", "turns") or {f["backend"] for f in figures} >= {"custom", "gloo"}
-    assert all(f["single_us"] > 0 and f["row_us"] > 0 for f in figures)
+pytestmark = pytest.mark.lane2
 
 
 def test_a_figure_is_the_slowest_rank_s_median():

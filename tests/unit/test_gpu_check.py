@@ -22,6 +22,8 @@ from gpu.check.report import Report
 from gpu.check.run import FAIL, LAST_WORDS, NOT_RUN, PASS, RUNNING, Outcome, Running
 from harness.marks import marked
 
+pytestmark = pytest.mark.lane2
+
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ("--device", "cpu", "--package", Path(c10d_custom.__file__).parents[1])
 CONTEXT = {"python": sys.executable, "device": "cpu", "site": "", "data": "/nowhere", "root": str(ROOT)}

@@ -24,7 +24,7 @@ PAIRS = {
     "Fingerprint": (native.PublishedFingerprint, {}),
     "PeerState": (native.PeerState, {"blocks_in": "in", "blocks_reduced": "red", "blocks_out": "out"}),
     "TraceRecord": (native.TraceRecord, {}),
-    "Head": (over_hosts.Head, {}),
+    "CallHeader": (over_hosts.CallHeader, {}),
     "LeaderAllReduce": (over_hosts.LeaderAllReduce, {}),
     "LeaderCall": (over_hosts.LeaderCall, {}),
     "LeaderFastPath": (over_hosts.LeaderFastPath, {}),
@@ -32,7 +32,7 @@ PAIRS = {
     "Phase": (over_hosts.Phase, {}),
     "PipelinedSlot": (over_hosts.PipelinedSlot, {}),
     "PipelinedReduce": (over_hosts.PipelinedReduce, {}),
-    "Alarm": (over_hosts.Alarm, {}),
+    "FailureNews": (over_hosts.FailureNews, {}),
 }
 
 
@@ -104,7 +104,7 @@ def as_number(field):
     return ctypes.cast(field, ctypes.c_void_p).value if hasattr(field, "contents") else field
 
 
-@pytest.mark.parametrize("which", ["CallArgs", "Head"])
+@pytest.mark.parametrize("which", ["CallArgs", "CallHeader"])
 def test_what_is_packed_by_a_format_is_the_struct(which):
     if which == "CallArgs":
         from c10d_custom.transport.hosts.local_call import _ARGS as packer
@@ -112,10 +112,10 @@ def test_what_is_packed_by_a_format_is_the_struct(which):
         structure = native.CallArgs
     else:
         from c10d_custom.transport.hosts.flat_exchange import _COMPARED
-        from c10d_custom.transport.hosts.flat_exchange import _HEAD as packer
+        from c10d_custom.transport.hosts.flat_exchange import _HEADER as packer
 
-        structure = over_hosts.Head
-        assert over_hosts.Head.payload.offset == _COMPARED
+        structure = over_hosts.CallHeader
+        assert over_hosts.CallHeader.payload.offset == _COMPARED
     values = read_back(structure, packer)
     assert values == list(range(1, len(values) + 1))
     assert len(values) == len([f for f in structure._fields_ if f[0] != "reserved"])

@@ -23,6 +23,8 @@ from bench.model import (
 )
 from unit.bench_cases import OWN_BENCH, run
 
+pytestmark = pytest.mark.lane2
+
 MB = 1 << 20
 # Only the wire costs anything: what is left of a prediction is the algorithm's traffic.
 WIRE = Machine(alpha=0, message_cpu=0, copy=math.inf, memory=math.inf, sync=0, call=0)

@@ -18,6 +18,8 @@ from c10d_custom import _version, config, dtypes
 from c10d_custom.call import SHAPES, Op
 from c10d_custom.native import lib
 
+pytestmark = pytest.mark.lane2
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "c10d_custom"
 

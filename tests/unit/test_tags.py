@@ -6,7 +6,7 @@ from c10d_custom.transport.hosts.message_ticket import SHARED_TAGS, tags_of
 
 def test_each_kind_of_message_has_tags_of_its_own():
     kinds = [
-        link.HEAD,
+        link.HEADER,
         link.DATA,
         link.ROUND,
         link.NOTHING,

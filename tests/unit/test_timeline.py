@@ -10,6 +10,8 @@ from c10d_custom.trace.file import Dump, GroupTrace, to_text
 from c10d_custom.trace.timeline import Bar, draw, positions, rows, verdict
 from c10d_custom.transport.call_log import Peer, Record
 
+pytestmark = pytest.mark.lane2
+
 DAY = 1.75e9  # all times below are seconds after it
 
 

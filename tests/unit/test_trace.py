@@ -21,6 +21,8 @@ from c10d_custom.transport.call_log import Peer, Record
 from harness import RankFailure, RankPool
 from harness.groups import group_with_timeout
 
+pytestmark = pytest.mark.lane2
+
 SECOND = timedelta(seconds=1)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from . import machine, ranks, references, sweep
+from . import ranks, references, sweep
 from .case import REDUCING, ROOTED, dtype_named, name_of
 from .operations import OPERATIONS
 from .timing import AVERAGES, Plan
@@ -131,9 +131,9 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         type=backends,
         default="gloo",
         metavar="NAME[,...]",
-        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; deepspeed: its "
-        "all_reduce in shared memory; noop: a ProcessGroup that does nothing; floor: all ranks copy so many bytes at "
-        "once; empty: ours, on tensors of c10d_custom.empty; what cannot be had here is left out, and said "
+        help="other backends; mpi: raw MPI by mpi4py, under mpirun, or torchrun over several hosts; noop: a "
+        "ProcessGroup that does nothing; floor: all ranks copy so many bytes at once; empty: ours, on tensors of "
+        "c10d_custom.empty; what cannot be had here is left out, and said "
         "(default: %(default)s)",
     )
     where.add_argument(
@@ -176,20 +176,6 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         action="store_true",
         help="check each result, bit for bit; #wrong counts elements, over all ranks",
     )
-    instead = bench.add_argument_group("instead of the sweep over operations and sizes")
-    instead.add_argument(
-        "--machine",
-        action="store_true",
-        help="how this host's cores lie, and all_reduce, all_gather, all_to_all and barrier at 2 ranks to as many as "
-        "cores (or as -r says), beside gloo and, where installed, raw MPI and DeepSpeed's op, on a page",
-    )
-    instead.add_argument(
-        "--limit",
-        type=positive,
-        default=machine.LIMIT,
-        metavar="SECONDS",
-        help="--machine: what it may take in all (default: %(default)s)",
-    )
     bench.add_argument("--json", metavar="FILE", help="also write the figures, and what they were measured on")
     bench.add_argument("--plot", metavar="FILE", help="also draw a picture; needs matplotlib")
     bench.set_defaults(run=lambda args: main(args, bench, rank))
@@ -199,8 +185,6 @@ def _why_not(args: Any) -> str | None:
     """Why these options cannot be, together or here; None if they can."""
     if args.ranks is not None and ranks.launched():
         return "-r starts ranks, and here the launcher has started them"
-    if args.machine and ranks.launched():
-        return "--machine starts ranks, and here a launcher has started some"
     if args.factor < 2 or (args.ranks is not None and args.ranks < 2):
         return "needs at least 2 ranks, and a factor of at least 2"
     if not args.begin <= args.end:
@@ -232,8 +216,6 @@ def main(args: Any, parser: argparse.ArgumentParser, rank: Callable[[sweep.Sweep
     if why := _why_not(args):
         # Every process of a launched job is refused alike; one says it.
         parser.error(why) if not ranks.launched() or ranks.is_first() else parser.exit(2)
-    if args.machine:
-        return machine.main(machine.Machine(args.limit, args.ranks, args.json, args.plot))
     args.against = args.threads or args.against
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
     todo = sweep.Sweep(

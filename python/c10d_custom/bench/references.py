@@ -16,7 +16,6 @@ from .. import empty
 from ..c10d import meeting
 from . import noop
 from .case import Unavailable, there_and_back
-from .deepspeed_op import DeepSpeedOp
 from .ranks import first_said
 from .raw_mpi import RawMpi
 from .values import zeros
@@ -141,7 +140,7 @@ class Floor:
 # Beside the backends that torch knows. "ucc" is torch's own, of which few builds of torch have it.
 # "threads2": custom with two threads in each rank.
 _THREADS = re.compile(r"threads([1-9]|[1-5]\d|6[0-4])")
-_OTHERS = ("mpi", "deepspeed", "ucc", "floor", "empty", noop.NAME)
+_OTHERS = ("mpi", "ucc", "floor", "empty", noop.NAME)
 MORE: dict[str, Callable[[int], Reference]] = {}  # from elsewhere: how to make one on so many hosts
 
 
@@ -193,8 +192,6 @@ def _made(name: str, hosts: int) -> Reference:
     match name:
         case "mpi":
             return RawMpi()
-        case "deepspeed":
-            return DeepSpeedOp(hosts)
         case "floor":
             return Floor(dist.barrier)
         case ZeroCopy.NAME:

@@ -406,20 +406,10 @@ if REGISTERED:
                     f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
                     "new_group."
                 )
-            ours, strangers = "_".join(map(str, ranks)), operations._transport.strangers
+            ours, timeout = "_".join(map(str, ranks)), getattr(opts, "_timeout", None)
             name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
-            return build_backend(
-                NewGroup(
-                    PrefixStore(f"{self._splits}/{ours}", store),
-                    ranks.index(operations._group_rank),
-                    len(ranks),
-                    getattr(opts, "_timeout", None) or operations.timeout,
-                    name,
-                    None if strangers else [operations._transport.members[r] for r in ranks],
-                    devices=operations._transport.device_types,
-                    strangers=strangers,
-                )
-            )
+            store, devices = PrefixStore(f"{self._splits}/{ours}", store), operations._transport.device_types
+            return build_backend(operations._part(store, ranks, timeout, name, devices))
 
         def get_reconfigure_handle(self) -> str:
             if self._own is not None:  # of a group of which other devices are another's

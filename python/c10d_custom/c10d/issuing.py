@@ -49,21 +49,20 @@ if TYPE_CHECKING:
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
-    from .callers import Callers
+    from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
 
 
-# By id; iterated over in copies that take no lock, as a signal may come at any time.
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
 # take no lock, as a signal may come at any time.
-followed: dict[int, weakref.ref[Transport]] = {}
-stacks: dict[int, Callers] = {}  # of those whose calls' stacks are remembered
+traced: dict[int, weakref.ref[Transport]] = {}
+stacks: dict[int, CallStacks] = {}  # of those whose calls' stacks are remembered
 written: set[int] = set()  # ids of those whose failure has been written
 
 
 def forget(key: int) -> None:
-    """From now on the transport of that id is not followed."""
-    followed.pop(key, None)
+    """From now on the transport of that id is traced no more."""
+    traced.pop(key, None)
     stacks.pop(key, None)
     written.discard(key)
 
@@ -161,7 +160,7 @@ class Issuing:
         self._detour = False  # whether calls must not go the fast path: while coalescing, or with an extension
         self._monitored_barriers: Any = None  # of monitored_barrier.py, once there is one
         self._splits = 0
-        self._callers = stacks.get(id(transport))  # who is to be told of each call, if anybody wants to know
+        self._call_stacks = stacks.get(id(transport))  # which is to be told of each call, if any is
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
         _live.add(self)
@@ -193,6 +192,14 @@ class Issuing:
 
     def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
+
+    def _part(
+        self, store: Store, ranks: list[int], timeout: timedelta | None, name: str, devices: list[str] | None
+    ) -> NewGroup:
+        """What makes a group of ``ranks`` of this one, in that order; this rank is one of them."""
+        strangers, rank, timeout = self._transport.strangers, ranks.index(self._group_rank), timeout or self._timeout
+        members = None if strangers else [self._transport.members[r] for r in ranks]
+        return NewGroup(store, rank, len(ranks), timeout, name, members, devices=devices, strangers=strangers)
 
     # --- coalescing: operations go out as they come; the end gives one Work for all
 
@@ -255,8 +262,8 @@ class Issuing:
         the operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work
         of a synchronous call, and making one takes time). Else an int: SLOW_PATH: nothing was begun; or how it failed,
         which `_collective` is to raise."""
-        if self._callers is not None:
-            self._callers.note(self._transport.next_sequence())
+        if self._call_stacks is not None:
+            self._call_stacks.note(self._transport.next_sequence())
         op, options, rooted, reduces = path
         fast = self._transport.fast_collective
         if type(opts) is not options or fast is None or not self._may_be_fast():
@@ -337,21 +344,7 @@ class Issuing:
     ) -> Work | DoneWork:
         """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
         ``tried``: what `_fast` has returned."""
-        if self._callers is not None and tried == SLOW_PATH:
-            self._callers.note(self._transport.next_sequence())
-        asynchronous, seconds = self._options(opts, timeout)
-        with recorded(name, tensors if inputs is None else inputs) as record:
-            call = self._lowered(lower, *arguments, seconds)
-            if tried != SLOW_PATH:
-                raise self._transport.last_error(call)
-            if call.name in COUNTED:
-                self._lowered(count_changes, tensors)
-            if call.device is not None:
-                self._lowered(self._transport.issue, call)
-            if not asynchronous and self._coalescing is None:
-                self._run([call])
-                return DoneWork(tensors, call.stream_op)
-            return self._submit([call], tensors, record)
+        return self._coalesced(name, opts, tensors, lower, [arguments], inputs, timeout, tried, always_counts=False)
 
     def _coalesced(
         self,
@@ -361,15 +354,21 @@ class Issuing:
         lower: Callable[..., Any],
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
+        timeout: timedelta | None = None,
+        tried: int = SLOW_PATH,
+        always_counts: bool = True,  # all_reduce, too, as torch's own groups do of these
     ) -> Work | DoneWork:
-        if self._callers is not None:
-            self._callers.note(self._transport.next_sequence())
-        asynchronous, seconds = self._options(opts, None)
+        if self._call_stacks is not None and tried == SLOW_PATH:
+            self._call_stacks.note(self._transport.next_sequence())
+        asynchronous, seconds = self._options(opts, timeout)
         with recorded(name, tensors if inputs is None else inputs) as record:
             # All are checked before any is issued.
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
+            if tried != SLOW_PATH:
+                raise self._transport.last_error(calls[0])
             self._lowered(check_one_device, name, calls)
-            self._lowered(count_changes, tensors)  # of all_reduce as well, as torch's own groups do
+            if always_counts or calls[0].name in COUNTED:
+                self._lowered(count_changes, tensors)
             for call in calls:
                 if call.device is not None:
                     self._lowered(self._transport.issue, call)
@@ -422,8 +421,8 @@ class Issuing:
         posted: list[Any] = []
         call: tuple[Any, ...] = ()
         awaited = posted_to_be_awaited()
-        if self._callers is not None:
-            self._callers.note(0)
+        if self._call_stacks is not None:
+            self._call_stacks.note(0)
         try:
             if (fast := self._transport.fast_message) is not None and self._may_be_fast():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
@@ -473,13 +472,7 @@ class Issuing:
         ends = bool(copies) or record is not None or bool(extensions)
         if record is not None:
             record.goes_on()
-        at_the_end = finish if ends else None
-        work: Work
-        if stream_ops:
-            work = DeviceWork(self._completer, tickets, tensors, at_the_end, calls, stream_ops)
-        else:
-            work = Work(self._completer, tickets, tensors, at_the_end, calls)
-        self._completer.adopt(work, eager=ends)
+        work = self._work(tickets, tensors, finish if ends else None, calls, stream_ops, eager=ends)
         if works_are_graph_inputs():
             work.become_graph_inputs(self._registers_works)
         if self._coalescing is not None:
@@ -495,12 +488,14 @@ class Issuing:
                 w.settle()
 
         stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
-        work: Work
-        if stream_ops:
-            work = DeviceWork(self._completer, tickets, tensors, finish, works, stream_ops)
-        else:
-            work = Work(self._completer, tickets, tensors, finish, works)
-        self._completer.adopt(work, eager=False)
+        return self._work(tickets, tensors, finish, works, stream_ops, eager=False)
+
+    def _work(
+        self, tickets: list[Ticket], tensors: Any, finish: Any, keep: object, stream_ops: list[Any], eager: bool
+    ) -> Work:
+        what = self._completer, tickets, tensors, finish, keep
+        work = DeviceWork(*what, stream_ops) if stream_ops else Work(*what)
+        self._completer.adopt(work, eager)
         return work
 
 

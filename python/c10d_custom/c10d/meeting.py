@@ -206,7 +206,7 @@ class _Meeting:
     def _over_hosts(self, exchange: Exchange, everywhere: Sequence[Location]) -> Transport:
         from ..creation import mpi_start  # what most groups do not need, and takes its time
         from ..launch import mpi_job
-        from ..transport.hosts.transport import HierarchicalTransport
+        from ..transport.hosts.transport import HierarchicalTransport, HostsGroup
         from ..transport.hosts.watched import Watched
         from .issuing import end_groups_over_hosts
 
@@ -214,18 +214,19 @@ class _Meeting:
         with Watched(exchange, everywhere) as watched:
             mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers, watched.open)
             mpi_job.at_finalize(end_groups_over_hosts)
-            return HierarchicalTransport(
+            group = HostsGroup(
                 exchange,
                 configuration(),
                 self.name,
                 self.members,
                 everywhere,
-                ShmTransport,
-                mpi,
-                mpi_job.abandon,
-                watched.detector,
+                open_local=ShmTransport,
+                job=mpi,
+                abandon=mpi_job.abandon,
+                detector=watched.detector,
                 meets=self.is_default,
             )
+            return HierarchicalTransport(group)
 
     def _by_letters(
         self,

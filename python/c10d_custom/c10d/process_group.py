@@ -194,23 +194,11 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         self._splits += 1
         if self._group_rank not in ranks:
             return None
-        name = group_name or f"{self._name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
-        store = PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", self._store)
-        strangers = self._transport.strangers
-        members = None if strangers else [self._transport.members[r] for r in ranks]
+        ours = "_".join(map(str, ranks))
+        name = group_name or f"{self._name}:split:{self._splits}:{ours}"
+        store = PrefixStore(f"split/{self._splits}/{ours}", self._store)
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
-        group = build(
-            NewGroup(
-                store,
-                ranks.index(self._group_rank),
-                len(ranks),
-                timeout or self._timeout,
-                name,
-                members,
-                devices=devices,
-                strangers=strangers,
-            )
-        )
+        group = build(self._part(store, ranks, timeout, name, devices))
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 

@@ -23,8 +23,8 @@ from ..errors import UsageError
 from ..threads import socket, threading
 from ..trace import file, flight_recorder
 from ..trace.file import Dump, GroupTrace
-from .callers import Callers, inside_call, stack
-from .issuing import followed, forget, stacks, written
+from .call_stacks import CallStacks, inside_call, stack
+from .issuing import forget, stacks, traced, written
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def follow(source: Transport, config: Config) -> None:
     """From now on files have this source, and are written when it fails or the signal comes."""
     key = id(source)
-    followed[key] = weakref.ref(source, lambda _: forget(key))  # not the source: that would keep it
+    traced[key] = weakref.ref(source, lambda _: forget(key))  # not the source: that would keep it
     if config.trace_frames:
-        stacks[key] = Callers(config.trace)
+        stacks[key] = CallStacks(config.trace)
     if config.trace_dir or (settings.flight_recorder_file() and settings.flight_recorder_on_failure()):
         of = weakref.ref(source)
         source.on_failure(lambda error: _failed(of(), key, error, config))
@@ -72,7 +72,7 @@ def _failed(source: Transport | None, key: int, error: BaseException, config: Co
 def _groups() -> dict[int, GroupTrace]:
     """The calls of all groups of this process, by key."""
     found = {}
-    for key, ref in list(followed.items()):
+    for key, ref in list(traced.items()):
         if (s := ref()) is not None:
             group = GroupTrace(s.name or "", s.rank, s.size, list(s.members), s.peers(), s.trace())
             if (noted := stacks.get(key)) is not None:

@@ -9,7 +9,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import Work as _TorchWork
@@ -55,22 +55,6 @@ def _can_fail(inner: Future[Any]) -> Future[Any]:
     Reducer, would take the exception for the tensors, and crash. What a callback raises fails a future for both (as a
     RuntimeError that quotes it)."""
     return inner.then(_value)
-
-
-if TYPE_CHECKING:
-
-    class WorkKeeper(Protocol):
-        """What a Work asks of the Completer of its group."""
-
-        def hold(self, work: Work) -> None: ...
-
-        def release(self, work: Work) -> None: ...
-
-        def watch(self, work: Work) -> None: ...
-
-        def forget(self, work: Work) -> None: ...
-
-        def refuse_inside(self, tickets: Sequence[Ticket]) -> None: ...
 
 
 class DoneWork(_TorchWork):
@@ -138,7 +122,7 @@ class Work(_TorchWork):
 
     def __init__(
         self,
-        completer: WorkKeeper,
+        completer: Completer,
         tickets: Sequence[Ticket],
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
@@ -338,7 +322,7 @@ class DeviceWork(Work):
 
     def __init__(
         self,
-        completer: WorkKeeper,
+        completer: Completer,
         tickets: Sequence[Ticket],
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,

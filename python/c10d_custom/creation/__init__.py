@@ -8,9 +8,10 @@ those that the group it is made from knows. Once it is made, its transport watch
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
@@ -125,7 +126,10 @@ class Members(Processes):
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
 # who is missing.
 _SOONER, _SOONER_MOST = 0.1, 1.0
-_WORD, _SLICE = 0.6, 5e-3  # s
+_PART = 0.05  # of the time it has waited: see `_until`
+LOOK = 0.1  # s: between two calls of `look`
+_MEANWHILE = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
+_OBITUARY, _SLICE = 0.6, 5e-3  # s
 _KINDS = {
     kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
 }  # of an error told to others
@@ -144,7 +148,8 @@ class Gathering(ABC):
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
-        self._look_at = look
+        self._look_at, self._next_look = look, self.started + LOOK
+        self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
     def left(self) -> float:
@@ -213,25 +218,70 @@ class Gathering(ABC):
         """On rank 0: tells all others the verdict."""
 
     @abstractmethod
+    def _require_no_trouble(self, slow: bool) -> None:
+        """Raises the error of ranks that do not come. ``slow``: this wait looks seldom by now."""
+
+    @abstractmethod
     def _silent(self, topic: str) -> str:
         """Who has not come, for an error's end."""
 
+    def _until(
+        self,
+        found: Callable[[], Any],
+        until: float,
+        pauses: tuple[float, float],
+        meanwhile: Callable[[], None] | None = None,
+        soon: float = math.inf,
+    ) -> Any:
+        """What ``found`` returns, once it is not None; None: not by ``until``. Raises what `_require_no_trouble` does.
+        ``pauses``: between two looks, at first and at most; no more than ``soon``, or a part of the time that has been
+        waited. ``meanwhile``: called in long waits."""
+        pause, most = pauses
+        now = time.monotonic()
+        next_check, next_word = now + pause, now + _MEANWHILE
+        while (what := found()) is None:
+            self.sleep(pause)
+            # However much comes, of which this rank may want nothing.
+            if (now := time.monotonic()) < next_check:
+                continue
+            try:
+                self._require_no_trouble(pause == most)
+            except CustomBackendError:
+                # What a rank was to say or to hear may be there by now, and its process ended in good order.
+                if (what := found()) is None:
+                    raise
+                return what
+            if now >= until:
+                return found()
+            if meanwhile is not None and now >= next_word:
+                meanwhile()
+                next_word = now + min(now - self.started, LOOK)
+            self._look()
+            pause = min(1.5 * pause, most, max(soon, _PART * (now - self.started)))
+            next_check = now + pause
+        return what
+
     def _look(self) -> None:
-        """At what a long wait may have to hear of."""
-        if self._look_at is None:
+        """Now and then, at what a long wait may have to hear of."""
+        if self._look_at is None or time.monotonic() < self._next_look:
             return
-        try:
+        with self._answered():
             self._look_at()
+        self._next_look = time.monotonic() + LOOK
+
+    @contextlib.contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Around operations on the store: what is raised if it does not answer."""
+        try:
+            yield
         except RuntimeError as error:
             if isinstance(error, CustomBackendError):
                 raise
             raise self._store_lost(error) from error
 
     def _store_lost(self, error: BaseException) -> CustomBackendError:
-        if isinstance(error, TransportError):
-            return error  # BoundedStore's says it all
         # Who serves it may have died, and the word of that come later.
-        until = time.monotonic() + min(_WORD, self.left())
+        until = time.monotonic() + min(_OBITUARY, self.left())
         while not (obituary := self.processes.obituary()) and time.monotonic() < until:
             time.sleep(_SLICE)
         if obituary:

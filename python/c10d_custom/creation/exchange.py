@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CollectiveMismatchError, CustomBackendError, TransportError
 from ..threads import time
-from . import Gathering, Processes
+from . import LOOK, Gathering, Processes
 from .bounded_store import KEY
 
 if TYPE_CHECKING:
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 # that serves thousands takes so long to hear them all.)
 _FIRST, _FIRST_PER_RANK = 0.2e-3, 3e-6
 _MOST, _MOST_PER_RANK = 10e-3, 0.1e-3
-# For rank 0, which is alone and which all others wait for, no more than that, or this part of the time it has waited.
-_SOON, _SOON_PER_RANK, _PART = 1e-3, 0.05e-3, 0.05
+_SOON, _SOON_PER_RANK = 1e-3, 0.05e-3  # for rank 0, which is alone and which all others wait for: see `_until`
 _HEARD_SECONDS = 10.0
-_LOOK = 0.1  # s: between two calls of `look`
-_WORD = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
 _GAVE_UP = "gave up"
 _ABSENT = "(absent)"  # what nobody says: it is no JSON
 
@@ -75,45 +71,30 @@ class Exchange(Gathering):
     ) -> None:
         super().__init__(rank, size, seconds, processes, look)
         self.store = store
-        self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
-        self._next_look = self.started + _LOOK
+        self._pauses = max(_FIRST, _FIRST_PER_RANK * size), max(_MOST, _MOST_PER_RANK * size)
         self._own: list[str] = []  # keys that this rank is to delete: the others may still want to hear them
         self._unheard: list[str] = []  # the same of rank 0, of topics whose verdict not all are known to have heard
 
     def say(self, key: str, value: Any) -> None:
         """To who hears it before the next gather_and_decide."""
-        try:
-            self._own.append(key)
-            self.store.set(key, json.dumps(value))
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
+        self._own.append(key)
+        self._set(key, value)
 
     def hear(
-        self,
-        key: str,
-        who: str,
-        until: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        silent: Callable[[], str] = lambda: "",
+        self, key: str, who: str, meanwhile: Callable[[], None] | None = None, silent: Callable[[], str] = lambda: ""
     ) -> Any:
         """What was said under ``key``; ``who``: by whom, for the error; ``meanwhile``: called in long waits;
         ``silent``: gives the end of the error."""
-        try:
-            said = self._until(lambda: peek(self.store, key), until or self.deadline, meanwhile)
+        with self._answered():
+            said = self._until(lambda: peek(self.store, key), self.deadline, self._pauses, meanwhile)
             if said is None:
                 raise self._nothing_from(who, silent())
-            return json.loads(said)
-        except RuntimeError as error:
-            if isinstance(error, CustomBackendError):
-                raise
-            raise self._store_lost(error) from error
+        return json.loads(said)
 
     def said(self, topic: str) -> dict[int, Any]:
         """{rank: its value} of those that have given theirs to gather_and_decide."""
-        try:
+        with self._answered():
             return dict(_lines(peek(self.store, f"{topic}/said")))
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
 
     def is_over(self, topic: str) -> bool:
         """Whether that has been gathered and decided, or somebody has given up."""
@@ -165,12 +146,8 @@ class Exchange(Gathering):
                     meet(rank, value)
             return said if len(values) == self.size else None
 
-        try:
-            there = self._until(all_said, self._verdict_by, soon=_SOON + _SOON_PER_RANK * self.size)
-        except RuntimeError as error:
-            if isinstance(error, CustomBackendError):
-                raise
-            raise self._store_lost(error) from error
+        with self._answered():
+            there = self._until(all_said, self._verdict_by, self._pauses, soon=_SOON + _SOON_PER_RANK * self.size)
         if there is None:
             first = min(rank for rank in range(self.size) if rank not in values)
             raise self._nothing_from(f"rank {first}", self._silent(topic))
@@ -185,7 +162,7 @@ class Exchange(Gathering):
                 meet(0, json.loads(first))  # type: ignore[misc]
                 met = True
 
-        verdict = self.hear(f"{topic}/verdict", "rank 0", None, meet_rank_0, lambda: self._silent(topic))
+        verdict = self.hear(f"{topic}/verdict", "rank 0", meet_rank_0, lambda: self._silent(topic))
         if not self._later(verdict):
             self._append(f"{topic}/heard", [self.rank])
         return verdict
@@ -197,48 +174,18 @@ class Exchange(Gathering):
             return ""
         return self._not_there([r for r in range(self.size) if r not in there])
 
-    def _until(
-        self,
-        there: Callable[[], bytes | None],
-        until: float,
-        meanwhile: Callable[[], None] | None = None,
-        soon: float = math.inf,
-    ) -> bytes | None:
-        """None: not by ``until``. Raises PeerLostError if a rank has died meanwhile. ``soon``: see above."""
-        pause, most = max(_FIRST, _FIRST_PER_RANK * self.size), max(_MOST, _MOST_PER_RANK * self.size)
-        next_word = time.monotonic() + _WORD
-        while (said := there()) is None:
-            # What a rank was to say or to hear may be there by now, and its process ended in good order.
-            if self.processes.ended() and (said := there()) is not None:
-                return said
-            self.require_all_coming()
-            if pause == most and (why := _lines(peek(self.store, _GAVE_UP))) and (said := there()) is None:
-                raise self._given_up(why[0])
-            now = time.monotonic()
-            if said is not None or now >= until:
-                return said
-            if meanwhile is not None and now >= next_word:
-                meanwhile()
-                next_word = now + min(now - self.started, _LOOK)
-            if now >= self._next_look:
-                self._look()
-                self._next_look = time.monotonic() + _LOOK
-            self.sleep(pause)
-            pause = min(1.5 * pause, most, max(soon, _PART * (now - self.started)))
-        return said
+    def _require_no_trouble(self, slow: bool) -> None:
+        self.require_all_coming()
+        if slow and (why := _lines(peek(self.store, _GAVE_UP))):
+            raise self._given_up(why[0])
 
     def require_all_going_on(self) -> None:
         """In a wait for something else than the others' words, again and again: raises what those would."""
-        self.require_all_coming()
         if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _LOOK
-        try:
-            why = _lines(peek(self.store, _GAVE_UP))
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
-        if why:
-            raise self._given_up(why[0])
+            return self.require_all_coming()
+        self._next_look = time.monotonic() + LOOK
+        with self._answered():
+            self._require_no_trouble(slow=True)
 
     def give_up(self, error: BaseException) -> None:
         self._last_word({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
@@ -281,24 +228,18 @@ class Exchange(Gathering):
     # --- the store
 
     def _set(self, key: str, value: Any) -> None:
-        try:
+        with self._answered():
             self.store.set(key, json.dumps(value))
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
 
     def _append(self, key: str, value: Any) -> None:
-        try:
+        with self._answered():
             self.store.append(key, f"{json.dumps(value)}\n")
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
 
     def _delete(self, keys: list[str]) -> None:
-        try:
+        with self._answered():
             while keys:
                 self.store.delete_key(keys[-1])
                 keys.pop()
-        except RuntimeError as error:
-            raise self._store_lost(error) from error
 
 
 _AT_ONCE = 16  # ranks looked at in one look: a store serves all of them

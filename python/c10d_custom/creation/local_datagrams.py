@@ -28,7 +28,6 @@ _MOST_TEXT = 8 << 10  # of an error that is told to others
 _CREDENTIALS = struct.Struct("3i")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(struct.calcsize("i"))
 _SLICE, _SLICE_PER_RANK, _SLICE_MOST = 20e-3, 0.5e-3, 90e-3  # s: between two looks at who is alive
-_LOOK = 0.1  # s: between two calls of `look`
 _ROOM_SECONDS = 20e-3  # how long to queue for room in a full mailbox
 _AT_ONCE = 64  # letters
 _GAVE_UP = "gave up"
@@ -219,6 +218,8 @@ class Letters(Gathering):
         super().__init__(rank, len(members), seconds, processes, look)
         self._neighbours, self._members, self._group, self._said = neighbours, members, group, said
         self._mailbox = neighbours.mailbox
+        self.sleep = self._mailbox.fetch
+        self._gone: dict[str, Any] | None = None  # why one gave up
         # And of the one before: who has given that up may have written late.
         self._key, self._former_key = (
             hashlib.sha256(f"{neighbours.era}{neighbours.life(group) - before} {group}".encode()).digest()[:_KEY]
@@ -302,9 +303,15 @@ class Letters(Gathering):
             _drop(letter)
         return found[0] if found else None
 
+    def _require_no_trouble(self, slow: bool) -> None:
+        self._require_nobody_gave_up()
+        self.require_all_coming()
+
     def _require_nobody_gave_up(self) -> None:
         if (gone := self._first(_GAVE_UP, range(self.size))) is not None:
-            raise self._given_up(gone.value)
+            self._gone = gone.value
+        if self._gone is not None:
+            raise self._given_up(self._gone)
         if self._mailbox.refused:
             raise TransportError(f"group creation, rank {self.rank}: {self._mailbox.refused}.")
 
@@ -326,21 +333,6 @@ class Letters(Gathering):
     def _await(self, found: Callable[[], Any], who: str | Callable[[], str], until: float, topic: str) -> Any:
         """What ``found`` finds among the letters, once it is not None. ``topic``: theirs."""
         pause = min(_SLICE + _SLICE_PER_RANK * self.size, _SLICE_MOST)
-        next_check = time.monotonic() + pause
-        next_look = time.monotonic() + _LOOK
-        while (what := found()) is None:
-            self._mailbox.fetch(pause)
-            # However much comes, of which this rank may want nothing.
-            if (now := time.monotonic()) < next_check:
-                continue
-            next_check = now + pause
-            if (what := found()) is not None:
-                break
-            self._require_nobody_gave_up()
-            self.require_all_coming()
-            if now >= until:
-                raise self._nothing_from(who if isinstance(who, str) else who(), self._silent(topic))
-            if now >= next_look:
-                self._look()
-                next_look = time.monotonic() + _LOOK
+        if (what := self._until(found, until, (pause, pause))) is None:
+            raise self._nothing_from(who if isinstance(who, str) else who(), self._silent(topic))
         return what

@@ -126,14 +126,14 @@ class _Meeting:
 
     def store(self) -> Store:
         local = self._ranks_here()
-        served, offer = None, None
+        own, offer = None, None
         if self.mpi.rank == 0:
-            served, offer = self._serve(one_host=len(local) == self.mpi.size)
+            own, offer = self._serve(one_host=len(local) == self.mpi.size)
         offer = self._broadcast(offer)
         if "error" in offer:
             raise TransportError(f"rendezvous: rank 0 cannot serve a store: {offer['error']}")
         for address in offer["addresses"]:
-            store = served or self._connect(address, offer)
+            store = own or self._connect(address, offer)
             if self._all(store is not None) and store is not None:
                 self._tell_scripts(local, address, offer["port"])
                 _met[:] = [offer["token"]]

@@ -20,7 +20,7 @@ SLOW_PATH, DONE_WAKE = 32, 33  # of fast_collective and leader_fast_path
 class Geometry(c.Structure):
     _fields_ = [
         *((n, c.c_uint32) for n in ("ranks", "window", "block_bytes", "small_bytes", "cell_bytes", "cells")),
-        ("board_bytes", c.c_uint32),
+        ("call_slot_bytes", c.c_uint32),
         ("arena_bytes", c.c_uint64),
         *((n, c.c_uint32) for n in ("fan_in", "two_steps_bytes", "in_place_bytes", "forced")),
     ]
@@ -116,6 +116,9 @@ class TraceRecord(c.Structure):
 
 
 _Handle, _Ticket = c.c_void_p, c.c_void_p
+FAST_COLLECTIVE = _Handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64
+_MESSAGE = _Handle, c.c_uint64, c.c_int32, c.c_int64, c.c_void_p, c.c_uint64, c.c_int64, c.c_int64, c.POINTER(_Ticket)
+_REDUCE = c.c_void_p, c.POINTER(c.c_void_p), c.c_uint32, c.c_uint64, c.POINTER(c.c_double)
 
 
 class Core(c.CDLL):
@@ -138,32 +141,11 @@ class Core(c.CDLL):
         "next_seq": (c.c_uint64, _Handle),
         "run": (c.c_int, _Handle, c.POINTER(CallArgs)),
         "submit_to": (None, _Handle, c.POINTER(CallArgs), c.POINTER(_Ticket)),
-        "fast_collective": (c.c_int, _Handle, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
-        "fast_submit": (
-            c.c_int,
-            _Handle,
-            c.c_uint64,
-            c.c_int32,
-            c.c_void_p,
-            c.c_void_p,
-            c.c_uint64,
-            c.c_int64,
-            c.POINTER(_Ticket),
-        ),
+        "fast_collective": (c.c_int, *FAST_COLLECTIVE),
+        "fast_submit": (c.c_int, *FAST_COLLECTIVE, c.POINTER(_Ticket)),
         "last_failure": (None, c.POINTER(Failure)),
         "post_to": (None, _Handle, c.POINTER(MessageArgs), c.POINTER(_Ticket)),
-        "message": (
-            c.c_int,
-            _Handle,
-            c.c_uint64,
-            c.c_int32,
-            c.c_int64,
-            c.c_void_p,
-            c.c_uint64,
-            c.c_int64,
-            c.c_int64,
-            c.POINTER(_Ticket),
-        ),
+        "message": (c.c_int, *_MESSAGE),
         "ticket_source": (c.c_int, _Ticket),
         "ticket_number": (c.c_uint64, _Ticket),
         "test": (c.c_int, _Ticket),
@@ -187,17 +169,8 @@ class Core(c.CDLL):
         "set_elsewhere": (None, _Handle, c.c_void_p, c.c_void_p),
         "complete": (None, _Handle, c.c_uint64),
         "probe": (c.c_int, _Handle, c.c_int64),
-        "reduce": (
-            c.c_int,
-            c.c_uint32,
-            c.c_uint32,
-            c.c_void_p,
-            c.POINTER(c.c_void_p),
-            c.c_uint32,
-            c.c_uint64,
-            c.POINTER(c.c_double),
-        ),
-        "board": (c.c_void_p, _Handle),
+        "reduce": (c.c_int, c.c_uint32, c.c_uint32, *_REDUCE),
+        "call_slots": (c.c_void_p, _Handle),
         "take": (c.c_void_p, _Handle, c.c_uint64, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int)),
         "give_back": (None, c.c_void_p, c.c_void_p),
         "sequencer_last": (c.c_uint64, c.c_void_p),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-from . import Core, fields
+from . import FAST_COLLECTIVE, Core, fields
 from . import lib as _lib
 
 LENGTHS, REDUCE_OPS = 5, 16  # of LeaderFastPath
@@ -19,8 +19,8 @@ class PipelinedSlot(c.Structure):
     _fields_ = [("mine", c.c_void_p), ("theirs", c.POINTER(c.c_void_p)), ("phases", Phase * 4)]
 
 
-class Alarm(c.Structure):
-    """See backend/hosts/alarm.h."""
+class FailureNews(c.Structure):
+    """See backend/hosts/failure_news.h."""
 
     _fields_ = [("unread", c.c_int32), ("kept", c.c_uint32)]
 
@@ -49,12 +49,12 @@ class PipelinedReduce(c.Structure):
         ("keeps", c.c_uint32),
         ("end", c.c_uint32),
         ("slot", c.c_uint32),
-        ("alarm", c.POINTER(Alarm)),
+        ("failure_news", c.POINTER(FailureNews)),
     ]
 
 
-class Head(c.Structure):
-    """What a rank says of its call over hosts: see backend/hosts/head.h."""
+class CallHeader(c.Structure):
+    """What a rank says of its call over hosts: see backend/hosts/call_header.h."""
 
     _fields_ = [
         ("number", c.c_uint64),
@@ -72,21 +72,21 @@ class LeaderAllReduce(c.Structure):
         ("testall", c.c_void_p),
         ("statuses", c.c_void_p),
         ("idle", c.c_void_p),
-        ("board", c.c_void_p),
+        ("call_slots", c.c_void_p),
         ("stride", c.c_uint64),
         ("ranks", c.c_uint32),
         ("local", c.c_uint32),
         ("between", c.POINTER(c.c_void_p)),
         ("nbetween", c.c_uint32),
         ("own_between", c.c_uint32),
-        ("alarm", c.POINTER(Alarm)),
+        ("failure_news", c.POINTER(FailureNews)),
         ("awake_ns", c.c_int64),
     ]
 
 
 class LeaderCall(c.Structure):
     _fields_ = [
-        ("head", Head),
+        ("header", CallHeader),
         ("data", c.c_void_p),
         *fields(c.POINTER(c.c_double), "inside_factor", "between_factor"),
         ("requests", c.c_void_p),
@@ -118,11 +118,11 @@ class Idle(c.Structure):
 Core.signatures.update(
     {
         "leader_all_reduce": (c.c_int, c.POINTER(LeaderAllReduce), c.POINTER(LeaderCall), c.c_int64),
-        "board_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
-        "leader_fast_path": (c.c_int, c.c_void_p, c.c_uint64, c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_int64),
+        "put_call": (None, c.c_void_p, c.c_uint64, c.c_uint32, c.c_char_p),
+        "leader_fast_path": (c.c_int, *FAST_COLLECTIVE),
         "leader_fast_path_over": (c.c_int, c.c_void_p, c.c_int),
         "leader_fast_path_log": (c.c_uint64, c.c_void_p, c.c_void_p),
-        "alarm_raised": (c.c_int, c.POINTER(Alarm)),
+        "failure_news_came": (c.c_int, c.POINTER(FailureNews)),
         "mpi_progress": (None, c.c_void_p),
         "end_mpi_at_exit": (None, c.c_void_p),
         "drive_mpi": (c.c_int, c.c_void_p),

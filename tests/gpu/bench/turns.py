@@ -1,5 +1,5 @@
 """What a kernel or a copy takes that each rank begins at the same time: some wait for their turn on the GPU, others do
-not (c10d_custom/transport/cuda/by_size.py)."""
+not (c10d_custom/transport/cuda/algorithm.py)."""
 
 import functools
 import statistics

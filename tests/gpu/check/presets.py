@@ -45,7 +45,7 @@ def under_mps(part):
 
 
 # CPU tensors on all the machine's cores, beside gloo and, where mpi4py finds one, raw MPI.
-_MACHINE = "{python} -m c10d_custom bench --machine --limit {limit} --json {data}/cores.json"
+_MACHINE = "{python} scripts/bench machine --limit {limit} --json {data}/cores.json"
 CORES = Part("bench: CPU tensors, 2 ranks to all cores", tuple(_MACHINE.split()), 58, short=("-r", "2"))
 
 MODE = "C10D_CUSTOM_CUDA_MODE"

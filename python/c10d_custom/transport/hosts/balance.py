@@ -3,9 +3,9 @@
 A part has two sizes: what the rank gives that it comes from, and what the rank expects that it goes to. Each ordered
 pair of ranks has a weight, as if drawn by lot. The balance of a rank is the weighted sum of what it gives, less that of
 what it expects, modulo a prime. All balances together are 0 where all parts fit, for each is in there once with either
-sign; where one does not, they are 0 with a probability of 2^-127. So 16 bytes in a rank's head (flat_exchange.py) tell
-all ranks the same, however many they are and whoever the part is between. Which sizes they are, the ranks tell each
-other when they make the error (error_text.py).
+sign; where one does not, they are 0 with a probability of 2^-127. So 16 bytes in a rank's header (flat_exchange.py)
+tell all ranks the same, however many they are and whoever the part is between. Which sizes they are, the ranks tell
+each other when they make the error (error_text.py).
 """
 
 from __future__ import annotations

@@ -33,27 +33,27 @@ _SLICE = 20e-3  # s: between two looks at who is alive
 
 
 class Neighbours:
-    """Of one rank. ``hosts``: the group ranks of each host. ``called``, ``callers``: the ranks that it connects to, and
-    that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own; ``silent``: those
-    to which there is a silent connection, too."""
+    """Of one rank. ``hosts``: the group ranks of each host. ``connects_to``: the ranks that it connects to;
+    ``accepts``: those that connect to it; ``watched``: those of which it sees all of a host's ends, or all but its own;
+    ``silent``: those to which there is a silent connection, too."""
 
     def __init__(self, rank: int, hosts: Sequence[list[int]]) -> None:
         at = next(at for at, ranks in enumerate(hosts) if rank in ranks)
         first, hub = hosts[at][0], hosts[0][0]
         self.here = hosts[at]
-        self.called: set[int] = set()
-        self.callers: set[int] = set()
+        self.connects_to: set[int] = set()
+        self.accepts: set[int] = set()
         self.watched: set[int] = set()
         if rank != hub:
-            self.called = {hosts[at - 1][0], hub if rank == first else first}
+            self.connects_to = {hosts[at - 1][0], hub if rank == first else first}
         if rank == first:
             after = hosts[(at + 1) % len(hosts)]
             self.watched = {*hosts[at], *after} - {rank}
-            self.callers = self.watched - {hub}
+            self.accepts = self.watched - {hub}
         if rank == hub:
-            self.callers.update(ranks[0] for ranks in hosts[1:])
+            self.accepts.update(ranks[0] for ranks in hosts[1:])
         firsts = {ranks[0] for ranks in hosts}
-        self.silent = (self.called | self.callers) & firsts if rank == first else set()
+        self.silent = (self.connects_to | self.accepts) & firsts if rank == first else set()
 
 
 def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.socket, int], dict[socket.socket, int]]:
@@ -61,12 +61,12 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
     links: dict[socket.socket, int] = {}  # rank, or _SILENT + rank
     with contextlib.ExitStack() as cleanup:
         door = None
-        if neighbours.callers:
-            server = listen(not neighbours.callers <= set(neighbours.here))
+        if neighbours.accepts:
+            server = listen(not neighbours.accepts <= set(neighbours.here))
             token = secrets.token_bytes(TOKEN_BYTES)
             cleanup.callback(server.close)
-            silent = {_SILENT + rank for rank in neighbours.callers & neighbours.silent}
-            door = Door(server, token, neighbours.callers | silent, lambda link: link.send(token), len(_HERE))
+            silent = {_SILENT + rank for rank in neighbours.accepts & neighbours.silent}
+            door = Door(server, token, neighbours.accepts | silent, lambda link: link.send(token), len(_HERE))
             cleanup.callback(door.close)
             exchange.say(
                 f"failure_detector/{exchange.rank}",
@@ -74,7 +74,7 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
             )
         calls = [
             _Call(exchange, rank, rank in neighbours.here, silent)
-            for rank in sorted(neighbours.called)
+            for rank in sorted(neighbours.connects_to)
             for silent in ([0, _SILENT] if rank in neighbours.silent else [0])
         ]
         # Those who call this rank have their answers before it waits for its own, or each host would wait for the one

@@ -25,7 +25,7 @@ A rank that leaves in good order says so first, on each of its connections. A ho
 closes no connection: that is for the waits' deadlines.
 
 The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
-(`alarm`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
+(`failure_news`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
 (health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kSliceOverMpi in
 backend/shm/waiting.h), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice there).
 """
@@ -101,7 +101,7 @@ class FailureDetector:
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         self._readable = select.poll()
         self._readable.register(self._epoll, select.POLLIN)
-        self.alarm = over_hosts.Alarm(self._epoll.fileno(), 0)  # see backend/hosts/alarm.h
+        self.failure_news = over_hosts.FailureNews(self._epoll.fileno(), 0)  # see backend/hosts/failure_news.h
         self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class FailureDetector:
             self._closing = True
         os.write(self._waker, b"x")
         self._thread.join(5.0)
-        self.alarm.unread = -1
+        self.failure_news.unread = -1
         for link in (*self._links, *self._silent):
             link.close()
         self._epoll.close()
@@ -176,7 +176,7 @@ class FailureDetector:
         by_fd = {link.fileno(): link for link in (*self._links, *self._silent)}
         while True:
             self._readable.poll(self._patience())
-            self.alarm.kept = 1
+            self.failure_news.kept = 1
             for fd, event in self._epoll.poll(0):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
@@ -190,7 +190,7 @@ class FailureDetector:
                 news, self._pending, closing = self._pending, [], self._closing
             for one in news:
                 self._spread(one)
-            self.alarm.kept = int(self._gone_without_leave)
+            self.failure_news.kept = int(self._gone_without_leave)
             if closing:
                 return
 

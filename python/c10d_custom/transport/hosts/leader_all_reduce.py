@@ -18,11 +18,11 @@ from ... import dtypes, native
 from ...call import Op
 from ...errors import TransportError
 from ...native import direct, over_hosts
-from ...native.over_hosts import Head, LeaderCall, lib
+from ...native.over_hosts import CallHeader, LeaderCall, lib
 from ..failure import LATER
 from ..trouble import Trouble
-from .flat_exchange import HEAD_BYTES, announced
-from .link import HEAD, Buffer
+from .flat_exchange import HEADER_BYTES, announced
+from .link import HEADER, Buffer
 from .mpi_calls import STATUS_BYTES
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class LeaderAllReduce:
         self._leads = hosts.local == 0
         self._leaders = [hosts.ranks[h][0] for h in hosts.others] if self._leads else []
         # With room for what a rank sends that takes the other way, since it calls something else.
-        results = [Buffer(HEAD_BYTES + limit) for _ in hosts.ranks] if self._leads else []
+        results = [Buffer(HEADER_BYTES + limit) for _ in hosts.ranks] if self._leads else []
         self._received = [results[h] for h in hosts.others] if self._leads else []
         self._own = results[hosts.mine] if self._leads else None
         self._receives = [
-            link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEAD) for b, r in zip(self._received, self._leaders)
+            link.comm.Recv_init([b.memory, link.MPI.BYTE], r, HEADER) for b, r in zip(self._received, self._leaders)
         ]
         self._statuses = (c_char * (max(link.size, 2) * STATUS_BYTES))()
         between = (c_void_p * max(1, len(results)))(*[b.address for b in results])
@@ -95,7 +95,7 @@ class LeaderAllReduce:
             between,
             len(results),
             hosts.mine,
-            pointer(link.alarm),
+            pointer(link.failure_news),
         )
         self._here, self._call_slots = hosts.here, call_slots
 
@@ -105,8 +105,8 @@ class LeaderAllReduce:
         if length not in self._requests:
             requests: list[Request] = list(self._receives)
             if self._own is not None:
-                message = [self._own.memory[: HEAD_BYTES + length], self._link.MPI.BYTE]
-                requests += [self._link.comm.Send_init(message, r, HEAD) for r in self._leaders]
+                message = [self._own.memory[: HEADER_BYTES + length], self._link.MPI.BYTE]
+                requests += [self._link.comm.Send_init(message, r, HEADER) for r in self._leaders]
             self._requests[length] = requests, self._mpi.array(requests)
         return self._requests[length]
 
@@ -140,8 +140,8 @@ class LeaderAllReduce:
         op = announced(call)
         prepared = self._prepared.get((call.dtype.code, call.redop, index, op)) or self._prepare(call, index, op)
         reduce = prepared.reduce
-        head = reduce.head
-        head.number, head.count, head.payload, head.factor = number, call.count, payload, call.factor
+        header = reduce.header
+        header.number, header.count, header.payload, header.factor = number, call.count, payload, call.factor
         reduce.data, reduce.step = call.outputs[0].data_ptr(), 0
         self.go_on(lib.c10d_leader_all_reduce(self.way, reduce, SLICE_NS), prepared, deadline)
 
@@ -153,7 +153,8 @@ class LeaderAllReduce:
             if status == native.MISMATCH and inside:
                 raise Trouble(native.MISMATCH, self._here[reduce.peer])
             if status == native.MISMATCH:
-                self._flat.again(reduce.head.number, self._leaders[reduce.peer], self._received[reduce.peer], deadline)
+                peer = reduce.peer
+                self._flat.again(reduce.header.number, self._leaders[peer], self._received[peer], deadline)
             elif status != native.PENDING:
                 raise TransportError("MPI failed in a small all_reduce")
             elif inside:
@@ -174,7 +175,7 @@ class LeaderAllReduce:
             if status == native.PENDING and reduce.step == _INSIDE:
                 raise
             return status
-        late = [r for i, r in enumerate(self._here) if not self._call_slots.has(i, reduce.head.number)]
+        late = [r for i, r in enumerate(self._here) if not self._call_slots.has(i, reduce.header.number)]
         if not self._leads and self._here[0] not in late:
             deadline += LATER
         if time.monotonic() >= deadline:
@@ -186,7 +187,7 @@ class LeaderAllReduce:
         steps = self._flat.steps(dtype, redop)
         requests, handles = self._of_length(self.lengths[index])
         reduce = LeaderCall(
-            Head(0, op, redop, dtype.code, -1, 0, 0, 0.0),
+            CallHeader(0, op, redop, dtype.code, -1, 0, 0, 0.0),
             None,
             steps.inside.factors,
             steps.between.factors,
@@ -225,10 +226,10 @@ class LeaderFastPath:
         self._state.stopped = 0
 
     def add(self, prepared: _Prepared, index: int) -> None:
-        head, address = prepared.reduce.head, addressof(prepared.reduce)
-        if head.op == Op.all_reduce:  # not one of a device's tensors
+        header, address = prepared.reduce.header, addressof(prepared.reduce)
+        if header.op == Op.all_reduce:  # not one of a device's tensors
             self._prepared[address] = prepared
-            self._calls[(head.dtype * over_hosts.REDUCE_OPS + head.redop) * over_hosts.LENGTHS + index] = address
+            self._calls[(header.dtype * over_hosts.REDUCE_OPS + header.redop) * over_hosts.LENGTHS + index] = address
 
     def stop(self) -> None:
         self._state.stopped = 1
@@ -241,7 +242,7 @@ class LeaderFastPath:
     @property
     def under_way(self) -> tuple[int, float]:
         """(number, seconds when it began) of the call."""
-        return self._prepared[self._state.now].reduce.head.number, self._state.began * 1e-9
+        return self._prepared[self._state.now].reduce.header.number, self._state.began * 1e-9
 
     def go_on(self, status: int, seconds: float) -> None:
         """Ends the call under way, of which the core has said ``status``."""

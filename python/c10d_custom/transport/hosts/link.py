@@ -21,6 +21,7 @@ from ..trouble import Trouble
 from . import given_up
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request
 
     from ...creation.exchange import Exchange
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 
 # Kinds of message, by MPI tag; LARGE_TAGS are two. Point-to-point messages use the tags from POINT_TO_POINT on.
-HEAD, DATA, ROUND, NOTHING, LARGE_TAGS, SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 0, 1, 2, 3, 4, 6, 7, 8, 9, 16
+HEADER, DATA, ROUND, NOTHING, LARGE_TAGS = 0, 1, 2, 3, 4
+SUMS, REFUSAL, ROOM_WORD, ASKED, POINT_TO_POINT = 6, 7, 8, 9, 16
 
 _MOMENT = 5e-3  # s: for what is on its way already
 _CHECK = 2e-3  # s between two looks at the group's health
@@ -43,7 +45,7 @@ class MpiLink:
     """A communicator of its own for the group. ``ranks``: the rank in COMM_WORLD of each group rank; ``token``: of
     this making of the group alone, for MPI gives the communicator of a group that is gone to another, with what nobody
     received. Opening it is collective over the group. ``check``: raises Trouble if the group is of no more use, or a
-    rank of those it is given is gone; ``alarm``: of the failure detector."""
+    rank of those it is given is gone; ``failure_news``: of the failure detector."""
 
     def __init__(
         self,
@@ -52,11 +54,11 @@ class MpiLink:
         ranks: Sequence[int],
         token: int,
         check: Callable[[Sequence[int]], None],
-        alarm: over_hosts.Alarm,
+        failure_news: over_hosts.FailureNews,
     ) -> None:
         self.rank, self.size, self.token = exchange.rank, exchange.size, token
         self.MPI = job.MPI
-        self.check, self.alarm = check, alarm
+        self.check, self.failure_news = check, failure_news
         self._gave_up = False
         self.carries_messages = False  # some may still come that nobody receives
         given_up.collect(self.MPI)
@@ -82,7 +84,7 @@ class MpiLink:
         """Raises Trouble where the failure detector has heard, or is about to, that the group is of no more use."""
         over_hosts.lib.c10d_transfer_begins()
         began = 0.0
-        while over_hosts.lib.c10d_alarm_raised(self.alarm):
+        while over_hosts.lib.c10d_failure_news_came(self.failure_news):
             began = began or time.monotonic()
             if (waited := time.monotonic() - began) > _NEWS:
                 break
@@ -142,10 +144,6 @@ class MpiLink:
 
     def _wait(self, requests: Sequence[Request], deadline: float, peers: Sequence[int], test: Test) -> None:
         try:
-            for _ in range(20):
-                if test(requests):
-                    return
-                os.sched_yield()
             begun = checked = time.monotonic()
             while not test(requests):
                 now = time.monotonic()
@@ -250,6 +248,38 @@ class Buffer:
     def fill(self, at: int, address: int, nbytes: int) -> None:
         if nbytes:
             memmove(self.address + at, address, nbytes)
+
+
+class Inbox:
+    """Words of ``nbytes`` that come by one tag from any rank. Called by one thread at a time, and by signal handlers
+    amid it. They are looked for with matched probes, not with a receive from any rank: MPICH 5.0's over UCX that meets
+    a message that is there already writes it to memory, and never completes."""
+
+    def __init__(self, link: MpiLink, tag: int, nbytes: int) -> None:
+        self._link, self._tag, self._word, self._status = link, tag, Buffer(nbytes), link.MPI.Status()
+        self._found: list[Found] = []  # what a probe has matched, until it is noted
+        self.hearing = False
+
+    def hear(self, note: Callable[[memoryview, int], None]) -> None:
+        """``note``: called with each word that has come and the rank it is from; again, where a signal handler raised
+        amid it."""
+        if self.hearing:
+            return
+        link = self._link
+        try:
+            self.hearing = True
+            while True:
+                if not self._found:
+                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (self._tag,), (self._status,))
+                    self._found.extend(filter(None, found))
+                if not self._found:
+                    return
+                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
+                    self._found[0].Recv([self._word.memory, link.MPI.BYTE])
+                note(self._word.memory, self._status.Get_source())
+                self._found.clear()
+        finally:
+            self.hearing = False
 
 
 class BackgroundTransfers:

@@ -1,8 +1,8 @@
-"""What a message between hosts is made of: its head, the tags it goes by, and its ticket; and what waits for its match:
+"""What a message between hosts is made of: its header, the tags it goes by, its ticket; and what waits for its match:
 receives that have found no message (Wanted), messages that came before their receive (EarlyMessages).
 
-Tags beyond those of MPI (MPICH's end at 2^29) share one tag, and their messages are told apart by their heads; what
-comes before its receive is taken in and kept: heads, and short messages as far as there is room (room.py)."""
+Tags beyond those of MPI (MPICH's end at 2^29) share one tag, and their messages are told apart by their headers; what
+comes before its receive is taken in and kept: headers, and short messages as far as there is room (room.py)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .link import Buffer, MpiLink
 
 
-HEAD = struct.Struct("<QIIqQQ24x")
+HEADER = struct.Struct("<QIIqQQ24x")
 SHARED_TAGS = LARGE_TAGS, LARGE_TAGS + 1
 AFTERWARDS, WHOLE, TO_ASK_FOR = range(3)
 
 
-class Head(NamedTuple):
-    """What is in HEAD. ``way``: of the bytes: they come after the head (WHOLE: in one message with it), or wait until
-    they are asked for (TO_ASK_FOR: room.py); ``number``: the message's, on its sender; ``token``: of the group
+class MessageHeader(NamedTuple):
+    """What is in HEADER. ``way``: of the bytes: they come after it (WHOLE: in one message with it), or wait until they
+    are asked for (TO_ASK_FOR: room.py); ``number``: the message's, on its sender; ``token``: of the group
     (link.py)."""
 
     nbytes: int
@@ -72,31 +72,31 @@ class MessageTicket(PyTicket):
 
 
 def tags_of(tag: int, limit: int) -> tuple[int, int]:
-    """MPI's tags, up to ``limit``, of the heads and the data of messages with that tag; negative ones are torch's
+    """MPI's tags, up to ``limit``, of the headers and the data of messages with that tag; negative ones are torch's
     own."""
     at = POINT_TO_POINT + (4 * tag if tag >= 0 else 4 * (-1 - tag) + 2)
     return (at, at + 1) if at + 1 <= limit else SHARED_TAGS
 
 
-def receive_head(link: MpiLink, found: Found, status: Status) -> tuple[Head, Buffer]:
-    """The head of the message that a matched probe has found, and the memory that it is in."""
-    memory = Buffer(max(HEAD.size, status.Get_count(link.MPI.BYTE)))
+def receive_header(link: MpiLink, found: Found, status: Status) -> tuple[MessageHeader, Buffer]:
+    """The header of the message that a matched probe has found, and the memory that it is in."""
+    memory = Buffer(max(HEADER.size, status.Get_count(link.MPI.BYTE)))
     found.Recv([memory.memory, link.MPI.BYTE])
-    return Head._make(HEAD.unpack_from(memory.memory)), memory
+    return MessageHeader._make(HEADER.unpack_from(memory.memory)), memory
 
 
-def unlike(ticket: MessageTicket, head: Head) -> Trouble | None:
-    """The Trouble of a message whose head says that it is not what its receive is for; else None."""
+def unlike(ticket: MessageTicket, header: MessageHeader) -> Trouble | None:
+    """The Trouble of a message whose header says that it is not what its receive is for; else None."""
     message = ticket.message
-    if head.nbytes == message.tensor.nbytes and head.dtype == message.dtype.code:
+    if header.nbytes == message.tensor.nbytes and header.dtype == message.dtype.code:
         return None
     return Trouble(
         native.MISMATCH,
         ticket._source,
         expected=message.tensor.nbytes,
-        actual=head.nbytes,
+        actual=header.nbytes,
         expected_dtype=message.dtype.code,
-        actual_dtype=head.dtype,
+        actual_dtype=header.dtype,
     )
 
 
@@ -157,11 +157,11 @@ def _kind(ticket: MessageTicket) -> tuple[int, int]:
 
 @dataclass(eq=False, slots=True)
 class EarlyMessage:
-    """``memory``: the head's, and the bytes' where they came with it."""
+    """``memory``: the header's, and the bytes' where they came with it."""
 
     arrival: int
     source: int
-    head: Head
+    header: MessageHeader
     memory: Buffer
 
 
@@ -181,10 +181,10 @@ class EarlyMessages:
         """Receives the next, if it is still there, and keeps it."""
         link, status = self._link, self._link.MPI.Status()
         if (found := link.comm.Improbe(link.MPI.ANY_SOURCE, SHARED_TAGS[0], status)) is not None:
-            head, memory = receive_head(link, found, status)
-            if head.token == link.token:
-                early = EarlyMessage(next(self._arrivals), status.Get_source(), head, memory)
-                self._kept.setdefault((early.source, head.tag), deque()).append(early)
+            header, memory = receive_header(link, found, status)
+            if header.token == link.token:
+                early = EarlyMessage(next(self._arrivals), status.Get_source(), header, memory)
+                self._kept.setdefault((early.source, header.tag), deque()).append(early)
 
     def take(self, tag: int, peer: int, may: Callable[[int], bool]) -> EarlyMessage | None:
         """The oldest with that tag from ``peer`` (-1: from any rank), which is not kept any longer. ``may``: whether it

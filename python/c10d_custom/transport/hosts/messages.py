@@ -1,7 +1,7 @@
 """Sends and receives between hosts, over MPI.
 
-A message is a head (size, dtype, and the bytes themselves if they are few) and, if they are not, its
-data, on a tag of its own. Receives look for heads with matched probes, so that a receive that has timed
+A message is a header (size, dtype, and the bytes themselves if they are few) and, if they are not, its
+data, on a tag of its own. Receives look for headers with matched probes, so that a receive that has timed
 out leaves nothing behind in MPI. Matched by (source, tag), in the order of posting; nothing waits for
 anything else. Whoever waits for a message drives the engine, otherwise a thread does while there is
 anything to do. Those with tags that MPI does not have: message_ticket.py. Those that do not fit: refusals.py. Short
@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import native
 from ...call import Call, Region
@@ -37,16 +37,16 @@ from ..trouble import Trouble
 from .link import BackgroundTransfers, Buffer
 from .message_ticket import (
     AFTERWARDS,
-    HEAD,
+    HEADER,
     SHARED_TAGS,
     TO_ASK_FOR,
     WHOLE,
     EarlyMessages,
-    Head,
+    MessageHeader,
     MessageTicket,
     Wanted,
     late_news,
-    receive_head,
+    receive_header,
     tags_of,
     unlike,
 )
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .link import MpiLink
 
 
-_EAGER = 16 << 10  # bytes of a message, up to which they follow its head; on one host: kEagerLimit, backend/shm/p2p.cpp
+_EAGER = 16 << 10  # bytes of a message that follow its header, at most; on one host: kEagerLimit, backend/shm/p2p.cpp
 _AT_ONCE = 64  # messages of one kind that a pass takes in before it looks for others
 _CHECK = 5e-3  # s between two looks at the group's health
 _GRACE = 1.0
@@ -102,25 +102,20 @@ class _Posted(MessageTicket):
         return self._done
 
 
-class Surroundings:
+class Surroundings(NamedTuple):
     """What Messages asks of the group that they are of. ``fail(trouble, message, since)`` makes an exception, of what
     lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``: the rank of this host whose message waits for a
     receive, or -1; ``post_local(message, rank)``: its ticket; ``log``: the CallLog to tell of messages. Weak
     references: ``abort``, to what ends the group; ``inside``, to what makes the UsageError of a call amid another, from
     its name."""
 
-    def __init__(
-        self,
-        fail: Callable[[Trouble, Message, float], BaseException],
-        check: Callable[[Sequence[int]], None],
-        local: Callable[[int], int],
-        post_local: Callable[[Message, int], Ticket],
-        log: CallLog,
-        abort: Callable[[], Callable[[], None] | None],
-        inside: Callable[[], Callable[[str], UsageError] | None],
-    ) -> None:
-        self.fail, self.check, self.local, self.post_local = fail, check, local, post_local
-        self.log, self.abort, self.inside = log, abort, inside
+    fail: Callable[[Trouble, Message, float], BaseException]
+    check: Callable[[Sequence[int]], None]
+    local: Callable[[int], int]
+    post_local: Callable[[Message, int], Ticket]
+    log: CallLog
+    abort: Callable[[], Callable[[], None] | None]
+    inside: Callable[[], Callable[[str], UsageError] | None]
 
 
 class Messages:
@@ -128,9 +123,7 @@ class Messages:
 
     def __init__(self, link: MpiLink, complete: Callable[[int], None], around: Surroundings) -> None:
         self.link, self.complete, self.numbers = link, complete, itertools.count(1)
-        self._fail, self._check, self._local = around.fail, around.check, around.local
-        self._post_local, self._log = around.post_local, around.log
-        self._abort, self._inside = around.abort, around.inside
+        self._fail, self._check, self._local, self._post_local, self._log, self._abort, self._inside = around
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._taking: MessageTicket | None = None  # the ticket that it is changing
@@ -215,12 +208,12 @@ class Messages:
         else:
             way = TO_ASK_FOR if short or tags == SHARED_TAGS else AFTERWARDS
             self._refusals.expect()
-        head = Buffer(HEAD.size + (t.nbytes if way == WHOLE else 0))
-        HEAD.pack_into(head.memory, 0, t.nbytes, message.dtype.code, way, message.tag, ticket.number, link.token)
-        ticket.keep = head
+        header = Buffer(HEADER.size + (t.nbytes if way == WHOLE else 0))
+        HEADER.pack_into(header.memory, 0, t.nbytes, message.dtype.code, way, message.tag, ticket.number, link.token)
+        ticket.keep = header
         if way == WHOLE:
-            head.fill(HEAD.size, t.data_ptr(), t.nbytes)
-        ticket.requests.extend(map(link.comm.Isend, ([head.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
+            header.fill(HEADER.size, t.data_ptr(), t.nbytes)
+        ticket.requests.extend(map(link.comm.Isend, ([header.memory, link.MPI.BYTE],), (message.peer,), (tags[0],)))
         if way == TO_ASK_FOR:
             self._room.offer(ticket)
             self._moving.pop(ticket, None)
@@ -370,7 +363,7 @@ class Messages:
         self._taking = ticket
         found = link.comm.Improbe(source, head_tag, status)
         if found is not None:
-            self._met(ticket, source, *receive_head(link, found, status), data_tag)
+            self._met(ticket, source, *receive_header(link, found, status), data_tag)
         self._taking = None
         return found is not None
 
@@ -400,34 +393,34 @@ class Messages:
         self._taking = ticket
         early = self._early.take(ticket.message.tag, ticket.message.peer, lambda source: self._is_for(ticket, source))
         if early is not None:
-            self._met(ticket, early.source, early.head, early.memory, SHARED_TAGS[1])
+            self._met(ticket, early.source, early.header, early.memory, SHARED_TAGS[1])
         self._taking = None
         return early is not None
 
-    def _met(self, ticket: MessageTicket, source: int, head: Head, memory: Buffer, data_tag: int) -> None:
-        """``ticket``, the oldest receive that waits for it, has met a message. ``memory`` holds its head and, where the
-        message came whole, its bytes."""
+    def _met(self, ticket: MessageTicket, source: int, header: MessageHeader, memory: Buffer, data_tag: int) -> None:
+        """``ticket``, the oldest receive that waits for it, has met a message. ``memory`` holds its header and, where
+        the message came whole, its bytes."""
         link = self.link
-        if head.token != link.token:
-            return self._background.discard(head.nbytes, source, data_tag) if head.way == AFTERWARDS else None
+        if header.token != link.token:
+            return self._background.discard(header.nbytes, source, data_tag) if header.way == AFTERWARDS else None
         self._wanted.remove(ticket)
         ticket.matched, ticket._source = True, source
-        trouble = unlike(ticket, head)
-        if trouble is not None and head.way != WHOLE:
-            self._refusals.refuse(self._background, head, ticket)  # before its data are asked for: see there
-        if head.way == WHOLE:
-            if trouble is None and head.nbytes:
-                memmove(ticket.message.tensor.data_ptr(), memory.address + HEAD.size, head.nbytes)
-            self._room.received(source, head.nbytes)
+        trouble = unlike(ticket, header)
+        if trouble is not None and header.way != WHOLE:
+            self._refusals.refuse(self._background, header, ticket)  # before its data are asked for: see there
+        if header.way == WHOLE:
+            if trouble is None and header.nbytes:
+                memmove(ticket.message.tensor.data_ptr(), memory.address + HEADER.size, header.nbytes)
+            self._room.received(source, header.nbytes)
         elif trouble is None:
-            if head.way == TO_ASK_FOR:
-                self._room.ask(source, head, ticket)
+            if header.way == TO_ASK_FOR:
+                self._room.ask(source, header, ticket)
             else:
-                link.receive(ticket.message.tensor.data_ptr(), head.nbytes, source, data_tag, ticket.requests)
+                link.receive(ticket.message.tensor.data_ptr(), header.nbytes, source, data_tag, ticket.requests)
             self._moving[ticket] = None
             return None
-        elif head.way == AFTERWARDS:
-            self._background.discard(head.nbytes, source, data_tag)  # must not be taken for another message
+        elif header.way == AFTERWARDS:
+            self._background.discard(header.nbytes, source, data_tag)  # must not be taken for another message
         self._end(ticket, trouble)
         return None
 

@@ -138,7 +138,7 @@ class PipelinedReduce:
             keeps,
             0,
             0,
-            pointer(self._link.alarm),
+            pointer(self._link.failure_news),
         )
         phases: Phases = []
         statuses: Array[c_char] | None = None

@@ -3,31 +3,26 @@
 Only a refusal is sent back: nothing waits for it, and a message that fits costs nothing. It says all that its sender
 needs for the error, and names the message by its number, so that a rank remembers nothing of what it has sent. It
 leaves before the receiver takes in the data: a send of which MPI has to wait for the receiver (MPICH's, of more than it
-buffers) ends with the error. One that was over sooner is told of by one of the next calls of its rank.
-
-Refusals are looked for with matched probes. Not with a receive from any rank: MPICH 5.0's over UCX that meets a message
-that is there already writes it to memory, and never completes.
-"""
+buffers) ends with the error. One that was over sooner is told of by one of the next calls of its rank."""
 
 from __future__ import annotations
 
 import contextlib
 import struct
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import dtypes, native
 from ...call import Message, Region
 from ..trouble import Trouble
-from .link import REFUSAL, Buffer
+from .link import REFUSAL, Buffer, Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpi4py.MPI import Message as Found
-
     from .link import BackgroundTransfers, MpiLink
-    from .message_ticket import Head, MessageTicket
+    from .message_ticket import MessageHeader, MessageTicket
 
 
 # dtypes sent and received; who refuses; the group's token; number of the message; bytes sent and received; tag
@@ -41,20 +36,19 @@ class Refusals:
 
     def __init__(self, link: MpiLink) -> None:
         self._link = link
-        self._inbox = Buffer(_REFUSAL.size)
-        self._found: list[Found] = []  # what a probe has matched, until it is noted
-        self._expected = self._hearing = self._come = False
+        self._inbox = Inbox(link, REFUSAL, _REFUSAL.size)
+        self._expected = self._come = False
         self._looked = 0.0
         self.met: list[MessageTicket] = []  # sends under way that were refused, for whoever ends them
         self.late: list[tuple[Trouble, Message]] = []  # of sends that were over: what `take` gives
 
     # --- the receiver's side
 
-    def refuse(self, background: BackgroundTransfers, head: Head, receive: MessageTicket) -> None:
-        """Tells the sender of a message with that head that ``receive``, which has met it, is for another."""
+    def refuse(self, background: BackgroundTransfers, header: MessageHeader, receive: MessageTicket) -> None:
+        """Tells the sender of a message with that header that ``receive``, which has met it, is for another."""
         m, refusal, link = receive.message, Buffer(_REFUSAL.size), self._link
-        what = link.token, head.number, head.nbytes, m.tensor.nbytes, head.tag
-        _REFUSAL.pack_into(refusal.memory, 0, head.dtype, m.dtype.code, link.rank, *what)
+        what = link.token, header.number, header.nbytes, m.tensor.nbytes, header.tag
+        _REFUSAL.pack_into(refusal.memory, 0, header.dtype, m.dtype.code, link.rank, *what)
         background.send(refusal, receive._source, REFUSAL)
 
     # --- the sender's
@@ -66,25 +60,9 @@ class Refusals:
     def hear(self, sends: Mapping[int, MessageTicket], now: bool = False) -> None:
         """Takes in what has come. A refusal of one of ``sends``, those under way, by number, becomes its `refused`.
         ``now``: even if the last look was just before."""
-        if not self._expected or self._hearing:
-            return
-        if not (now or self._come or self._due()):
-            return
-        link = self._link
-        try:
-            self._hearing, self._come = True, False
-            while True:
-                if not self._found:
-                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (REFUSAL,))
-                    self._found.extend(filter(None, found))
-                if not self._found:
-                    return
-                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
-                    self._found[0].Recv([self._inbox.memory, link.MPI.BYTE])
-                self._note(sends)
-                self._found.clear()
-        finally:
-            self._hearing = False
+        if self._expected and not self._inbox.hearing and (now or self._come or self._due()):
+            self._come = False
+            self._inbox.hear(partial(self._note, sends))
 
     def _due(self) -> bool:
         """Whether it is time for another look, which costs microseconds."""
@@ -93,8 +71,8 @@ class Refusals:
         self._looked = now
         return True
 
-    def _note(self, sends: Mapping[int, MessageTicket]) -> None:
-        sent, received, peer, token, number, nbytes, room, tag = _REFUSAL.unpack(self._inbox.memory)
+    def _note(self, sends: Mapping[int, MessageTicket], word: memoryview, _: int) -> None:
+        sent, received, peer, token, number, nbytes, room, tag = _REFUSAL.unpack(word)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
         trouble = Trouble(native.MISMATCH, peer, call=number, expected=nbytes, actual=room)

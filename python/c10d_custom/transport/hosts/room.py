@@ -1,9 +1,9 @@
 """How much of short messages between hosts may be on its way to a rank that receives none of them.
 
 MPI takes in what is sent, wanted or not. So a sender counts the bytes of short messages that it has sent to a rank, and
-that rank tells it now and then how many it has received. Where the difference would exceed `ROOM`, only the head of a
-message is sent; its data wait at the sender until a receive has met the head and asks for them. So do the data of any
-message with a tag that MPI does not have: its head is taken in before it is wanted (message_ticket.py).
+that rank tells it now and then how many it has received. Where the difference would exceed `ROOM`, only the header of a
+message is sent; its data wait at the sender until a receive has met the header and asks for them. So do the data of any
+message with a tag that MPI does not have: its header is taken in before it is wanted (message_ticket.py).
 
 Data that were asked for go by a tag of their own, in the order of the asking. A receive that ends before they are here
 leaves a transfer behind that takes them in: they are taken for nothing else.
@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..trouble import Trouble
-from .link import ASKED, ROOM_WORD, Buffer
-from .message_ticket import HEAD
+from .link import ASKED, ROOM_WORD, Buffer, Inbox
+from .message_ticket import HEADER
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Message as Found
     from mpi4py.MPI import Request
 
     from .link import BackgroundTransfers, MpiLink
-    from .message_ticket import Head, MessageTicket
+    from .message_ticket import MessageHeader, MessageTicket
 
 
 ROOM = 8 << 20  # bytes, of each pair of ranks; with CELLS and CELL_BYTES as they are, as much as on one host
@@ -57,10 +56,7 @@ class Room:
         self._offered: dict[int, _Offer] = {}  # by the message's number
         self._left: dict[int, object] = {}  # what keeps the data of those whose send has ended
         self.granted: list[MessageTicket] = []  # whose data are on their way, for who sees to their end
-        self._found: list[Found] = []  # what a probe has matched, until it is noted
-        self._status = link.MPI.Status()
-        self._inbox = Buffer(_WORD.size)
-        self._hearing = False
+        self._inbox = Inbox(link, ROOM_WORD, _WORD.size)
 
     def __bool__(self) -> bool:
         return bool(self._offered or self.granted)
@@ -69,16 +65,16 @@ class Room:
 
     def take(self, peer: int, nbytes: int) -> bool:
         """Takes room for a short message; False if there is not so much."""
-        needed = self._sent[peer] + HEAD.size + nbytes - ROOM
+        needed = self._sent[peer] + HEADER.size + nbytes - ROOM
         if needed > self._heard[peer]:
             self.hear()
         if needed > self._heard[peer]:
             return False
-        self._sent[peer] += HEAD.size + nbytes
+        self._sent[peer] += HEADER.size + nbytes
         return True
 
     def offer(self, ticket: MessageTicket) -> None:
-        """The head of its message says that its data are to be asked for."""
+        """The header of its message says that its data are to be asked for."""
         tensor = ticket.message.tensor
         requests = ticket.requests
         self._offered[ticket.number] = _Offer(ticket, tensor.data_ptr(), tensor.nbytes, requests, len(requests))
@@ -109,27 +105,10 @@ class Room:
 
     def hear(self) -> None:
         """Takes in what others have said, and sends what they have asked for."""
-        if self._hearing:
-            return
-        link = self._link
-        try:
-            self._hearing = True
-            while True:
-                if not self._found:
-                    found = map(link.comm.Improbe, (link.MPI.ANY_SOURCE,), (ROOM_WORD,), (self._status,))
-                    self._found.extend(filter(None, found))
-                if not self._found:
-                    return
-                if self._found[0] != link.MPI.MESSAGE_NULL:  # else a signal handler raised after this
-                    self._found[0].Recv([self._inbox.memory, link.MPI.BYTE])
-                self._note(self._status.Get_source())
-                self._found.clear()
-        finally:
-            self._hearing = False
+        self._inbox.hear(self._note)
 
-    def _note(self, peer: int) -> None:
-        """Notes the word that has come from ``peer``. It may be done again, where a signal handler raised amid it."""
-        token, number, received = _WORD.unpack(self._inbox.memory)
+    def _note(self, word: memoryview, peer: int) -> None:
+        token, number, received = _WORD.unpack(word)
         if token != self._link.token:  # it was for a group that is gone, whose communicator this one has
             return
         self._heard[peer] = max(self._heard[peer], received)
@@ -154,16 +133,16 @@ class Room:
 
     def received(self, source: int, nbytes: int) -> None:
         """Notes that a short message, which came whole, has gone to its receive."""
-        self._received[source] += HEAD.size + nbytes
+        self._received[source] += HEADER.size + nbytes
         if self._received[source] - self._told[source] >= ROOM // 4:
             self._say(source, 0)
 
-    def ask(self, source: int, head: Head, ticket: MessageTicket) -> None:
-        """Asks for the data of a message with that head, for a receive that it fits: they come to its `keep`."""
-        ticket.keep = data = Buffer(head.nbytes)
+    def ask(self, source: int, header: MessageHeader, ticket: MessageTicket) -> None:
+        """Asks for the data of a message with that header, for a receive that it fits: they come to its `keep`."""
+        ticket.keep = data = Buffer(header.nbytes)
         ticket.asked = requests = self._background.begin(data)
-        self._link.receive(data.address, head.nbytes, source, ASKED, requests)
-        self._say(source, head.number)
+        self._link.receive(data.address, header.nbytes, source, ASKED, requests)
+        self._say(source, header.number)
 
     def _say(self, peer: int, number: int) -> None:
         word = Buffer(_WORD.size)

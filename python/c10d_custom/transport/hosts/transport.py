@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import PrefixStore
 
@@ -28,14 +28,13 @@ from ..tickets import Queue
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
-from .call_slots import CallSlots, slot_bytes
 from .error_text import HostsErrorText, fate, heard_of
 from .failure_detector import Fault
-from .flat_exchange import FlatExchange, parse
+from .flat_exchange import CallSlots, FlatExchange, parse, slot_bytes
 from .health import Health, group_rank
 from .layout import Hosts
 from .leader_all_reduce import SLICE_NS, LeaderAllReduce, LeaderFastPath
-from .link import HEAD, ROUND, MpiLink
+from .link import HEADER, ROUND, MpiLink
 from .local_messages import LocalMessages
 from .meeting_point import MeetingPoint
 from .messages import Messages, Surroundings
@@ -59,11 +58,26 @@ if TYPE_CHECKING:
     OpenLocal = Callable[[Exchange, Config, str, list[int], Callable[[int], str], int], LocalTransport]
 
 
+class HostsGroup(NamedTuple):
+    """What a group over hosts is made from. ``members``: the global rank of each group rank; ``locations``: the
+    Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's arguments); ``job``: the
+    process's use of MPI; ``abandon``: as of Health; ``detector``: the group's, open; ``meets``: whether its ranks are
+    to find each other after a loss, at their `meeting_point`."""
+
+    exchange: Exchange
+    config: Config
+    name: str
+    members: list[int]
+    locations: Sequence[Location]
+    open_local: OpenLocal
+    job: Job
+    abandon: Callable[[bool], None]
+    detector: FailureDetector
+    meets: bool
+
+
 class HierarchicalTransport(Transport):
-    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each group rank;
-    ``locations``: the Location of each; ``open_local``: makes the transport inside this host (of ShmTransport's
-    arguments); ``job``: the process's use of MPI; ``abandon``: as of Health; ``detector``: the group's, open;
-    ``meets``: whether its ranks are to find each other after a loss, at their `meeting_point`."""
+    """Opening it is collective over the ranks of the group."""
 
     # Of small calls; there where `limits` is.
     flat: FlatExchange
@@ -71,20 +85,9 @@ class HierarchicalTransport(Transport):
     meeting_point: MeetingPoint | None = None
     mpi_finalized = False  # by the program, which has ended the group
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        config: Config,
-        group_name: str,
-        members: list[int],
-        locations: Sequence[Location],
-        open_local: OpenLocal,
-        job: Job,
-        abandon: Callable[[bool], None],
-        detector: FailureDetector,
-        meets: bool = False,
-    ) -> None:
-        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+    def __init__(self, group: HostsGroup) -> None:
+        exchange, config, locations, abandon = group.exchange, group.config, group.locations, group.abandon
+        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group.name, group.members
         self.locations, self.store = locations, exchange.store.plain
         self.hosts = hosts = Hosts.of(locations, self.rank)
         self.limits = limits = Limits.of(self.size, hosts)
@@ -100,33 +103,34 @@ class HierarchicalTransport(Transport):
         with ExitStack() as cleanup:
             failure, offer = None, None
             try:
-                self.local = self._open_local(open_local, exchange, config, slot_bytes(limits.leader) if limits else 0)
+                self.local = self._open_local(group, slot_bytes(limits.leader) if limits else 0)
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
-                self.detector = self.health.detector = detector
-                detector.tell(self.health.record)
-                if meets:
+                self.detector = self.health.detector = group.detector
+                self.detector.tell(self.health.record)
+                if group.meets:
                     self.meeting_point = MeetingPoint(self.rank, hosts)
                     cleanup.callback(self.meeting_point.close)
                     offer = self.meeting_point.offer(self.detector)
             except (TransportError, OSError) as error:
                 failure = f"rank {self.rank} ({locations[self.rank].hostname}): {error}"
-            said = {"rank": job.rank, "error": failure, "offer": offer, "chunk": self.chunk}
+            said = {"rank": group.job.rank, "error": failure, "offer": offer, "chunk": self.chunk}
             table = exchange.gather_and_decide("mpi", said, all_well)
             self.store = PrefixStore(table["token"], self.store)
             if self.meeting_point is not None:
                 self.meeting_point.settle(table["offers"], table["secret"])
             token = int(table["token"], 16)
             try:
-                self.link = MpiLink(job, exchange, table["ranks"], token, self._check_collective, self.detector.alarm)
+                news = self.detector.failure_news
+                self.link = MpiLink(group.job, exchange, table["ranks"], token, self._check_collective, news)
             except BaseException:  # of a signal handler, too: MPI is still at it
                 abandon(True)
                 raise
             cleanup.pop_all()
-        self._open_algorithms(MpiCalls(job.MPI), config.spin_us * 1000)
+        self._open_algorithms(MpiCalls(group.job.MPI), config.spin_us * 1000)
         self._log = CallLog(config.trace)
         self.local.on_failure(lambda error: self.failed(error))
-        self._queue = Queue(self._execute, self.complete, group_name, weakref.proxy(self), self._fast_path.sequencer)
+        self._queue = Queue(self._execute, self.complete, self.name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         around = Surroundings(
             self._message_error,
@@ -139,11 +143,9 @@ class HierarchicalTransport(Transport):
         )
         self._messages = Messages(self.link, self.complete, around)
 
-    def _open_local(
-        self, open_local: OpenLocal, exchange: Exchange, config: Config, board_bytes: int
-    ) -> LocalTransport:
+    def _open_local(self, group: HostsGroup, call_slot_bytes: int) -> LocalTransport:
         """The transport inside this host. Collective over its ranks."""
-        hosts = self.hosts
+        hosts, exchange = self.hosts, group.exchange
         neighbours = Processes(self._who_local, exchange.processes.left_for)
         try:
             for index, r in enumerate(hosts.here):
@@ -151,7 +153,7 @@ class HierarchicalTransport(Transport):
             store = exchange.store.under(f"host{hosts.mine}")
             inside = Exchange(store, hosts.local, len(hosts.here), exchange.left(), neighbours)
             members = [self.members[r] for r in hosts.here]
-            return open_local(inside, config, self.name, members, self._who_local, board_bytes)
+            return group.open_local(inside, group.config, self.name, members, self._who_local, call_slot_bytes)
         finally:
             neighbours.close()
 
@@ -274,7 +276,7 @@ class HierarchicalTransport(Transport):
         if self.limits is None:
             here, tag = self.local.in_a_collective_instead(number)[0], ROUND
         else:
-            here, tag = any(self._strays(i, sequence, number) for i in range(len(self.hosts.here))), HEAD
+            here, tag = any(self._strays(i, sequence, number) for i in range(len(self.hosts.here))), HEADER
         # A call that was refused leaves what nobody receives until the next one.
         peers = [] if self.told else [r for h in self.hosts.others for r in self.hosts.ranks[h]]
         seen = [r for r in peers if self.link.comm.Iprobe(r, tag)]
@@ -285,7 +287,7 @@ class HierarchicalTransport(Transport):
         call_slots = self.flat.call_slots
         if local == self.hosts.local or not call_slots.has(local, sequence):
             return False
-        tells_us = parse(call_slots.head(local))[:2] == (sequence, Op.monitored_barrier)
+        tells_us = parse(call_slots.header(local))[:2] == (sequence, Op.monitored_barrier)
         return tells_us or self.local.monitored_barriers(local) < number
 
     def next_sequence(self) -> int:

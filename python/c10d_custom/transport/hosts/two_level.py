@@ -21,7 +21,7 @@ from ..cuts import chunks, evenly
 from ..disagreement import AT_THE_ROOT
 from ..trouble import Trouble
 from .balance import BALANCE_BYTES, fit, together
-from .flat_exchange import HEAD_BYTES, fingerprint
+from .flat_exchange import HEADER_BYTES, fingerprint
 from .layout import Reduction
 from .link import DATA, ROUND, Buffer
 from .local_call import LocalCall
@@ -144,7 +144,7 @@ class TwoLevelCollective:
     def _in_rounds(self, mine: bytes, balances: list[bytes]) -> int:
         """_ALIKE; or a rank that calls another collective; or -1 where parts do not fit."""
         ranks, me = [h[0] for h in self.hosts.ranks], self.hosts.mine
-        most = HEAD_BYTES + BALANCE_BYTES * len(ranks)
+        most = HEADER_BYTES + BALANCE_BYTES * len(ranks)
         out, into = Buffer(most), Buffer(most)
         self.kept += out, into
         out.memory[: len(mine)] = mine
@@ -152,13 +152,13 @@ class TwoLevelCollective:
         while step < len(ranks):
             to, source = ranks[(me + step) % len(ranks)], ranks[me - step]
             said = b"".join(balances[: len(ranks) - step])
-            end = HEAD_BYTES + len(said)
-            out.memory[HEAD_BYTES:end] = said
+            end = HEADER_BYTES + len(said)
+            out.memory[HEADER_BYTES:end] = said
             self._send(out.address, end, to, ROUND)
             self._wait(self._receive(into.address, most, source, ROUND) + self.sent.popleft()[0], [source, to])
             if into.memory[: len(mine)] != mine:
                 return source
-            balances += [bytes(into.memory[at : at + BALANCE_BYTES]) for at in range(HEAD_BYTES, end, BALANCE_BYTES)]
+            balances += [bytes(into.memory[at : at + BALANCE_BYTES]) for at in range(HEADER_BYTES, end, BALANCE_BYTES)]
             step *= 2
         return _ALIKE if fit(balances) else -1
 

@@ -140,7 +140,7 @@ def _device_of(call: Call, memory: Memory) -> int:
 
 class ShmTransport(LocalTransport):
     """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
-    group rank. ``who``: names a rank in error messages. ``board_bytes``: of a slot of its board, which others use."""
+    group rank. ``who``: names a rank in error messages. ``call_slot_bytes``: of a slot for calls, which others use."""
 
     _at: Any = None  # an array of one c10d_handle*, which the core fills: no signal handler's exception loses it
     _handle: int  # the same
@@ -154,7 +154,7 @@ class ShmTransport(LocalTransport):
         group_name: str,
         members: list[int],
         who: Callable[[int], str] | None = None,
-        board_bytes: int = 0,
+        call_slot_bytes: int = 0,
     ) -> None:
         self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
         self.who = who or functools.partial(rank_name, members)
@@ -163,9 +163,9 @@ class ShmTransport(LocalTransport):
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
         self._at = (c_void_p * 1)()
-        open_segment(exchange, config, self._poll, board_bytes, self._at)
+        open_segment(exchange, config, self._poll, call_slot_bytes, self._at)
         self._handle = self._at[0]
-        self._arena_bytes = geometry(config, self.size, board_bytes).arena_bytes
+        self._arena_bytes = geometry(config, self.size, call_slot_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)
         lib.c10d_set_threads(self._handle, config.threads)
         self._fast = direct.collective(

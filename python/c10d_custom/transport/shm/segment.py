@@ -52,7 +52,7 @@ _NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
+def geometry(config: Config, ranks: int, call_slot_bytes: int) -> Geometry:
     # Pairs grow with the square of the group: keep their sum within what 8 ranks take.
     cells = max(4, min(config.cells, config.cells * 64 // (ranks * ranks)))
     window, block = _rings(config, ranks, lib.c10d_group_cache_bytes)
@@ -63,7 +63,7 @@ def geometry(config: Config, ranks: int, board_bytes: int) -> Geometry:
         small_bytes=config.small_bytes,
         cell_bytes=config.cell_bytes,
         cells=cells,
-        board_bytes=board_bytes,
+        call_slot_bytes=call_slot_bytes,
         arena_bytes=_arena(ranks),
         fan_in=_FAN_IN if ranks >= config.tree_ranks else 0,
         two_steps_bytes=_two_steps(ranks),
@@ -100,7 +100,7 @@ def at_once(made: Geometry) -> int:
     """How many bytes of a segment collectives take, but large all_to_alls: a few of them when it is made, the rings
     with the first large one. Pair rings and cells come on top."""
     for_each = made.window * made.block_bytes + 2 * made.small_bytes
-    return int(made.ranks * for_each + (made.ranks + 1) * made.board_bytes)
+    return int(made.ranks * for_each + (made.ranks + 1) * made.call_slot_bytes)
 
 
 def _arena(ranks: int) -> int:
@@ -123,13 +123,13 @@ def _files_may_be_large() -> bool:
 _CALLS = ("memfd_create", "fchmod", "ftruncate", "fallocate", "fcntl(F_ADD_SEALS)", "mmap")
 
 
-def open_segment(exchange: Gathering, config: Config, interrupted: Any, board_bytes: int, at: Any) -> None:
+def open_segment(exchange: Gathering, config: Config, interrupted: Any, call_slot_bytes: int, at: Any) -> None:
     """Puts the native group of this rank into ``at``, an array of one pointer, whose owner frees it; it is closed where
-    this raises. Any rank's failure is raised by all. ``interrupted``: see c10d_open; ``board_bytes``: of a slot of its
-    board."""
+    this raises. Any rank's failure is raised by all. ``interrupted``: see c10d_open; ``call_slot_bytes``: of
+    each of its call slots."""
     with contextlib.ExitStack() as cleanup:
         share: Any = _by_letter if isinstance(exchange, Letters) else _by_socket
-        failure, mine = share(exchange, cleanup, lambda: _create(config, exchange.size, board_bytes))
+        failure, mine = share(exchange, cleanup, lambda: _create(config, exchange.size, call_slot_bytes))
         try:
             if failure is None:
                 try:
@@ -219,8 +219,8 @@ def _all_well(failures: Sequence[str | None]) -> None:
         raise TransportError(f"{'; '.join(said)} ({DOCTOR})")
 
 
-def _create(config: Config, size: int, board_bytes: int = 0) -> int:
-    wanted = geometry(config, size, board_bytes)
+def _create(config: Config, size: int, call_slot_bytes: int = 0) -> int:
+    wanted = geometry(config, size, call_slot_bytes)
     takes = at_once(wanted)
     free, whose = memory_left(takes)
     if takes > free:

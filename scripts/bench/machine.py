@@ -1,4 +1,4 @@
-"""``python -m c10d_custom bench --machine``: a large host in one command and a limited time. How its cores lie, then
+"""``python scripts/bench machine``: a large host in one command and a limited time. How its cores lie, then
 all_reduce, all_gather, all_to_all and barrier at 2 ranks to as many as cores, by doubling, beside gloo and what else is
 installed; and the published figures of other large hosts that this one is to be held against."""
 
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..native import CpuPlace, lib
-from . import environment
+from c10d_custom.bench import environment
+from c10d_custom.bench.sweep_picture import readable
+from c10d_custom.native import CpuPlace, lib
+
 from .machine_part import BARRIER, Part, as_text
-from .sweep_picture import readable
 
 LIMIT = 600  # s
 _OPERATIONS = "all_reduce", "all_gather", "all_to_all"
@@ -149,7 +150,10 @@ def _run(command: list[str], seconds: float) -> tuple[int | None, str]:
 def _timed(mpiexec: str | None, ranks: int, seconds: float, against: tuple[str, ...], file: str) -> str | None:
     """One part, within so many seconds. Why it is not whole, or None."""
     part = Part(ranks, cases(), against, time.time() + seconds * (1 - _ENDING), file)
-    program = f"import sys; from {__package__}.machine_part import main; sys.exit(main(sys.argv[1]))"
+    scripts = str(Path(__file__).resolve().parents[1])
+    program = (
+        f"import sys; sys.path.insert(0, {scripts!r}); from bench.machine_part import main; sys.exit(main(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", program, as_text(part)]
     status, out = _run([mpiexec, "-n", str(ranks), *command] if mpiexec else command, seconds)
     if status is None:

@@ -8,15 +8,15 @@
 
 namespace c10d_custom {
 
-struct Alarm {
+struct FailureNews {
   int32_t unread;              // readable while the failure detector has news that it has not read; -1: there is none
   std::atomic<uint32_t> kept;  // set by the detector while it reads (`unread` goes quiet) and once a rank is gone
 };
 
-inline bool raised(const Alarm* alarm) {
-  if (!alarm) return false;
-  pollfd news = {alarm->unread, POLLIN, 0};
-  return (poll(&news, 1, 0) > 0 && news.revents & POLLIN) || alarm->kept.load(std::memory_order_acquire);
+inline bool has_come(const FailureNews* news) {
+  if (!news) return false;
+  pollfd polled = {news->unread, POLLIN, 0};
+  return (poll(&polled, 1, 0) > 0 && polled.revents & POLLIN) || news->kept.load(std::memory_order_acquire);
 }
 
 }  // namespace c10d_custom

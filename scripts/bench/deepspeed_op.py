@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .case import Unavailable, name_of
-from .ranks import first_said
+from c10d_custom.bench.case import Unavailable, name_of
+from c10d_custom.bench.ranks import first_said
 
 if TYPE_CHECKING:
-    from .case import Case
-    from .operations import Buffers
+    from c10d_custom.bench.case import Case
+    from c10d_custom.bench.operations import Buffers
 
 
 _LEVELS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 2}  # of the processor, as DeepSpeed counts them

@@ -6,9 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cstdint>
-
-#include "sequencer.h"
+#include "../shm/api.h"
 
 // What MPI_Finalize tells Hydra (PMI-1), without its wait for all ranks, one that may never come there among them.
 C10D_API void c10d_tell_hydra(int32_t launcher) {

@@ -46,7 +46,7 @@ def inside_call(frame: FrameType | None) -> bool:
     return False
 
 
-class Callers:
+class CallStacks:
     """The stacks of one group's last calls. Any thread and any signal handler may note, and read."""
 
     def __init__(self, calls: int) -> None:

@@ -1,13 +1,14 @@
-"""The picture of ``bench --machine``: for each operation, time over size, a line for each number of ranks; gloo's are
-dashed."""
+"""The picture of ``scripts/bench machine``: for each operation, time over size, a line for each number of ranks; gloo's
+are dashed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..plotting import pyplot
+from c10d_custom.bench.sweep_picture import readable
+from c10d_custom.plotting import pyplot
+
 from .machine_part import BARRIER
-from .sweep_picture import readable
 
 
 def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:

@@ -1,12 +1,11 @@
-"""What ``bench --machine`` times at one number of ranks, on each of them: one case after the other, the telling ones
-first, until its time is over. Rank 0 writes each result as soon as it has it, a line of JSON: who is killed for taking
-too long keeps those."""
+"""What ``scripts/bench machine`` times at one number of ranks, on each of them: one case after the other, the telling
+ones first, until its time is over. Rank 0 writes each result as soon as it has it, a line of JSON: who is killed for
+taking too long keeps those."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import ranks, raw_mpi, references
-from .case import Case, Unavailable
-from .operations import OPERATIONS
-from .timing import Plan, Timed, times
+from c10d_custom.bench import ranks, raw_mpi, references
+from c10d_custom.bench.case import Case, Unavailable
+from c10d_custom.bench.operations import OPERATIONS
+from c10d_custom.bench.timing import Plan, Timed, times
 
 BARRIER = "barrier"
 _ROUNDS = 3
@@ -117,7 +116,3 @@ def run(part: Part) -> bool:
                 result = {"reference": name, "calls": len(seconds), "min_us": min(seconds) * 1e6}
                 say({"operation": operation, "bytes": nbytes, **result, "median_us": middle * 1e6})
     return False
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
