@@ -112,7 +112,7 @@ class Pool(Workers if __name__ != "__main__" else object):
             parent = self._parents[hosts[i] if hosts else self.hosts[0]]
             parent.stdin.write(f"{name}\n".encode())
             parent.stdin.flush()
-            self._server.settimeout(60)
+            self._server.settimeout(HANGS)
             link, _ = self._server.accept()
             self._processes[name] = Forked(name, link, self._status)
             self.handles[name] = self.hear(name)["handle"]

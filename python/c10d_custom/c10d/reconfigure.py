@@ -78,6 +78,7 @@ def reconfigure(group: Any, options: Any) -> DoneWork:
     try:
         _make(group, roster, time.monotonic() + seconds)
     except BaseException as error:
+        endpoint.forget()
         _retire(group)
         if isinstance(error, CustomBackendError):
             raise explained(error, roster) from error

@@ -84,6 +84,7 @@ class Endpoint:
         self.store = serve(seconds)
         identity = secrets.token_hex(8)
         self.store.set(_IDENTITY, identity)
+        self._reached: tuple[str, TCPStore] | None = None
         place = Location.here(self.mailbox.name if self.mailbox else "")
         said = {
             "revision": described(),
@@ -95,7 +96,19 @@ class Endpoint:
         hostname = place.hostname.replace(":", "_")
         self.handle = Handle(f"{_SCHEME}:{hostname}:{place.pid}:{identity}:{packed(said)}")
 
+    def store_of(self, member: Handle, seconds: float) -> TCPStore:
+        """A member's own store; the connection is kept, for the next group that it serves, until `forget`."""
+        if member.identity == self.handle.identity:
+            return self.store
+        if self._reached is None or self._reached[0] != member.identity:
+            self._reached = member.identity, member.store(seconds)
+        return self._reached[1]
+
+    def forget(self) -> None:
+        """The connection may be of no more use."""
+        self._reached = None
+
     def close(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
-        del self.store
+        del self.store, self._reached

@@ -73,7 +73,7 @@ class Roster:
         """The new group's own, which its first member serves."""
         if ended := [str(member) for member in self.members if member.has_ended()]:
             raise PeerLostError(f"{', '.join(ended)} has ended")
-        found = self._endpoint.store if self.rank == 0 else self.members[0].store(seconds)
+        found = self._endpoint.store_of(self.members[0], seconds)
         return PrefixStore(f"{self._key}/{self.digest}", found)
 
     # --- who has come
