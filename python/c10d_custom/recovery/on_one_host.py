@@ -1,6 +1,6 @@
-"""The same as over_hosts.py inside one host, where shared memory shows whose process has ended, so that nobody is taken
-for gone who is not; and where a group is made by a barrier at the end which all its ranks pass or none does, so that
-nobody need promise anything."""
+"""Which ranks of a default group inside one host are left, and a new group of them. As over_hosts.py, with less to do:
+shared memory shows whose process has ended, so that nobody is taken for gone who is not; and a group is made by a
+barrier at its end which all its ranks pass or none does, so that nobody need promise anything."""
 
 from __future__ import annotations
 
