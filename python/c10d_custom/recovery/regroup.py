@@ -131,5 +131,8 @@ class Roster:
 
 def explained(error: CustomBackendError, roster: Roster) -> CustomBackendError:
     """The error with which regrouping has failed: which it was, and who was not there."""
-    absent = roster.absent() if isinstance(error, TransportError) else ""
-    return type(error)(f"reconfigure with uuid {roster.number}: {error}{absent}")
+    more = roster.absent() if isinstance(error, TransportError) else ""
+    if isinstance(error, PeerLostError):  # by its rank, perhaps, and PID
+        lost = [str(member) for member in roster.members if f"(pid {member.pid}) " in str(error)]
+        more = f" That is {'; '.join(lost)}." if lost else ""
+    return type(error)(f"reconfigure with uuid {roster.number}: {error}{more}")
