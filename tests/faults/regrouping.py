@@ -200,50 +200,6 @@ def shrink(seconds):
     return outcome(act)
 
 
-KEPT = {}
-
-
-def keep():
-    """Objects that rest on the group, for `kept`."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.nn.parallel import DistributedDataParallel
-
-    def trained(model):
-        torch.manual_seed(0)
-        model = model(torch.nn.Linear(6, 6))
-
-        def step():
-            model.zero_grad()
-            model(torch.full((2, 6), dist.get_rank() + 1.0)).sum().backward()
-            grad = model.get_parameter("weight" if hasattr(model, "weight") else "module.weight").grad
-            return (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).unique().tolist()
-
-        return step
-
-    def total(group):
-        one = torch.ones(1)
-        dist.all_reduce(one, group=group)
-        return one.item()
-
-    size = dist.get_world_size()
-    group, mesh = dist.new_group(), dist.device_mesh.init_device_mesh("cpu", (size,))
-    tensor = distribute_tensor(torch.arange(2.0 * size), mesh, [Shard(0)])
-    KEPT.update(
-        group=lambda: total(group),
-        mesh=lambda: total(mesh.get_group()),
-        dtensor=lambda: tensor.full_tensor().tolist(),
-        ddp=trained(DistributedDataParallel),
-        fsdp=trained(lambda model: fully_shard(model, mesh=mesh)),
-    )
-    return kept()
-
-
-def kept():
-    said = {name: outcome(lambda use=use: {"gives": use()}) for name, use in KEPT.items()}
-    return {name: value.get("gives", value.get("error")) for name, value in said.items()}
-
-
 def held():
     """By the default group and this package."""
     from belongings import belongings
@@ -279,7 +235,7 @@ def serve(commands, answers, seconds):
         elif what == "reduce":
             say(outcome(lambda: dist.all_reduce(torch.ones(5))))
         else:
-            say({"work": work, "shrink": shrink, "held": held, "keep": keep, "kept": kept}[what](**command))
+            say({"work": work, "shrink": shrink, "held": held}[what](**command))
     dist.destroy_process_group()
     say({"ended": True})
 
