@@ -175,7 +175,9 @@ class Schedule:
             )()
         if before is not None:
             after = self._held()
-            assert all(after[name] == held for name, held in before.items() if name in after), (before, after)
+            for name in before.keys() & after.keys():
+                before[name]["descriptors"] += 1  # the connection to the last member that served a store, which is kept
+                assert all(after[name][what] <= held for what, held in before[name].items()), (name, before, after)
         self.pool.end(*self.host)
 
     # --- steps
