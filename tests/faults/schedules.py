@@ -176,7 +176,8 @@ class Schedule:
         if before is not None:
             after = self._held()
             for name in before.keys() & after.keys():
-                before[name]["descriptors"] += 1  # the connection to the last member that served a store, which is kept
+                # Each keeps a connection to the last member whose store served it: its own, and the others' to it.
+                before[name]["descriptors"] += MOST
                 assert all(after[name][what] <= held for what, held in before[name].items()), (name, before, after)
         self.pool.end(*self.host)
 
