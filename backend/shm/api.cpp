@@ -344,19 +344,6 @@ uint32_t c10d_monitored_barriers(c10d_handle* h, uint32_t rank) {
   return g.status || rank >= g->n ? 0 : g->ctl(rank).monitored_barriers.load(std::memory_order_acquire);
 }
 
-int c10d_enlist(c10d_handle* h, uint32_t round, uint32_t note) {
-  Use g(h);
-  if (g.status) return g.status;
-  return g->enlist(round, note) ? kOk : kAborted;
-}
-
-int c10d_roll(c10d_handle* h, uint32_t rank, uint32_t round, uint32_t* note) {
-  *note = 0;
-  Use g(h);
-  if (g.status || rank >= g->n) return 2;
-  return g->roll(rank, round, note);
-}
-
 void c10d_keep_trace(c10d_handle* h, uint32_t calls) {
   Use g(h);
   if (g.status) return;

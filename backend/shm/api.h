@@ -248,12 +248,6 @@ C10D_API void c10d_set_mark(c10d_handle*, uint32_t mark);
 // How many monitored barriers a rank has entered: this one says so, or any rank of the group is asked.
 C10D_API void c10d_enter_monitored_barrier(c10d_handle*, uint32_t number);
 C10D_API uint32_t c10d_monitored_barriers(c10d_handle*, uint32_t rank);
-// How the ranks that are left after a failure find out who they are, also on a group that has left, until it closes.
-// enlist: this rank is in `round`, of those from 1 up, and says `note`; kAborted if others have struck it off. roll: 0
-// if `rank` is not in it yet, 1 if it is (and *note, 0 from one that has gone on to the next round), 2 if it is not and
-// its process has ended or closed the group. 1 and 2 are final, and the same for every rank that asks.
-C10D_API int c10d_enlist(c10d_handle*, uint32_t round, uint32_t note);
-C10D_API int c10d_roll(c10d_handle*, uint32_t rank, uint32_t round, uint32_t* note);
 // Keeps the last `calls` collectives, and as many messages; asked for once, before the first call.
 C10D_API void c10d_keep_trace(c10d_handle*, uint32_t calls);
 // How many threads share the copies and reductions of a large collective, the one that runs it among them: 1, unless

@@ -417,31 +417,6 @@ bool Group::poisoned(Failure* why, uint64_t number) const {
   return true;
 }
 
-bool Group::enlist(uint32_t round, uint32_t note) {
-  std::atomic<uint64_t>& mine = ctl(rank).roll;
-  uint64_t seen = mine.load(std::memory_order_acquire);
-  do
-    if (seen & 1) return false;
-  while (
-      !mine.compare_exchange_weak(seen, uint64_t(note) << 32 | (round & 0x7fffffff) << 1, std::memory_order_acq_rel));
-  return true;
-}
-
-int Group::roll(uint32_t peer, uint32_t round, uint32_t* note) {
-  std::atomic<uint64_t>& its = ctl(peer).roll;
-  uint64_t seen = its.load(std::memory_order_acquire);
-  for (;;) {
-    const uint32_t entered = uint32_t(seen) >> 1;
-    if (entered >= round) {
-      *note = entered == round ? uint32_t(seen >> 32) : 0;
-      return 1;
-    }
-    if (seen & 1) return 2;
-    if (alive(peer)) return 0;
-    if (its.compare_exchange_strong(seen, (seen & 0xffffffff) | 1, std::memory_order_acq_rel)) return 2;
-  }
-}
-
 void Group::leave() {
   aborted_.store(true, std::memory_order_release);
   ctl(rank).state.store(kLeft, std::memory_order_release);

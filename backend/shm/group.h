@@ -168,11 +168,6 @@ class Group {
     if (!counted_) count_who_shares_cores();
   }
 
-  // This rank is in the roll's `round` (and in those before), and says `note` in it. False: it was struck off.
-  bool enlist(uint32_t round, uint32_t note);
-  // Whether `peer` is: 0 not yet, 1 yes (and *note what it says), 2 never again, its process is gone.
-  int roll(uint32_t peer, uint32_t round, uint32_t* note);
-
   void leave();
   // `why`: kAborted, or kInterrupted: a signal handler raised.
   void abort(Status why = kAborted);

@@ -111,10 +111,6 @@ struct alignas(kLine) RankCtl {
   std::atomic<uint32_t> monitored_barriers;  // entered so far
   std::atomic<uint64_t> rounds;              // of the combining tree, to which it has come; written by its owner
   std::atomic<uint32_t> has_pair_rings;      // whether they have memory, and its row of Flow; written by its owner
-  // The roll call of the ranks that are left: note << 32 | round << 1 | struck off. The owner enters round after
-  // round; anyone strikes off a rank whose process is gone, for all rounds it has not entered. Nothing is taken back,
-  // so all who read it agree on who was in a round.
-  std::atomic<uint64_t> roll;
   // The collective in which this rank may just read and write in the arenas of others; 0: it does not.
   std::atomic<uint64_t> in_place;
   uint64_t

@@ -5,7 +5,9 @@ fork.
 
 A round: all ranks wait at a gate; from its opening on, each makes a default group of the round's backend, and calls it.
 They then make more groups of that backend, each of all ranks, and keep them. (A destroyed one's threads that end and
-connections that close would take their time from the next, above all from that of another backend.)"""
+connections that close would take their time from the next, above all from that of another backend.)
+
+Where groups can be made again (torch 2.15), the ranks of "custom" at last do that, by turns with making new ones."""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ import torch.distributed as dist
 from c10d_custom.bench import noop
 
 WHAT = "init", "call", "group", "group call"
+REGROUPS = "regroup", "group beside"
 _HOST = "127.0.0.1"
 SECONDS = 100  # at most, of one round
 _GROUPS, _FEWEST = 32, 3
@@ -41,13 +44,13 @@ def groups_of_a_round(size: int) -> int:
 def measured(size: int, names: Sequence[str], rounds: int, unshare: bool) -> dict[str, dict[str, list[float]]]:
     """{backend: {what: seconds until the slowest rank had it, each time}}. What: "init", a default group; "call", that
     and a first all_reduce; "group" and "group call", the same of another group."""
-    found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in WHAT} for name in names}
+    found: dict[str, dict[str, list[float]]] = {name: {what: [] for what in (*WHAT, *REGROUPS)} for name in names}
     for round in range(rounds):
         for name in names if round % 2 == 0 else reversed(names):
             began, said = _round(size, name, unshare)
             for what in ("init", "call"):
                 found[name][what].append(max(one[what] for one in said) - began)
-            for what in ("group", "group call"):
+            for what in ("group", "group call", *REGROUPS):
                 found[name][what] += map(max, zip(*(one[what] for one in said), strict=True))
     return found
 
@@ -130,7 +133,29 @@ def _rank(rank: int, size: int, port: int, backend: str) -> dict[str, Any]:
     for _ in range(groups_of_a_round(size)):
         for times, seconds in zip(more.values(), _another(backend, limit), strict=True):
             times.append(round(seconds, 6))  # short: a pipe takes so much as one
-    return {"init": made, "call": called, **more}
+    again = _again(rank, size, store, limit) if backend == "custom" and hasattr(dist, "_reconfigure") else [[], []]
+    return {"init": made, "call": called, **more, **dict(zip(REGROUPS, again, strict=True))}
+
+
+def _again(rank: int, size: int, store: Any, limit: timedelta) -> list[list[float]]:
+    """Seconds that it took to make a group again, and to make one more, each time."""
+    dist.destroy_process_group()
+    alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": limit}
+    dist.init_process_group("custom", enable_reconfigure=True, **alone)
+    store.set(f"handle {rank}", dist._get_reconfigure_handle())
+    handles = [store.get(f"handle {other}").decode() for other in range(size)]
+    times: list[list[float]] = [[], []]
+    dist._reconfigure(1, handles).wait()
+    for number in range(2, 2 + groups_of_a_round(size)):
+        for again, its in zip((True, False), times, strict=True):
+            dist.barrier()
+            began = time.monotonic()
+            if again:
+                dist._reconfigure(number, handles).wait()
+            else:
+                dist.new_group()
+            its.append(round(time.monotonic() - began, 6))
+    return times
 
 
 def _unshare() -> None:

@@ -18,7 +18,7 @@ from c10d_custom import native
 from c10d_custom.bench import environment
 from c10d_custom.bench.ranks import burning
 
-from .forked import SECONDS, WHAT
+from .forked import REGROUPS, SECONDS, WHAT
 
 FORKED = str(Path(__file__).with_name("forked.py"))
 
@@ -89,6 +89,12 @@ def main(asked: Groups) -> int:
                 print(_row(size, name, medians[name], medians[to], to), flush=True)
                 each = {what.replace(" ", "_"): [round(1e3 * s, 3) for s in found[name][what]] for what in WHAT}
                 results.append({"ranks": size, "reference": name, "ms": each})
+            if all(found["custom"][what] for what in REGROUPS):
+                again, beside = (1e3 * statistics.median(found["custom"][what]) for what in REGROUPS)
+                print(
+                    f"{size:>6}   custom, made again (reconfigure): {again:.2f}, {again / beside:.2f} of a new_group's "
+                    f"{beside:.2f} beside it"
+                )
     about["load_after"] = os.getloadavg()[0]
     print(f"\nload {about['load_after']:.1f} after")
     if asked.json:

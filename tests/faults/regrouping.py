@@ -176,15 +176,52 @@ def regroup(uuid, handles, ordered, seconds):
     return outcome(act)
 
 
-def main():
-    def say(values):
-        sys.stdout.write(json.dumps(values) + "\n")
-        sys.stdout.flush()
+def work(seed, steps):
+    """Random operations, each with what it must give; the same on all ranks."""
 
-    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": timedelta(seconds=float(sys.argv[1]))}
+    def act():
+        from steps import one_step
+
+        rng = random.Random(seed)
+        for step in range(steps):
+            if wrong := one_step(rng, step):
+                return {"wrong": wrong}
+
+    return outcome(act)
+
+
+def shrink(seconds):
+    def act():
+        import c10d_custom
+
+        c10d_custom.shrink_group(timedelta(seconds=seconds))
+        return {"rank": dist.get_rank(), "size": dist.get_world_size()}
+
+    return outcome(act)
+
+
+def held():
+    """By the default group and this package."""
+    from belongings import belongings
+
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    time.sleep(1.2)  # threads that nobody needs end then
+    return belongings()
+
+
+def serve(commands, answers, seconds):
+    """One worker's life."""
+
+    def say(values):
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": timedelta(seconds=seconds)}
     dist.init_process_group("custom", enable_reconfigure=True, **alone)
     say({"handle": dist._get_reconfigure_handle()})
-    for line in sys.stdin:
+    for line in commands:
         command = json.loads(line)
         what = command.pop("what")
         if what == "end":
@@ -197,8 +234,14 @@ def main():
             say(used())
         elif what == "reduce":
             say(outcome(lambda: dist.all_reduce(torch.ones(5))))
+        else:
+            say({"work": work, "shrink": shrink, "held": held}[what](**command))
     dist.destroy_process_group()
     say({"ended": True})
+
+
+def main():
+    serve(sys.stdin, sys.stdout, float(sys.argv[1]))
 
 
 if __name__ == "__main__":

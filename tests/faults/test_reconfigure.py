@@ -2,7 +2,7 @@
 several: mpi/test_reconfigure.py."""
 
 import json
-import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from .regrouping import REFUSED, Workers
+from c10d_custom.errors import UsageError
+from c10d_custom.recovery.handle import Handle
+from harness.shm import in_dev_shm
+
+from .regrouping import Workers
+from .schedules import SEEDS, Pool, Schedule
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
 
@@ -95,42 +100,32 @@ def test_what_no_group_can_come_of_is_refused_and_costs_nothing():
         workers.end()
 
 
-def schedule(workers, turns, random_):
-    """Kills, joins and regroups at random. Each regroup ends in a group that is right or in errors on all, and in the
-    latter only where somebody was killed."""
-    names, alive = iter("abcdefghijklmnopqrstuvwxyz"), []
-    for _ in range(turns):
-        while len(alive) < 2 or (len(alive) < 6 and random_.random() < 0.4):
-            alive.append(next(names))
-            workers.start(alive[-1])
-        members = random_.sample(alive, random_.randint(1, len(alive)))
-        if random_.random() < 0.4 and len(members) > 1:
-            victim = random_.choice(members)
-            uuid, given = workers.uuid(), workers.given(members)
-            for name in members:
-                if name != victim or random_.random() < 0.5:
-                    workers.tell(name, "regroup", uuid=uuid, handles=given, ordered=True, seconds=30)
-            workers._processes.pop(victim).kill()
-            alive.remove(victim)
-            rest = [name for name in members if name != victim]
-            for name in rest:
-                said = workers.hear(name)
-                assert said.get("error", "PeerLostError") in REFUSED and said["seconds"] < 25, said
-                assert "error" not in said or workers.named(victim) in said["text"], (victim, said)
-            members = rest
-        workers.require_group(members, ordered=random_.random() < 0.5)
-        if len(alive) > 3:
-            gone = random_.choice(alive)
-            alive.remove(gone)
-            workers.end(gone)
+def test_nobody_is_served_once_the_group_is_destroyed():
+    """Even while the program keeps the object."""
+    dist.init_process_group("custom", enable_reconfigure=True, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group, handle = dist.group.WORLD, dist._get_reconfigure_handle()
+        dist._reconfigure(1, [handle]).wait()
+        address = "127.0.0.1", Handle(handle).port
+        socket.create_connection(address, 5).close()
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, 5)
+    with pytest.raises(UsageError, match="has been destroyed"):
+        dist._reconfigure(2, [handle], group)
 
 
-@pytest.mark.timeout(3600)
-def test_random_schedules(full):
-    for seed in range(200 if full else 1):
-        with Workers() as workers:
-            schedule(workers, 4, random.Random(seed))
-            workers.end()
+@pytest.fixture(scope="module")
+def pool():
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_schedules(pool, seed):
+    Schedule(pool, seed).run(8)
+    assert not [name for name in in_dev_shm() if "c10d" in name]
 
 
 def test_a_training_loses_a_rank_goes_on_and_takes_another_in(tmp_path):

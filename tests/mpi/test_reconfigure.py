@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from faults.regrouping import Workers
+from faults.schedules import SEEDS, Pool, Schedule
 from harness import Layout
 from programs.launch import start
 from rig import Hosts
@@ -98,3 +99,19 @@ def test_after_a_loss_the_others_go_on(hosts):
         assert {said["error"] for said in lost.values()} == {"PeerLostError"}, lost
         workers.require_group("cb")
         workers.end()
+
+
+@pytest.fixture(scope="module")
+def pool(hosts):
+    with Pool(hosts.names, hosts.command) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_schedules(hosts, pool, seed):
+    Schedule(pool, seed).run(6)
+    for host in hosts.names:
+        left = hosts.run(
+            host, ["sh", "-c", "ls /dev/shm; grep c10d_custom /proc/net/unix"], capture_output=True, text=True
+        )
+        assert left.stdout == "", left

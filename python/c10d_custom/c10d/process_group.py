@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import HashStore, PrefixStore, ProcessGroup
 
 from ..call import seconds_of
 from ..errors import UsageError
@@ -234,8 +234,10 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         return reconfigure(self, opts)
 
     def shutdown(self, why: str = "") -> None:
+        before = self._closed
         super().shutdown(why)
-        if self.endpoint is not None and self._closed:
+        if self.endpoint is not None and self._closed > before:
+            self._store = HashStore()  # the endpoint's ends
             self.endpoint.close()
 
 

@@ -31,14 +31,15 @@ _NEVER = (
     "has not been configured: call dist._reconfigure (ProcessGroup.reconfigure) with the handles of its ranks first"
 )
 _FAILED = "has no ranks, since a reconfigure has failed: call it again with a new uuid"
+_ANSWERS = {"interrupted_here": False, "broken": True, "devices": (), "next_sequence": 1, "has_arena": False}
+_ANSWERS |= dict.fromkeys(("abort", "leave", "close"))  # there is nothing under way
 
 
 class NoTransport:
-    """Stands in for a ByDevice while a group has no ranks; ``why`` says why. It refuses whatever is asked."""
+    """Stands in for a ByDevice while a group has no ranks; ``why`` says why. It refuses whatever else is asked."""
 
-    strangers = False
+    strangers, ended = False, ""
     fast_collective = fast_submit = fast_message = None
-    ended = ""
 
     def __init__(self, name: str, rank: int, size: int, devices: list[str] | None, why: str) -> None:
         self.name, self.rank, self.size, self.device_types, self._why = name, rank, size, devices, why
@@ -51,27 +52,7 @@ class NoTransport:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._refuse
-
-    def interrupted_here(self) -> bool:
-        return False
-
-    def broken(self) -> bool:
-        return True
-
-    def devices(self) -> list[Any]:
-        return []
-
-    def next_sequence(self) -> int:
-        return 1
-
-    def has_arena(self) -> bool:
-        return False
-
-    def abort(self) -> None:
-        """There is nothing under way."""
-
-    leave = close = abort
+        return self._refuse if name not in _ANSWERS else lambda: _ANSWERS[name]
 
 
 def not_yet(new: NewGroup) -> Any:
@@ -97,6 +78,7 @@ def reconfigure(group: Any, options: Any) -> DoneWork:
     try:
         _make(group, roster, time.monotonic() + seconds)
     except BaseException as error:
+        endpoint.forget()
         _retire(group)
         if isinstance(error, CustomBackendError):
             raise explained(error, roster) from error

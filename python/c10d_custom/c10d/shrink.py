@@ -38,7 +38,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
     group raises; the old groups are then still there. AbortedError where it was left unknown whether the others have
     gone on with this rank: it has no groups then, and the others will find it gone."""
     old = group.WORLD
-    if not isinstance(old, process_group.CustomProcessGroup):
+    if not isinstance(old, process_group.CustomProcessGroup) or old._closed:
         raise UsageError('shrink_group: the default group is not there, or not one of the backend "custom"')
     backend, own = get_backend_config(old), old.timeout
     transport = old.cpu_transport
@@ -60,6 +60,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
         store, new = survivors.agree()
         new.set_timeout(own)
         store.set_timeout(own)
+        new.endpoint, old.endpoint = old.endpoint, None  # the handle stays this process's
         _destroy_all(but=new)
         if new.size() < old.size():
             mpi_job.abandon()

@@ -99,9 +99,18 @@ class BoundedStore:
                 "stopped, or the network "
                 "to it cut?"
             )
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        return answer.given()
+
+
+def answered(call: Callable[[], Any], seconds: float) -> Any:
+    """What ``call`` of a store returns; TransportError after so long, a second at least."""
+    asker = _Asker()
+    try:
+        if not asker.ask(answer := _Answer(call, ()), time.monotonic() + seconds):
+            raise TransportError(f"silent for {asker.silent:.1f} s: stopped, or the network to it cut?")
+        return answer.given()
+    finally:
+        asker.end()
 
 
 class _Answer:
@@ -111,6 +120,11 @@ class _Answer:
         self.awaited.acquire()
         self.value: Any = None
         self.error: Exception | None = None
+
+    def given(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 class _Asker:

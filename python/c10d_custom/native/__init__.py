@@ -165,8 +165,6 @@ class Core(c.CDLL):
         "set_mark": (None, _Handle, c.c_uint32),
         "enter_monitored_barrier": (None, _Handle, c.c_uint32),
         "monitored_barriers": (c.c_uint32, _Handle, c.c_uint32),
-        "enlist": (c.c_int, _Handle, c.c_uint32, c.c_uint32),
-        "roll": (c.c_int, _Handle, c.c_uint32, c.c_uint32, c.POINTER(c.c_uint32)),
         "keep_trace": (None, _Handle, c.c_uint32),
         "set_threads": (None, _Handle, c.c_uint32),
         "trace": (c.c_uint64, _Handle, c.POINTER(TraceRecord), c.c_uint64),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .._version import described
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _SCHEME = "custom"
-_WAIT = timedelta(seconds=1)  # for one address
+_WAIT = 1.0  # s: for one address
 _IDENTITY = "identity"
 
 
@@ -52,18 +51,15 @@ class Handle:
         """Whether its process is known to have: of one on another host, or in another PID namespace, nobody knows."""
         return self.sees == _pid_namespace() and started(self.place.pid) != self.place.started
 
-    def store(self) -> TCPStore:
-        """The store that it serves. TransportError where that cannot be reached."""
+    def store(self, seconds: float = _WAIT) -> TCPStore:
+        """The store that it serves. TransportError where that cannot be reached, or is silent for so long."""
         tried = []
         here = self.place.host == Location.here().host
         for address in ["127.0.0.1"] if here else self.addresses:
             try:
-                store = connect(address, self.port, _WAIT)
-                if store.check([_IDENTITY]) and store.get(_IDENTITY).decode() == self.identity:
-                    return store
-                tried.append(f"{address} is some other process's")
-            except (TransportError, RuntimeError) as error:
-                tried.append(f"{address}: {error}")
+                return connect(address, self.port, seconds, (_IDENTITY, self.identity))
+            except TransportError as error:
+                tried.append(str(error))
         raise TransportError(f"{self} does not answer: {'; '.join(tried) or 'it has no network address'}")
 
 
@@ -88,6 +84,7 @@ class Endpoint:
         self.store = serve(seconds)
         identity = secrets.token_hex(8)
         self.store.set(_IDENTITY, identity)
+        self._reached: tuple[str, TCPStore] | None = None
         place = Location.here(self.mailbox.name if self.mailbox else "")
         said = {
             "revision": described(),
@@ -99,6 +96,19 @@ class Endpoint:
         hostname = place.hostname.replace(":", "_")
         self.handle = Handle(f"{_SCHEME}:{hostname}:{place.pid}:{identity}:{packed(said)}")
 
+    def store_of(self, member: Handle, seconds: float) -> TCPStore:
+        """A member's own store; the connection is kept, for the next group that it serves, until `forget`."""
+        if member.identity == self.handle.identity:
+            return self.store
+        if self._reached is None or self._reached[0] != member.identity:
+            self._reached = member.identity, member.store(seconds)
+        return self._reached[1]
+
+    def forget(self) -> None:
+        """The connection may be of no more use."""
+        self._reached = None
+
     def close(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
+        del self.store, self._reached

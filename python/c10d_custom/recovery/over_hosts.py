@@ -1,4 +1,5 @@
-"""Which ranks of a default group over hosts are left, and a new group of them.
+"""Which ranks of a default group are left, and a new group of them: over hosts, and with less to do inside one
+(on_one_host.py).
 
 The lowest rank that is left presides; the others call it at its meeting point, and it tells them what to
 do:
@@ -24,7 +25,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import DistError
 
@@ -41,13 +42,15 @@ from .store import connect, serve
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+    from ..transport import LocalTransport
+    from ..transport.hosts.layout import Hosts
     from ..transport.hosts.meeting_point import MeetingPoint
     from ..transport.hosts.tcp_line import TcpLine
     from . import Build
 
 
 _SLICE = 20e-3  # s: between two looks at this host's ranks
-_REDIAL = 50e-3  # s
+_REDIAL_FIRST = 0.2e-3  # s: then longer each time
 _KINDS = {kind.__name__: kind for kind in (CollectiveTimeoutError, AbortedError)}  # of an error that all ranks raise
 _MAKING = 60.0  # s: that making a group may take, at most: all its ranks are there and alive
 RESTART = "restart the job from a checkpoint"
@@ -64,20 +67,26 @@ class Promise:
 
 
 class SurvivorsOverHosts:
-    """One rank's part in it. ``promised``: its
-    Promise, from giving it on, unless it has heard that nobody goes on with it."""
+    """One rank's part in it. ``promised``: its Promise, from giving it on, unless it has heard that nobody goes on with
+    it. Inside one host: on_one_host.py."""
 
     promised: Promise | None = None
+    promises = True  # whether a group that one rank has made may be none for another
+    redial, settle = 50e-3, 0.2  # s: to call again, at most; for the news of a loss, once a making has failed
+    ended, hint = "is known to have ended", f"; without a host that does not answer, {RESTART}"  # of an error
 
-    _connect = staticmethod(connect)
+    _connect: Callable[[str, int], TCPStore] = staticmethod(connect)
 
     def __init__(self, old: Any, timeout: timedelta, build: Build | None = None) -> None:
-        self.old, self._build = cast(HierarchicalTransport, old.cpu_transport), build
-        self.point = cast("MeetingPoint", self.old.meeting_point)
+        self.old, self._build = old.cpu_transport, build
         self.rank, self.name = old.rank(), old.getGroupName()
+        self.local, self.hosts, self.point = self._parts()
         self.seconds, self.began = seconds_of(timeout), time.monotonic()
         self.deadline = self.began + self.seconds
         self.missing: Mapping[int, At] = {}  # those that keep this rank waiting
+
+    def _parts(self) -> tuple[LocalTransport, Hosts, MeetingPoint]:
+        return self.old.local, self.old.hosts, self.old.meeting_point
 
     def agree(self) -> tuple[TCPStore, Any]:
         """(the new store, the new group)"""
@@ -95,14 +104,14 @@ class SurvivorsOverHosts:
                 return made.store, made.new
             if time.monotonic() >= self.deadline:
                 raise self.late()
-            time.sleep(_REDIAL)  # the president is lost: its host's ranks are about to see it
+            time.sleep(self.redial)  # the president is lost: its host's ranks are about to see it
 
     # --- who is left
 
     def ended_here(self) -> set[int]:
         """The ranks of this host whose processes have ended, or have left the group."""
-        states = self.old.local.states(0) or []
-        return {self.old.hosts.here[index] for index, state in enumerate(states) if not state.alive}
+        states = self.local.states(0) or []
+        return {self.hosts.here[index] for index, state in enumerate(states) if not state.alive}
 
     def known_to_have_ended(self) -> set[int]:
         """Of all hosts: those that a detector has seen, or was told of: the old group's; and that of the promised one,
@@ -122,23 +131,29 @@ class SurvivorsOverHosts:
         return None
 
     def _reach(self, rank: int) -> TcpLine | None:
-        """A line to that rank, when it has come; None: its host refuses."""
-        line = self.point.call(rank)
-        while rank not in self.ended_here() and line.at is not At.REFUSED:
-            self.missing = {rank: line.at}
-            wait([line], _SLICE)
-            line.hear()
-            if line.at is At.OPEN:
-                return line
-            if line.at is not At.REFUSED and line.over():
+        """A line to that rank, when it has come; None: it has ended, or its host refuses."""
+        line, pause = self.point.call(rank), _REDIAL_FIRST
+        while rank not in self.ended_here() and (at := self.known(line)) is not At.REFUSED:
+            self.missing = {rank: at}
+            if line.over():
                 line.close()
-                time.sleep(_REDIAL)
+                time.sleep(pause)
+                pause = min(1.5 * pause, self.redial)
                 line = self.point.call(rank)
+            else:
+                wait([line], _SLICE)
+                line.hear()
+                if line.at is At.OPEN:
+                    return line
             if time.monotonic() >= self.deadline:
                 line.close()
                 raise self.late()
         line.close()
         return None
+
+    def known(self, line: TcpLine) -> At:
+        """What is known of its other end."""
+        return line.at
 
     # --- following
 
@@ -180,6 +195,8 @@ class SurvivorsOverHosts:
             try:
                 store = self._connect(line.address(), int(message["port"]))
                 self.promised = self.make(name, members, store, look)
+                if not self.promises:
+                    return self.promised
                 line.say({"made": name})
             except (CustomBackendError, DistError) as error:
                 line.say({"failed": name, "kind": type(error).__name__, "error": str(error)})
@@ -200,7 +217,7 @@ class SurvivorsOverHosts:
         """Collective over the members. ``look``: called now and then, says why it is in vain."""
         left = max(min(self.deadline - time.monotonic(), _MAKING), 0.001)
         store.set_timeout(timedelta(seconds=left))
-        if len({self.old.locations[rank].host for rank in members}) > 1:
+        if len({self.hosts.of_rank(rank)[0] for rank in members}) > 1:
             communicators.leave_out_the_lost(mpi_job.job(), left, lambda: _require(look))
         assert self._build is not None
         new = self._build(store, members.index(self.rank), len(members), left, Processes(left_for=look))
@@ -225,9 +242,8 @@ class SurvivorsOverHosts:
         (first, at), *more = ((self.old.who(rank), at.value) for rank, at in sorted(missing.items()))
         also = f" (nor did {', '.join(f'{who}: {at}' for who, at in more)})" if more else ""
         return (
-            f"{first} neither came nor is known to have ended in {time.monotonic() - self.began:.1f} s: {at}{also}. Do "
-            f"all ranks that are alive call shrink_group? One that hangs has to be ended; without a host that does not "
-            f"answer, {RESTART}."
+            f"{first} neither came nor {self.ended} in {time.monotonic() - self.began:.1f} s: {at}{also}. Do all ranks "
+            f"that are alive call shrink_group? One that hangs has to be ended{self.hint}."
         )
 
 
@@ -245,7 +261,6 @@ def wait(what: Iterable[Any], seconds: float) -> bool:
 
 
 _RECALL = 0.2  # s: between two calls of a rank that is not reached
-_SETTLE = 0.2  # s: for the news of a loss, once a making has failed
 _LAUNCHER_ENDS = 1.0  # s: within which a launcher ends the other ranks of a host that has lost one
 _SOONER, _SOONER_MOST = 0.1, 1.0  # a president gives up sooner than the others, who hear from it who is missing
 
@@ -272,14 +287,14 @@ class _President:
         self._said: dict[int, dict[str, Any]] = {}  # by them, of themselves and their hosts
         self._calls: dict[int, TcpLine] = {}  # to ranks of hosts from which nobody has come
         self._called_at: dict[int, float] = {}
-        self._refused: set[int] = set()
         self._making = ""  # its name
         self._answers: dict[int, dict[str, Any]] = {}  # to that
         # all that are left have come and said what they promised: if this rank keeps none, none is kept
         self._knows = False
         self._over = False  # all have been told how it ends
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
-        self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if launcher.watches() else 0.0)
+        ends = launcher.watches() and own.hosts.others  # else it ends this rank, too
+        self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if ends else 0.0)
 
     def run(self) -> Promise:
         failed: tuple[list[int], str] | None = None
@@ -299,7 +314,7 @@ class _President:
             self._tell({"do": "again"})
             self.own.break_promise()
             failed = members, reason
-            self._hear(_SETTLE)
+            self._hear(self.own.settle)
 
     def give_up(self, error: BaseException) -> None:
         """Tells the others that this rank presides no longer, without waiting for them."""
@@ -320,7 +335,6 @@ class _President:
         """The ranks that are left, all of which have come."""
         told: dict[int, At] | None = None
         while True:
-            self._hear(_SLICE, enough=True)
             missing = self._missing()
             self.own.missing = missing
             if not missing and not self._more_may_end():
@@ -330,6 +344,7 @@ class _President:
                 self._tell({"do": "missing", "for": [(rank, at.name) for rank, at in missing.items()]})
             if time.monotonic() >= self._by:
                 self._fail(CollectiveTimeoutError.__name__, self.own.text_of_missing(missing))
+            self._hear(_SLICE, enough=True)
 
     def _more_may_end(self) -> bool:
         """Whether a launcher may be ending ranks that have come, of a host that has lost one. A rank that died while
@@ -337,15 +352,15 @@ class _President:
         if time.monotonic() >= self._settled_at:
             return False
         come = {self.own.rank, *self._said}
-        return any(0 < len(come.intersection(ranks)) < len(ranks) for ranks in self.own.old.hosts.ranks)
+        return any(0 < len(come.intersection(ranks)) < len(ranks) for ranks in self.own.hosts.ranks)
 
     def _missing(self) -> dict[int, At]:
         """What is known of the ranks that have neither come nor ended."""
         evidence = self.own.known_to_have_ended().union(*(said["ended"] for said in self._said.values()))
         missing: dict[int, At] = {}
-        for number, ranks in enumerate(self.own.old.hosts.ranks):
+        for number, ranks in enumerate(self.own.hosts.ranks):
             present = [rank for rank in ranks if rank in self._said]
-            if number == self.own.old.hosts.mine or present:
+            if number == self.own.hosts.mine or present:
                 ended = self.own.ended_here().union(*(self._said[rank]["here"] for rank in present))
                 awaited = {rank: At.CALLED for rank in ranks if rank not in ended}
                 self._stop_calling(ranks)
@@ -358,16 +373,12 @@ class _President:
 
     def _called(self, rank: int) -> At:
         """What a call of that rank has come to."""
-        if rank in self._refused:
-            return At.REFUSED
-        line = self._calls.get(rank)
-        if line is None or line.over() and time.monotonic() >= self._called_at[rank] + _RECALL:
+        line, now = self._calls.get(rank), time.monotonic()
+        if line is None or line.at is not At.REFUSED and line.over() and now >= self._called_at[rank] + _RECALL:
             if line is not None:
                 line.close()
-            line = self._calls[rank] = self.point.call(rank)
-            self._called_at[rank] = time.monotonic()
-        if line.at is At.REFUSED:
-            self._refused.add(rank)
+            line, self._called_at[rank] = self.point.call(rank), now
+            self._calls[rank] = line
         return line.at
 
     def _stop_calling(self, ranks: list[int]) -> None:
@@ -437,12 +448,12 @@ class _President:
             self.own.promised = self.own.make(name, members, store, look)
         except (CustomBackendError, DistError) as error:
             return self._in_vain(members) or str(error)
-        while len(self._answers) < len(members) - 1 and not self._in_vain(members):
+        while self.own.promises and len(self._answers) < len(members) - 1 and not self._in_vain(members):
             self._hear(_SLICE, enough=True)
             if time.monotonic() >= self._by:
                 silent = {rank: At.CALLED for rank in members[1:] if rank not in self._answers}
                 self._fail(CollectiveTimeoutError.__name__, self.own.text_of_missing(silent))
-        return self._in_vain(members)
+        return self._in_vain(members) if self.own.promises else None
 
     def _in_vain(self, members: list[int]) -> str | None:
         for rank in members:

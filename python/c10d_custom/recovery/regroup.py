@@ -18,14 +18,13 @@ from ..creation import Processes
 from ..creation.exchange import peek
 from ..creation.local_datagrams import Neighbours
 from ..errors import CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError, UsageError
-from ..threads import time
+from ..threads import start, threading, time
 from .handle import Handle
 
 if TYPE_CHECKING:
     from .handle import Endpoint
 
 _PATIENCE = 0.3  # s: that a member waits before it tells others so
-_AT_ONCE = 4  # members told in one look: each takes a connection
 
 
 class Roster:
@@ -47,9 +46,9 @@ class Roster:
         ordered = not isinstance(handles, AbstractSet)
         self.digest = hashlib.sha256("\n".join([f"{number} {ordered}", *texts]).encode()).hexdigest()[:16]
         self._key, self._began = f"regroup/{number}", time.monotonic()
-        self._untold = [rank for rank in range(self.size) if rank != self.rank]
+        self._untold = [member for member in self.members if member.text != own]
         self._word = json.dumps([own, self.digest, texts])
-        self.unreached: dict[int, str] = {}
+        self.unreached: dict[str, str] = {}
 
     @property
     def neighbours(self) -> Neighbours | None:
@@ -74,7 +73,7 @@ class Roster:
         """The new group's own, which its first member serves."""
         if ended := [str(member) for member in self.members if member.has_ended()]:
             raise PeerLostError(f"{', '.join(ended)} has ended")
-        found = self._endpoint.store if self.rank == 0 else self.members[0].store()
+        found = self._endpoint.store_of(self.members[0], seconds)
         return PrefixStore(f"{self._key}/{self.digest}", found)
 
     # --- who has come
@@ -84,15 +83,14 @@ class Roster:
         handles."""
         if time.monotonic() < self._began + _PATIENCE:
             return
-        for rank in self._untold[:_AT_ONCE]:
-            self._untold.remove(rank)
-            self._tell(rank, self.members[rank])
+        while self._untold:
+            self._tell(self._untold.pop())
         differing = {text: digest for text, digest, _ in self._heard() if digest != self.digest}
         if not differing:
             return
         given = {text: texts for text, _, texts in self._heard() if text in differing}
         for text in differing:
-            self._tell(None, Handle(text))
+            self._tell(Handle(text)).join(_PATIENCE)
         given[self._endpoint.handle.text] = [member.text for member in self.members]
         table = "\n".join(
             f"  {Handle(text)}: {', '.join(str(Handle(each)) for each in texts)}" for text, texts in given.items()
@@ -110,15 +108,21 @@ class Roster:
     def absent(self) -> str:
         """Who has not come, for an error's end."""
         away = [rank for rank in range(self.size) if rank not in self.waiting()]
-        named = "; ".join(f"rank {rank}: {self.members[rank]}{self.unreached.get(rank, '')}" for rank in away)
+        named = "; ".join(
+            f"rank {rank}: {self.members[rank]}{self.unreached.get(self.members[rank].text, '')}" for rank in away
+        )
         return f" Not known to have come: {named}." if away else ""
 
-    def _tell(self, rank: int | None, member: Handle) -> None:
-        try:
-            member.store().append(self._key, f"{self._word}\n")  # type: ignore[attr-defined]
-        except (CustomBackendError, RuntimeError) as error:
-            if rank is not None:
-                self.unreached[rank] = f", which does not answer ({error})"
+    def _tell(self, member: Handle) -> threading.Thread:
+        """In a thread: a process that is stopped does not answer."""
+
+        def tell() -> None:
+            try:
+                member.store().append(self._key, f"{self._word}\n")  # type: ignore[attr-defined]
+            except (CustomBackendError, RuntimeError) as error:
+                self.unreached[member.text] = f", which does not answer ({error})"
+
+        return start(tell, "c10d_custom:tell")
 
     def _heard(self) -> list[Any]:
         said = peek(self._endpoint.store, self._key)
@@ -127,5 +131,8 @@ class Roster:
 
 def explained(error: CustomBackendError, roster: Roster) -> CustomBackendError:
     """The error with which regrouping has failed: which it was, and who was not there."""
-    absent = roster.absent() if isinstance(error, TransportError) else ""
-    return type(error)(f"reconfigure with uuid {roster.number}: {error}{absent}")
+    more = roster.absent() if isinstance(error, TransportError) else ""
+    if isinstance(error, PeerLostError):  # by its rank, perhaps, and PID
+        lost = [str(member) for member in roster.members if f"(pid {member.pid}) " in str(error)]
+        more = f" That is {'; '.join(lost)}." if lost else ""
+    return type(error)(f"reconfigure with uuid {roster.number}: {error}{more}")

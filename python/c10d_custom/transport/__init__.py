@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..native import Failure, PeerState
     from .call_log import Peer, Record
 
+SHRINKS = 1 << 31  # of a rank's mark
 
 _KINDS = {
     native.TIMEOUT: (CollectiveTimeoutError, "timed out"),
@@ -382,11 +383,10 @@ class LocalTransport(Transport):
         """Of every rank, with the fingerprint it published for that sequence number (0: none is asked for); None once
         the group is closed."""
 
-    # --- who is left
-
     @abstractmethod
     def set_mark(self, mark: int) -> None:
-        """A number that the other ranks see until this one sets another; 0 at first."""
+        """A number that the other ranks see until this one sets another; 0 at first. With SHRINKS among its bits: this
+        rank has called shrink_group."""
 
     def holds_nothing(self) -> None:
         """Says that this rank has no memory of another's GPU open, nor will have: by the mark CLOSED."""
@@ -395,13 +395,3 @@ class LocalTransport(Transport):
     @abstractmethod
     def unmarked(self, mark: int) -> list[int]:
         """The other ranks that are there and have not set their mark to ``mark``."""
-
-    @abstractmethod
-    def enlist(self, round: int, note: int = 0) -> None:
-        """This rank is one of those left, in that round of the roll call (from 1), and says ``note``. AbortedError once
-        the group is closed, and for a rank that the others have taken for dead."""
-
-    @abstractmethod
-    def roll(self, round: int) -> tuple[dict[int, int], list[int]]:
-        """({rank: its note, of those that are in it}, [the ranks that have neither come nor ended]). Once that list is
-        empty, all ranks see the same ranks."""

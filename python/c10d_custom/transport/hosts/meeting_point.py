@@ -71,9 +71,16 @@ class MeetingPoint:
                 link, _ = self._server.accept()
             except OSError:  # nobody more; or gone again, or no descriptor is left
                 break
-            own(link).setblocking(False)
-            lines.append(TcpLine(link, self._secret, self.rank))
+            if self.admits(link):
+                own(link).setblocking(False)
+                lines.append(TcpLine(link, self._secret, self.rank))
+            else:
+                link.close()
         return lines
+
+    def admits(self, link: socket.socket) -> bool:
+        """Whether its caller is heard at all; if so, it still has to know the secret."""
+        return True
 
     def close(self) -> None:
         self._server.close()

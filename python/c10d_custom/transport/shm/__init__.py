@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_uint64, c_void_p
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -15,7 +15,7 @@ from ...errors import AbortedError
 from ...native import CallArgs, Failure, MessageArgs, PeerState, Span, direct, lib
 from ...native.direct import CoreTicket
 from ...threads import threading
-from .. import LocalTransport, Ticket, is_out_of_reach, plain_error, rank_name
+from .. import SHRINKS, LocalTransport, Ticket, is_out_of_reach, plain_error, rank_name
 from .segment import geometry, open_segment
 
 if TYPE_CHECKING:
@@ -380,28 +380,12 @@ class ShmTransport(LocalTransport):
     def probe(self, tag: int) -> int:
         return lib.c10d_probe(self._handle, tag)
 
-    # --- who is left
-
     def set_mark(self, mark: int) -> None:
         lib.c10d_set_mark(self._handle, mark)
 
     def unmarked(self, mark: int) -> list[int]:
         states = self.states(0)
         return [r for r, s in enumerate(states or []) if r != self.rank and s.alive and s.mark != mark]
-
-    def enlist(self, round: int, note: int = 0) -> None:
-        if lib.c10d_enlist(self._handle, round, note):
-            raise AbortedError(f"group {self.name or '(unnamed)'}: closed, or taken for dead by the other ranks")
-
-    def roll(self, round: int) -> tuple[dict[int, int], list[int]]:
-        note, present, awaited = c_uint32(), {}, []
-        for rank in range(self.size):
-            state = lib.c10d_roll(self._handle, rank, round, byref(note))
-            if state == 1:
-                present[rank] = note.value
-            elif state == 0:
-                awaited.append(rank)
-        return present, awaited
 
     def gone(self) -> dict[int, str]:
         return {
@@ -411,7 +395,7 @@ class ShmTransport(LocalTransport):
         }
 
     def shrinking(self) -> list[int]:
-        return list(self.roll(1)[0])
+        return [rank for rank, state in enumerate(self.states(0) or []) if state.mark & SHRINKS]
 
     def enter_monitored_barrier(self, number: int) -> None:
         lib.c10d_enter_monitored_barrier(self._handle, number)

@@ -241,7 +241,7 @@ def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Ex
     from ...launch.door import Door
 
     look = time.monotonic() + _LOOK
-    door = Door(server, token, range(1, size), lambda link: _hand(link, fd), admits=_is_ours, refusal=_REFUSED)
+    door = Door(server, token, range(1, size), lambda link: _hand(link, fd), admits=is_of_this_user, refusal=_REFUSED)
     with contextlib.closing(door):
         while door.waiting:
             for link, _ in door.admit(_SLICE):
@@ -256,8 +256,9 @@ def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Ex
                 raise TransportError(f"ranks {sorted(door.waiting)} did not fetch the segment in time")
 
 
-def _is_ours(peer: socket.socket) -> bool:
-    return _user(peer) == os.geteuid()
+def is_of_this_user(connection: socket.socket) -> bool:
+    """Whether its other end is, as the kernel says."""
+    return _user(connection) == os.geteuid()
 
 
 def _hand(peer: socket.socket, fd: int) -> None:
