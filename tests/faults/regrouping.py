@@ -158,6 +158,47 @@ def used():
     return said
 
 
+def make():
+    """Objects that rest on the default group."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    size = dist.get_world_size()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    return {
+        "new_group": dist.new_group(list(range(size))),
+        "mesh": mesh.get_group(),
+        "dtensor": distribute_tensor(torch.arange(2.0 * size), mesh, [Shard(0)]),
+        "fsdp": fully_shard(torch.nn.Linear(4, 2), mesh=mesh),
+        "ddp": DistributedDataParallel(torch.nn.Linear(4, 2)),
+    }
+
+
+def tried(made):
+    """What comes of each."""
+
+    def use(what):
+        if isinstance(what, dist.ProcessGroup):
+            x = torch.ones(1)
+            dist.all_reduce(x, group=what)
+            return {"sum": x.item()}
+        if isinstance(what, torch.nn.Module):
+            what.zero_grad()
+            what(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
+            gradient = next(what.parameters()).grad
+            return {"gradient": getattr(gradient, "full_tensor", lambda: gradient)().unique().tolist()}
+        return {"whole": what.full_tensor().tolist()}
+
+    def act(what):
+        try:
+            return use(what)
+        except Exception as error:
+            return {"error": type(error).__name__}
+
+    return {name: act(what) for name, what in made.items()}
+
+
 def outcome(act):
     began = time.monotonic()
     try:
@@ -221,6 +262,7 @@ def serve(commands, answers, seconds):
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1, "timeout": timedelta(seconds=seconds)}
     dist.init_process_group("custom", enable_reconfigure=True, **alone)
     say({"handle": dist._get_reconfigure_handle()})
+    made = {}
     for line in commands:
         command = json.loads(line)
         what = command.pop("what")
@@ -232,6 +274,11 @@ def serve(commands, answers, seconds):
             say(regroup(**command))
         elif what == "use":
             say(used())
+        elif what == "make":
+            made = make()
+            say({"made": list(made)})
+        elif what == "try":
+            say(tried(made))
         elif what == "reduce":
             say(outcome(lambda: dist.all_reduce(torch.ones(5))))
         else:

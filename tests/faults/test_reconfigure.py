@@ -47,6 +47,23 @@ def test_the_dead_are_named_at_once_and_the_others_go_on():
         workers.end()
 
 
+def test_what_rests_on_the_group_after_a_loss():
+    """The table of docs/recovery.md."""
+    with Workers() as workers:
+        workers.start("abc")
+        workers.require_group("abc")
+        workers.ask("abc", "make")
+        right = {"new_group": {"sum": 3.0}, "mesh": {"sum": 3.0}, "dtensor": {"whole": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}}
+        right |= {"fsdp": {"gradient": [2.0]}, "ddp": {"gradient": [2.0]}}
+        assert workers.ask("abc", "try") == dict.fromkeys("abc", right)
+        workers.kill("c")
+        workers.require_group("ab")
+        for said in workers.ask("ab", "try").values():
+            assert said["new_group"] == {"error": "PeerLostError"}, said
+            assert said["mesh"] == {"sum": 2.0} and said["ddp"] == {"gradient": [1.5]}, said
+            assert "error" in said["dtensor"] and "error" in said["fsdp"], said
+
+
 def test_a_member_that_does_not_come_is_named_by_handle_and_host():
     with Workers() as workers:
         workers.start("abc")
