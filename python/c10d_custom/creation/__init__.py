@@ -41,20 +41,24 @@ class Processes:
         self._pids: dict[int, int] = {}
         self._ended: set[int] = set()
 
-    def add(self, rank: int, pid: int, start: int | None) -> None:
+    def add(self, rank: int, pid: int, start: int | None) -> bool:
+        """False: it has ended before, and counts as one that cannot be seen."""
         if pid in (self._pids.get(rank), os.getpid()):
-            return
+            return True
         if rank in self._pids:
             self._forget(rank)  # its process was started again, and has come in the former's place
         self._pids[rank] = pid
-        with contextlib.suppress(OSError):
+        try:
             fd = os.pidfd_open(pid)
-            # In this order: the PID cannot have passed to another process between the two looks.
-            if started(pid) == start:
-                self._ranks[fd] = rank
-                self._poll.register(fd, select.POLLIN)
-            else:
-                os.close(fd)
+        except OSError as error:
+            return not isinstance(error, ProcessLookupError)
+        # In this order: the PID cannot have passed to another process between the two looks.
+        if started(pid) != start:
+            os.close(fd)
+            return False
+        self._ranks[fd] = rank
+        self._poll.register(fd, select.POLLIN)
+        return True
 
     def _forget(self, rank: int) -> None:
         for fd in [fd for fd, of in self._ranks.items() if of == rank]:
@@ -100,8 +104,9 @@ class Members(Processes):
         super().__init__()
         self._parent, self._in_parent, self._shrinking = parent, ranks, shrinking
 
-    def add(self, rank: int, pid: int, start: int | None) -> None:
+    def add(self, rank: int, pid: int, start: int | None) -> bool:
         """Does nothing: the parent knows that rank."""
+        return True
 
     def _gone(self) -> dict[int, str]:
         gone = self._parent.gone()

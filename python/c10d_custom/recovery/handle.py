@@ -4,6 +4,7 @@ that it serves."""
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,11 @@ def _pid_namespace() -> list[str | int]:
         return [Location.here().boot_id, os.stat("/proc/self/ns/pid").st_ino]
     except OSError:
         return [secrets.token_hex(8)]  # as nobody else's
+
+
+@functools.lru_cache(1024)
+def handle_of(text: str) -> Handle:
+    return Handle(text)
 
 
 class Endpoint:

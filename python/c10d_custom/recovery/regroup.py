@@ -19,7 +19,7 @@ from ..creation.exchange import peek
 from ..creation.local_datagrams import Neighbours
 from ..errors import CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ..threads import start, threading, time
-from .handle import Handle
+from .handle import Handle, handle_of
 
 if TYPE_CHECKING:
     from .handle import Endpoint
@@ -34,7 +34,7 @@ class Roster:
     def __init__(self, endpoint: Endpoint, number: int, handles: Sequence[str] | AbstractSet[str]) -> None:
         self._endpoint, self.number = endpoint, number
         texts = list(handles) if isinstance(handles, (list, tuple)) else sorted(handles)
-        self.members = [Handle(text) for text in texts]
+        self.members = [handle_of(text) for text in texts]
         own = endpoint.handle.text
         if own not in texts:
             raise UsageError(f"reconfigure: the handle of this process, {endpoint.handle}, is not among those given")
@@ -62,17 +62,21 @@ class Roster:
         return Neighbours(self._endpoint.mailbox, names, known, era=f"{self.number} {self.digest}")
 
     def processes(self) -> Processes:
-        """Those whose end can be seen from here."""
-        seen = Processes(lambda rank: f"rank {rank}, {self.members[rank]}")
+        """Those whose end can be seen from here. PeerLostError if one has ended."""
+        seen, ended = Processes(lambda rank: f"rank {rank}, {self.members[rank]}"), []
         for rank, member in enumerate(self.members):
-            if member.sees == self._endpoint.handle.sees:
-                seen.add(rank, member.place.pid, member.place.started)
+            here = member.sees == self._endpoint.handle.sees
+            if here and not seen.add(rank, member.place.pid, member.place.started):
+                ended.append(str(member))
+        if ended:
+            seen.close()
+            raise PeerLostError(f"{', '.join(ended)} has ended")
         return seen
 
     def store(self, seconds: float) -> Any:
         """The new group's own, which its first member serves."""
-        if ended := [str(member) for member in self.members if member.has_ended()]:
-            raise PeerLostError(f"{', '.join(ended)} has ended")
+        if self.members[0].has_ended():
+            raise PeerLostError(f"{self.members[0]} has ended")
         found = self._endpoint.store_of(self.members[0], seconds)
         return PrefixStore(f"{self._key}/{self.digest}", found)
 

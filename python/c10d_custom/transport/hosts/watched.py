@@ -43,8 +43,8 @@ class Watched(Processes):
 
     # --- Processes
 
-    def add(self, rank: int, pid: int, start: int | None) -> None:
-        self._known.add(rank, pid, start)
+    def add(self, rank: int, pid: int, start: int | None) -> bool:
+        return self._known.add(rank, pid, start)
 
     def ended(self) -> set[int]:
         return self._known.ended() | self._lost()
