@@ -18,7 +18,7 @@ torch.distributed.Backend._plugins | registration.py, replacing.py | all | group
 torch._C._dispatch_keys | native/direct.py | all | collectives at all: it says what a tensor is
 libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
 torch._C._distributed_c10d.WindowAccessType | here | 2.15 | a window's get_attr answers with an enum of ours
-torch.UntypedStorage._swap_data_ptr_ | ddp_buckets.py, window.py | 2.12 | DDP's buckets, tensors of windows are not moved
+torch.UntypedStorage._swap_data_ptr_ | ddp_buckets.py, window.py | 2.12 | buckets and windows' tensors are not moved
 torch._C._storage_Use_Count | transport/cuda/in_place.py | all | of many tensors in place, some are mapped anew
 torch.Tensor.__dlpack_c_exchange_api__ | native/direct.py | all | the fast way in C
 """
