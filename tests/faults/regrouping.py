@@ -119,7 +119,7 @@ def right(rank, size):
         "message": [(rank - 1) % size],
         "gathered": list(range(size)),
         "turned": list(range(size)),
-        "gradient": [1.0 + size],
+        "gradient": [float(size * (size + 1))],
         "functional": list(range(size)),
         "dtensor": float(sum(range(2 * size))),
     }
@@ -149,7 +149,7 @@ def used():
     said["turned"] = told
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(5, 3))
-    model(torch.full((2, 5), rank + 1.0)).sum().backward()
+    model(torch.full((2, 5), size * (rank + 1.0))).sum().backward()  # what the average divides is a multiple of `size`
     said["gradient"] = model.module.weight.grad.unique().tolist()
     one = torch.tensor([rank])
     said["functional"] = (functional.all_gather_single(one, 0, dist.group.WORLD) + 0).tolist()
