@@ -245,16 +245,22 @@ Status agree(c10d_handle* g, Op op, uint32_t n, std::vector<uint64_t> in, std::v
   return Status(c10d_run(g, &a));
 }
 
-// The sizes and factors of device calls, read back by every rank; no byte is touched (the addresses are no good).
-void devices(uint32_t n, uint32_t fan_in) {
+// One handle for each rank of a new group.
+std::vector<c10d_handle*> open_all(uint32_t n, uint32_t fan_in) {
   Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
   geometry.fan_in = fan_in;
   uint64_t total;
   const int fd = c10d_segment_create(&geometry, &total);
   std::vector<c10d_handle*> groups(n);
-  std::vector<std::thread> ranks;
-  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
+  for (uint32_t r = 0; r < n; ++r) require(!c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]), "cannot open", r);
   close(fd);
+  return groups;
+}
+
+// The sizes and factors of device calls, read back by every rank; no byte is touched (the addresses are no good).
+void devices(uint32_t n, uint32_t fan_in) {
+  const std::vector<c10d_handle*> groups = open_all(n, fan_in);
+  std::vector<std::thread> ranks;
   for (uint32_t me = 0; me < n; ++me)
     ranks.emplace_back([&, me] {
       auto bytes = [](uint64_t step, uint32_t from, uint32_t to) { return 4 * (100000 * step + 100 * from + to); };
@@ -285,14 +291,8 @@ void devices(uint32_t n, uint32_t fan_in) {
 
 // Calls that wait for nobody among calls that do; a rank that is ahead, as far as it may be; and ranks that disagree.
 void run_ahead(uint32_t n, uint32_t fan_in) {
-  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
-  geometry.fan_in = fan_in;
-  uint64_t total;
-  const int fd = c10d_segment_create(&geometry, &total);
-  std::vector<c10d_handle*> groups(n);
+  const std::vector<c10d_handle*> groups = open_all(n, fan_in);
   std::vector<std::thread> ranks;
-  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
-  close(fd);
   std::atomic<bool> far{false};
   for (uint32_t me = 0; me < n; ++me)
     ranks.emplace_back([&, me] {
@@ -339,14 +339,8 @@ void run_ahead(uint32_t n, uint32_t fan_in) {
 
 // Many collectives in flight, small ones and large, waited for in any order or by nobody.
 void in_flight(uint32_t n, uint32_t fan_in) {
-  Geometry geometry{n, 3, 4096, 4096, 1024, 4, 0};
-  geometry.fan_in = fan_in;
-  uint64_t total;
-  const int fd = c10d_segment_create(&geometry, &total);
-  std::vector<c10d_handle*> groups(n);
+  const std::vector<c10d_handle*> groups = open_all(n, fan_in);
   std::vector<std::thread> ranks;
-  for (uint32_t r = 0; r < n; ++r) c10d_open(dup(fd), r, 20 * 1000, nullptr, &groups[r]);
-  close(fd);
   constexpr uint64_t kCalls = 40;
   for (uint32_t me = 0; me < n; ++me)
     ranks.emplace_back([&, me] {
