@@ -2,7 +2,10 @@
 
 import os
 
+_OF_OTHERS = "mpich_shm_", "sm_segment.", "sem.mp-"  # MPI's, multiprocessing's semaphores
+
 
 def in_dev_shm():
-    """The files' names, but for those of MPI jobs, which may run beside a test whose own ranks use no MPI."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm_", "sm_segment."))}
+    """The files' names, but for those that MPI jobs and multiprocessing make: tests that run beside this one use both,
+    and ranks that use neither make neither."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(_OF_OTHERS)}
