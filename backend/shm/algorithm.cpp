@@ -15,7 +15,7 @@ bool Collective::forced(Algorithm which) const { return Algorithm(g.geometry.for
 bool Collective::fits_small() const {
   const uint64_t slot = g.geometry.small_bytes;
   auto fits = [&](uint64_t bytes, uint64_t room) {
-    return bytes <= room && (!bytes || !(forced(Algorithm::kRings) || forced(Algorithm::kInPlace)));
+    return bytes <= room && !(bytes && (forced(Algorithm::kRings) || forced(Algorithm::kInPlace)));
   };
   auto longest = [&](uint64_t own, const Span* spans, uint32_t count) {
     for (uint32_t i = 0; i < count && uses_table(); ++i) own = std::max(own, spans[i].bytes);
@@ -46,10 +46,10 @@ bool Collective::all_to_all_fits_small(uint64_t most) const {
 // Whether a sum in slots is shared out: it costs one more synchronisation, and each rank reads twice the input instead
 // of everyone's.
 bool Collective::in_two_steps() const {
-  if (args.op != kAllReduce && args.op != kReduce) return false;
-  const uint64_t bytes = in_bytes(0), from = g.geometry.two_steps_bytes;
-  if (forced(Algorithm::kSlots) || !bytes) return false;
-  return forced(Algorithm::kTwoSteps) || (from && bytes >= from);
+  const uint64_t from = g.geometry.two_steps_bytes;
+  if (!from && !forced(Algorithm::kTwoSteps)) return false;
+  if ((args.op != kAllReduce && args.op != kReduce) || forced(Algorithm::kSlots) || !in_bytes(0)) return false;
+  return forced(Algorithm::kTwoSteps) || in_bytes(0) >= from;
 }
 
 // Whether a call that is not small goes in place, if the inputs of all lie in arenas. Shorter parts that only one rank

@@ -47,7 +47,7 @@ bool Collective::waited(Status st, uint32_t peer) {
   return st == kOk || fails(st, int32_t(st == kTimeout ? straggler(peer) : peer));
 }
 
-bool Collective::waited_to_agree(Status st, uint32_t peer) {
+bool Collective::disagrees(Status st, uint32_t peer) {
   Failure why{};
   if (st != kBroken || !g.poisoned(&why, number) || why.cause != kMismatch || why.seq != number || why.by < 0 ||
       uint32_t(why.by) >= n || uint32_t(why.by) == me)
@@ -162,8 +162,7 @@ const Fingerprint& Collective::said(uint32_t rank) const {
   return g.has_run_ahead && c.ahead[seq % kCallsAhead].seq == seq ? c.ahead[seq % kCallsAhead] : c.fingerprint[seq & 1];
 }
 
-bool Collective::differs(uint32_t peer) const {
-  const Fingerprint &a = said(me), &b = said(peer);
+bool Collective::differ(const Fingerprint& a, const Fingerprint& b) const {
   return a.seq != b.seq || a.op != b.op || a.redop != b.redop || a.dtype != b.dtype || a.root != b.root ||
          a.device != b.device || a.outer != b.outer || (!has_parts_at_root() && a.count != b.count);
 }
@@ -223,15 +222,17 @@ bool Collective::agree() {
 }
 
 bool Collective::agree_in_pairs() {
+  const bool parts_at_root = has_parts_at_root(), has_parts = uses_table() || parts_at_root;
+  const Fingerprint& mine = said(me);
   for (uint32_t r = 0; r < n; ++r) {
     if (r == me) continue;
     uint32_t peer = r;
     const Status st = g.wait(g.ctl(r).arrive, seq, seq, &peer, deadline, {seq, 0});
     if (!waited_to_agree(st, peer)) return false;
-    uneven_ = uneven_ || (has_parts_at_root() && (uses_table() || counts_differ(r)));
-    if (differs(r) || parts_differ(r)) return mismatch(r), false;
+    uneven_ = uneven_ || (parts_at_root && (uses_table() || counts_differ(r)));
+    if (differ(mine, said(r)) || (has_parts && parts_differ(r))) return mismatch(r), false;
   }
-  return all_parts_fit();
+  return !has_parts || all_parts_fit();
 }
 
 // Of many ranks. Where their counters do not say that all calls are alike, each looks at all others, and then tells
@@ -305,9 +306,13 @@ bool Collective::meet() {
 }
 
 bool Collective::memory_ok() const {
-  auto there = [](const Span& s) { return s.data || !s.bytes; };
-  return on_device() ||
-         (std::all_of(args.in, args.in + args.nin, there) && std::all_of(args.out, args.out + args.nout, there));
+  if (on_device()) return true;
+  auto there = [](const Span* spans, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i)
+      if (!spans[i].data && spans[i].bytes) return false;
+    return true;
+  };
+  return there(args.in, args.nin) && there(args.out, args.nout);
 }
 
 Status Collective::refuse() {

@@ -92,19 +92,20 @@ class Collective {
   const double* factors();
   // Where rank r's input lies, as this rank sees it, of a call whose inputs are all in arenas.
   char* placed(uint32_t r) const { return placed_[r]; }
-  ReduceFn kernel() const { return reduce_kernel(args.dtype, args.redop); }
+  ReduceFn kernel() const { return kernel_ ? kernel_ : kernel_ = reduce_kernel(args.dtype, args.redop); }
 
  private:
   Status fail(Status, int32_t peer);
   bool healthy();
   bool waited(Status, uint32_t peer);
   // Where the group is broken for a disagreement over this very call, this rank has its own say in it.
-  bool waited_to_agree(Status, uint32_t peer);
+  bool waited_to_agree(Status st, uint32_t peer) { return st == kOk || disagrees(st, peer); }
+  bool disagrees(Status, uint32_t peer);
   bool shape_ok() const;
   // Whether no part of it lies at a null address.
   bool memory_ok() const;
   bool on_device() const { return memory_of(args) >= kDevice; }
-  bool runs_ahead() const { return memory_of(args) == kDeviceAhead; }
+  bool runs_ahead() const { return runs_ahead_; }
   // The arguments make no sense: says so to the others, who must not wait for this rank, as kRejected does.
   Status refuse();
   bool uses_table() const { return args.count == kNever; }
@@ -115,7 +116,8 @@ class Collective {
   // What a rank that has come to this call has announced.
   const Fingerprint& said(uint32_t rank) const;
   // Whether a rank's call is another than this rank's, whatever its tables say.
-  bool differs(uint32_t peer) const;
+  bool differs(uint32_t peer) const { return differ(said(me), said(peer)); }
+  bool differ(const Fingerprint&, const Fingerprint&) const;
   // Whether this rank's parts are not those that a rank expects, or the other way round.
   bool parts_differ(uint32_t peer) const;
   bool counts_differ(uint32_t peer) const;
@@ -157,9 +159,11 @@ class Collective {
   Failure* const failure_;
   Status status_ = kOk;
   uint64_t place_ = 0;  // this rank's of the fingerprint
+  const bool runs_ahead_ = memory_of(args) == kDeviceAhead;
   bool announced_ = false, agreed_ = false;
   bool uneven_ = false;  // the parts of a gather or scatter may differ; known once all have agreed
   std::vector<char*> placed_;
+  mutable ReduceFn kernel_ = nullptr;
   double factors_[64];
   std::unique_ptr<double[]> many_factors_;
 };

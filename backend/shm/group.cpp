@@ -240,7 +240,7 @@ void Group::wake(Doorbell& doorbell) {
   futex_wake_all(&doorbell.rings);
 }
 
-Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent,
+Status Group::wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, const Absent& absent,
                    uint64_t number) {
   if (s.value.load(std::memory_order_acquire) >= need) return kOk;
   const int64_t began = now_ns();

@@ -84,7 +84,8 @@ class Group {
     InVain in_vain = nullptr;
     const void* context = nullptr;
   };
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent) {
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, const Absent& absent) {
+    if (s.value.load(std::memory_order_acquire) >= need) return kOk;
     return wait(s, need, worth, peer, deadline, absent, call);
   }
   Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline) {
@@ -210,7 +211,7 @@ class Group {
   void count_who_shares_cores();
   Group(int fd, char* base, uint32_t rank, const Geometry& g, int64_t spin_ns, int (*interrupted)());
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
-  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, Absent absent,
+  Status wait(Signal& s, uint64_t need, uint64_t worth, uint32_t* peer, int64_t deadline, const Absent& absent,
               uint64_t number);
   Status sleep(Wait& w, int64_t began, uint32_t* peer, int64_t deadline, uint64_t number);
   char* row_of_flows(uint32_t r) const {

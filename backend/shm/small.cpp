@@ -38,7 +38,7 @@ void Collective::announce_small() {
 }
 
 // Of all ranks' slots, from `at` on.
-void Collective::reduce_slots(char* to, uint64_t at, uint64_t bytes) {
+inline void Collective::reduce_slots(char* to, uint64_t at, uint64_t bytes) {
   const void* few[64];
   std::unique_ptr<const void*[]> many;
   const void** src = few;

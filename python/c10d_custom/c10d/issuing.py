@@ -280,10 +280,6 @@ class Issuing:
     def _dispatched(self, name: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
-    def _may_be_fast(self) -> bool:
-        """Whether synchronous collectives, and messages, may go the fast path now."""
-        return not (self._detour or profiler_enabled())
-
     def _fast(self, path: FastPath, opts: Any, source: Any = None, target: Any = None) -> Any:
         """Tries the fast path (operations.py's table) with a collective's arguments as c10d passes them. Returns what
         the operation is to: the Work of an asynchronous one, None of one that is done (as NCCL's: c10d asks for no Work
@@ -293,7 +289,7 @@ class Issuing:
             self._call_stacks.note(self._transport.next_sequence())
         op, options, rooted, reduces = path
         fast = self._transport.fast_collective
-        if type(opts) is not options or fast is None or not self._may_be_fast():
+        if type(opts) is not options or fast is None or self._detour or profiler_enabled():
             return SLOW_PATH
         given = opts.timeout
         ns = self._nanoseconds if given.days < 0 or not given else int(seconds_of(given) * 1e9)
@@ -451,7 +447,8 @@ class Issuing:
         if self._call_stacks is not None:
             self._call_stacks.note(0)
         try:
-            if (fast := self._transport.fast_message) is not None and self._may_be_fast():
+            fast = self._transport.fast_message
+            if fast is not None and not self._detour and not profiler_enabled():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if posted:
