@@ -22,7 +22,7 @@ Status Collective::fail(Status st, int32_t peer) {
   failure_->peer = peer;
   failure_->by = -1;
   failure_->call = failure_->seq = number;
-  if (st == kBroken)
+  if (st == kBroken || st == kAborted)
     g.poisoned(failure_, number);
   else if (st == kInterrupted)
     g.poison(kInterrupted, int32_t(me), number);

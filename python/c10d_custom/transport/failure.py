@@ -43,7 +43,8 @@ class ErrorText:
         self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
 
     def exception(self) -> CustomBackendError:
-        error = self._broken() if self.f.status == native.BROKEN else self._of(self.f.status, "")
+        interrupted = self.f.status == native.ABORTED and self.f.cause == native.INTERRUPTED  # this rank, for a handler
+        error = self._broken() if self.f.status == native.BROKEN or interrupted else self._of(self.f.status, "")
         if self.f.status not in (
             native.ABORTED,
             native.INTERRUPTED,
@@ -142,7 +143,7 @@ class ErrorText:
             native.EXHAUSTED: TransportError,
         }.get(f.cause, CustomBackendError)
         about = f"{self._fate(f.peer)}; " if f.cause == native.PEER_LOST and f.peer >= 0 else ""
-        what = f"its collective #{f.seq} {reason}" if f.seq else reason
+        what = f"its collective #{f.seq} {reason}" if f.seq else f"it {reason}"
         return kind(f"{self.where}: the group is of no more use: {about}{what}{by}. Destroy it and create a new one.")
 
     def _fate(self, peer: int) -> str:
