@@ -362,29 +362,16 @@ class Issuing:
         self,
         name: str,
         opts: Any,
-        timeout: timedelta | None,
-        tensors: list[torch.Tensor],
-        lower: Callable[..., Any],
-        *arguments: Any,
-        inputs: Sequence[torch.Tensor] | None = None,
-        tried: int = SLOW_PATH,
-    ) -> Work | DoneWork:
-        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
-        ``tried``: what `_fast` has returned."""
-        return self._coalesced(name, opts, tensors, lower, [arguments], inputs, timeout, tried, always_counts=False)
-
-    def _coalesced(
-        self,
-        name: str,
-        opts: Any,
         tensors: list[torch.Tensor],
         lower: Callable[..., Any],
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
         timeout: timedelta | None = None,
         tried: int = SLOW_PATH,
-        always_counts: bool = True,  # all_reduce, too, as torch's own groups do of these
+        always_counts: bool = True,  # of coalesced ones: all_reduce, too, as torch's own groups do
     ) -> Work | DoneWork:
+        """``tensors`` are what the operations leave; a profiler is shown ``inputs``, or those where they are both;
+        ``tried``: what `_fast` has returned."""
         if self._call_stacks is not None and tried == SLOW_PATH:
             self._call_stacks.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, timeout)
@@ -514,14 +501,14 @@ class Issuing:
             for w in works:
                 w.settle()
 
-        stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
+        stream_ops = [f for w in works for f in w.stream_ops]
         return self._work(tickets, tensors, finish, works, stream_ops, eager=False)
 
     def _work(
         self, tickets: list[Ticket], tensors: Any, finish: Any, keep: object, stream_ops: list[Any], eager: bool
     ) -> Work:
-        what = self._completer, tickets, tensors, finish, keep
-        work = DeviceWork(*what, stream_ops) if stream_ops else Work(*what)
+        work = (DeviceWork if stream_ops else Work)(self._completer, tickets, tensors, finish, keep)
+        work.stream_ops = stream_ops
         self._completer.adopt(work, eager)
         return work
 
