@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from unittest.mock import patch
 
 import torch.distributed as dist
 
@@ -209,16 +210,11 @@ def _made(name: str, hosts: int) -> Reference:
 
 
 def _group_of_threads(threads: str) -> Any:
-    variable = "C10D_CUSTOM_THREADS"
-    before = os.environ.get(variable)
-    os.environ[variable] = threads
     meeting.configuration.cache_clear()
     try:
-        return _group("custom", 1)
+        with patch.dict(os.environ, {"C10D_CUSTOM_THREADS": threads}):
+            return _group("custom", 1)
     finally:
-        del os.environ[variable]
-        if before is not None:
-            os.environ[variable] = before
         meeting.configuration.cache_clear()
 
 
