@@ -7,7 +7,7 @@
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
-#include "transfers.h"
+#include "mpi_driver.h"
 #include "../shm/waiting.h"
 #include "atomic_words.h"
 #include "call_slots.h"

@@ -2,8 +2,6 @@
 #pragma once
 #include "raw_tensor.h"
 
-// Adds the type FastCollective to the module. 0, or -1 with an exception set.
-int add_fast_collective(PyObject* module);
 // By the core's code of a dtype.
 uint8_t bytes_of_an_item(uint8_t code);
 // set_up_kinds(dtypes, operations): before all others. Two bytes of each dtype, by the core's code: the bytes of an

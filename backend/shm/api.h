@@ -62,6 +62,12 @@ struct Span {
   uint64_t bytes;
 };
 
+inline uint64_t total_bytes(const Span* spans, uint32_t n) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < n; ++i) sum += spans[i].bytes;
+  return sum;
+}
+
 // One collective. Spans: broadcast in[1] at the root, out[1] elsewhere; all_reduce in[1] out[1];
 // reduce in[1], out[1] at the root; all_gather in[1] out[n]; reduce_scatter in[n] out[1];
 // all_to_all in[n] out[n]; gather in[1], out[n] at the root; scatter in[n] at the root, out[1].

@@ -125,7 +125,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   const int64_t now = now_ns();
   TraceRecord* record = trace_.begin(trace_record(args, seq, now, now));
   hold.unlock();
-  const Status st = execute(g_, seq, args, now, failure);
+  const Status st = Collective(g_, seq, args, now, failure).run();
   hold.lock();
   TraceRing::end(record, st);
   busy_ = false;
@@ -142,7 +142,8 @@ Ticket* CollectiveQueue::submit(const CallArgs& args) {
 Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mutex>&) {
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
-  const bool small = is_small(g_, args);
+  Failure none;
+  const bool small = Collective(g_, t->seq, args, 0, &none).is_small();
   Job job{args, {}, t, small, false};
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
@@ -203,7 +204,8 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
   TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now));
   hold.unlock();
   Failure failure{};
-  const Status st = execute(g_, job.ticket->seq, job.args, now, &failure, job.announced);
+  Collective call(g_, job.ticket->seq, job.args, now, &failure);
+  const Status st = job.announced ? call.go_on() : call.run();
   hold.lock();
   TraceRing::end(record, st);  // before anyone can report the failure
   job.ticket->finish(st, failure, completed);
@@ -218,7 +220,8 @@ void CollectiveQueue::announce_next() {
   Job& next = jobs_.front();
   next.args.in = next.spans.data();
   next.args.out = next.args.in + next.args.nin;
-  next.announced = announce_early(g_, next.ticket->seq, next.args);
+  Failure none;
+  next.announced = Collective(g_, next.ticket->seq, next.args, 0, &none).announce_early();
 }
 
 bool CollectiveQueue::next_is_ready() const {

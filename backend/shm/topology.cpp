@@ -156,12 +156,6 @@ Topology Topology::read(const std::string& sys, std::vector<uint32_t> cpus) {
   return made;
 }
 
-uint32_t Topology::cache_of(int cpu) const {
-  const auto found = std::lower_bound(cpus_.begin(), cpus_.end(), cpu,
-                                      [](const CpuPlace& place, int c) { return int64_t(place.cpu) < c; });
-  return found != cpus_.end() && int64_t(found->cpu) == cpu ? found->cache : 0;
-}
-
 uint64_t Topology::cache_bytes(uint32_t ranks) const {
   struct Last {
     uint32_t cpus = 0;

@@ -308,9 +308,9 @@ def _set_up() -> Any:
     ]
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     _fast.set_up_kinds(kinds, bytes(packed))
-    _fast.set_up_tickets(address_of(lib.c10d_test), address_of(lib.c10d_settle), address_of(lib.c10d_release))
+    tickets = lib.c10d_test, lib.c10d_settle, lib.c10d_release
     windows = lib.c10d_window_put, lib.c10d_window_signal, lib.c10d_window_wait, lib.c10d_window_free
-    _fast.set_up_windows(*map(address_of, windows))
+    _fast.set_up_core(*map(address_of, (*tickets, *windows)))
     return _fast
 
 
