@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,6 +31,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..call import SHAPES, Op
 from ..dtypes import BY_DTYPE, PACKED, REDUCES
 from . import PENDING, SLOW_PATH, address_of, lib
+
+if TYPE_CHECKING:
+    from ._fast import CoreTicket, CoreWindow, FastCollective
+
 
 TYPES = (torch.Tensor, torch.nn.Parameter)
 # Inside, what is asked of a tensor no function mode or subclass (torch.overrides) sees: torch's own groups ask nothing
@@ -211,29 +215,6 @@ _DLPACK = {
 }
 
 
-if TYPE_CHECKING:
-
-    class FastCollective(Protocol):
-        """The direct way of one rank's collectives in one group."""
-
-        def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-            """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
-            as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
-            a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
-            where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
-            group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
-            ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
-            tensors are of another kind or make no sense; or what the function has returned."""
-
-        def submit(
-            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
-        ) -> int:
-            """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
-
-        def close(self) -> None:
-            """Sends both on the slow path from now on. To be called while nobody is in either."""
-
-
 class _ByCtypes:
     """An operation under way in the core, as Python holds it. ``address``: of the core's ticket, which is released with
     this; ``status``: of native, PENDING until `done` or `settle` has seen the end."""
@@ -320,10 +301,7 @@ except ImportError:
     _extension = None
 
 
-if TYPE_CHECKING:
-    CoreTicket = _ByCtypes
-    CoreWindow = _WindowByCtypes
-else:
+if not TYPE_CHECKING:
     CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
     CoreWindow = _WindowByCtypes if _extension is None else _extension.CoreWindow
 
