@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import ProcessGroup
 
 from ..errors import AbortedError, UsageError
 from ..native import direct
@@ -255,7 +255,6 @@ class CustomBackend(TorchBackend):
             TorchBackend.__init__(self, operations._group_rank, operations._group_size)
         self._own = operations if owner else None
         self._operations = weakref.ref(operations)
-        self._splits = 0
 
     @property
     def operations(self) -> Any:
@@ -374,20 +373,17 @@ class CustomBackend(TorchBackend):
     # --- life
 
     def split(self, store: Store, ranks: list[int], opts: Any = None) -> CustomBackend:
-        """The backend of a new group of ``ranks`` (of this group, in that order). Every rank of this group calls
-        it, with disjoint lists."""
-        operations, self._splits = self.operations, self._splits + 1
-        if operations._group_rank not in ranks:
+        """The backend of a new group of ``ranks``, as `Issuing._split`."""
+        operations, timeout = self.operations, getattr(opts, "_timeout", None)
+        name, devices = getattr(opts, "group_name", ""), operations._transport.device_types
+        if (new := operations._split(ranks, store, timeout, name, devices)) is None:
             # torch 2.15 crashes on None from a Backend made in Python.
             raise UsageError(
                 f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
                 f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
                 "new_group."
             )
-        ours, timeout = "_".join(map(str, ranks)), getattr(opts, "_timeout", None)
-        name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
-        store, devices = PrefixStore(f"{self._splits}/{ours}", store), operations._transport.device_types
-        return build_backend(operations._part(store, ranks, timeout, name, devices))
+        return build_backend(new)
 
     def get_reconfigure_handle(self) -> str:
         if self._own is not None:  # of a group of which other devices are another's

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
 from ..errors import CustomBackendError, UsageError
@@ -204,13 +205,26 @@ class Issuing:
             self._lowered(self._transport.issue, call)
             self._run([call])
 
-    def _part(
-        self, store: Store, ranks: list[int], timeout: timedelta | None, name: str, devices: list[str] | None
-    ) -> NewGroup:
-        """What makes a group of ``ranks`` of this one, in that order; this rank is one of them."""
-        strangers, rank, timeout = self._transport.strangers, ranks.index(self._group_rank), timeout or self._timeout
+    def _split(
+        self, ranks: list[int], store: Store, timeout: timedelta | None, name: str | None, devices: list[str] | None
+    ) -> NewGroup | None:
+        """What makes a group of ``ranks`` of this one, in that order; None on the other ranks. Every rank of this group
+        calls it, with disjoint lists."""
+        self._splits += 1
+        if self._group_rank not in ranks:
+            return None
+        strangers, ours = self._transport.strangers, "_".join(map(str, ranks))
         members = None if strangers else [self._transport.members[r] for r in ranks]
-        return NewGroup(store, rank, len(ranks), timeout, name, members, devices=devices, strangers=strangers)
+        return NewGroup(
+            PrefixStore(f"split/{self._splits}/{ours}", store),
+            ranks.index(self._group_rank),
+            len(ranks),
+            timeout or self._timeout,
+            name or f"{self._name}:split:{self._splits}:{ours}",
+            members,
+            devices=devices,
+            strangers=strangers,
+        )
 
     # --- windows
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed import HashStore, PrefixStore, ProcessGroup
+from torch.distributed import HashStore, ProcessGroup
 
 from ..call import seconds_of
 from ..errors import UsageError
@@ -190,16 +190,11 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         group_desc: str | None = None,
         device_types: Sequence[Any] | None = None,
     ) -> CustomProcessGroup | None:
-        """A group of ``ranks`` (of this group, in that order); None on the other ranks. Every rank of
-        this group calls it, with disjoint lists. ``device_types``: those of its devices that the new group is for."""
-        self._splits += 1
-        if self._group_rank not in ranks:
-            return None
-        ours = "_".join(map(str, ranks))
-        name = group_name or f"{self._name}:split:{self._splits}:{ours}"
-        store = PrefixStore(f"split/{self._splits}/{ours}", self._store)
+        """A group of ``ranks``, as `_split`. ``device_types``: those of this group's devices that it is for."""
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
-        new = self._part(store, ranks, timeout, name, devices)
+        new = self._split(ranks, self._store, timeout, group_name, devices)
+        if new is None:
+            return None
         new.first = getattr(opts, "is_high_priority_stream", False) is True
         group = build(new)
         group.setGroupDesc(group_desc or f"{self._desc}:split")
