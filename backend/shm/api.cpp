@@ -17,7 +17,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 21; }
+int c10d_abi_version() { return 22; }
 
 uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters) {
   const Room room;
@@ -143,14 +143,11 @@ int c10d_run(c10d_handle* h, const CallArgs* a) {
 
 void c10d_last_failure(Failure* f) { *f = t_failure; }
 
-c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
+void c10d_submit(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) {
   Use g(h);
-  if (!g.status && !g.again) return g->queue().submit(*a);
-  refuse(g.status ? g.status : kReentered, &t_failure);
-  return nullptr;
+  *ticket = g.status || g.again ? nullptr : g->queue().submit(*a);
+  if (!*ticket) refuse(g.status ? g.status : kReentered, &t_failure);
 }
-
-void c10d_submit_to(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) { *ticket = c10d_submit(h, a); }
 
 namespace c10d_custom {
 namespace {
@@ -235,14 +232,11 @@ int c10d_fast_submit(c10d_handle* h, uint64_t kind, int32_t root, void* in, void
   return kOk;
 }
 
-c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
+void c10d_post(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) {
   Use g(h);
-  if (!g.status) return g->messenger().post(*a);
-  refuse(g.status, &t_failure);
-  return nullptr;
+  *ticket = g.status ? nullptr : g->messenger().post(*a);
+  if (!*ticket) refuse(g.status, &t_failure);
 }
-
-void c10d_post_to(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) { *ticket = c10d_post(h, a); }
 
 int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
                  int64_t timeout_ns, int64_t wait_ns, c10d_ticket** ticket) {

@@ -200,9 +200,8 @@ C10D_API void c10d_abort(c10d_handle*);  // fail everything, here and on the pee
 
 C10D_API uint64_t c10d_next_seq(c10d_handle*);  // of the next collective
 C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
-C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
-// The same, for callers that may lose what a function returns (to a signal handler that raises): *ticket.
-C10D_API void c10d_submit_to(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
+// In *ticket, where a caller does not lose it (to a signal handler that raises).
+C10D_API void c10d_submit(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
 // A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
 // Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie
 // one after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kSlowPath where
@@ -217,8 +216,7 @@ C10D_API int c10d_fast_submit(c10d_handle*, uint64_t kind, int32_t root, void* i
 // Why the last c10d_run or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
 // gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
-C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
-C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
+C10D_API void c10d_post(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
 // A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is
 // over, at once or in wait_ns; else *ticket is what c10d_post would give. Null if it is over.
 constexpr uint64_t kReceived = 1ull << 32;
