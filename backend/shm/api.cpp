@@ -69,6 +69,7 @@ class Use {
     t_innermost = outer_;
     if (status != kForked) handle_->users.fetch_sub(1, std::memory_order_seq_cst);
   }
+  explicit operator bool() const { return !status; }  // the group is there
   Group* operator->() const { return handle_->group; }
   const bool again;  // this thread is inside a call of the group already
   Status status = kOk;
@@ -106,8 +107,7 @@ int c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), c10d
 }
 
 void c10d_leave(c10d_handle* h) {
-  Use g(h);
-  if (!g.status) g->leave();
+  if (const Use g{h}) g->leave();
 }
 
 void c10d_close(c10d_handle* h) {
@@ -126,8 +126,7 @@ void c10d_free(c10d_handle* h) {
 int c10d_inside(c10d_handle* h) { return Use::inside(h); }
 
 void c10d_abort(c10d_handle* h) {
-  Use g(h);
-  if (!g.status) g->abort();
+  if (const Use g{h}) g->abort();
 }
 
 uint64_t c10d_next_seq(c10d_handle* h) {
@@ -324,13 +323,11 @@ int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes
 }
 
 void c10d_set_mark(c10d_handle* h, uint32_t mark) {
-  Use g(h);
-  if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
+  if (const Use g{h}) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
 }
 
 void c10d_enter_monitored_barrier(c10d_handle* h, uint32_t number) {
-  Use g(h);
-  if (!g.status) g->ctl(g->rank).monitored_barriers.store(number, std::memory_order_release);
+  if (const Use g{h}) g->ctl(g->rank).monitored_barriers.store(number, std::memory_order_release);
 }
 
 uint32_t c10d_monitored_barriers(c10d_handle* h, uint32_t rank) {
@@ -365,8 +362,7 @@ uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {
 }
 
 void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, int32_t by, uint64_t number) {
-  Use g(h);
-  if (!g.status) g->poison(Status(cause), peer, by, number);
+  if (const Use g{h}) g->poison(Status(cause), peer, by, number);
 }
 
 int c10d_health(c10d_handle* h, uint64_t number, Failure* f) {
@@ -387,8 +383,7 @@ void c10d_set_elsewhere(c10d_handle* h, void (*elsewhere)(void*), void* context)
 }
 
 void c10d_complete(c10d_handle* h, uint64_t token) {
-  Use g(h);
-  if (!g.status) g->queue().completed.push(token);
+  if (const Use g{h}) g->queue().completed.push(token);
 }
 
 void* c10d_call_slots(c10d_handle* h) {
@@ -498,7 +493,5 @@ int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* sr
   f(dst, src, nsrc, count, factor);
   return kOk;
 }
-
-int c10d_can_reduce(uint32_t dtype, uint32_t redop) { return reduce_kernel(dtype, redop) != nullptr; }
 
 const char* c10d_reduce_variant() { return reduce_variant(); }

@@ -309,7 +309,6 @@ C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.
 C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
                          uint64_t count, const double* factor);
-C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
 // Which build of the kernels this processor gets: "x86-64-v4", "x86-64-v3" or "baseline".
 C10D_API const char* c10d_reduce_variant();
 C10D_API int c10d_abi_version();

@@ -196,7 +196,6 @@ class Core(c.CDLL):
         "sequencer_under_way": (c.c_uint64, c.c_void_p),
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
-        "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
         "reduce_variant": (c.c_char_p,),
     }
 
