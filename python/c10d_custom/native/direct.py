@@ -189,30 +189,9 @@ except (ImportError, AttributeError, OSError, ValueError):  # not built, or a to
 
 # What a message's function returns: transport.FastMessage.
 OVER, POSTED, NOT_BEGUN = range(3)
-# DLPack's code and bits of torch's dtypes, those that it has.
-_DLPACK = {
-    "int8": (0, 8),
-    "int16": (0, 16),
-    "int32": (0, 32),
-    "int64": (0, 64),
-    "uint8": (1, 8),
-    "uint16": (1, 16),
-    "uint32": (1, 32),
-    "uint64": (1, 64),
-    "float16": (2, 16),
-    "float32": (2, 32),
-    "float64": (2, 64),
-    "bfloat16": (4, 16),
-    "complex32": (5, 32),
-    "complex64": (5, 64),
-    "complex128": (5, 128),
-    "bool": (6, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-}
+# DLPack's code of torch's dtypes that it has, by their names, less the bits of most.
+_DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+_DLPACK |= {"float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14}
 
 
 class _ByCtypes:
@@ -277,7 +256,11 @@ def _set_up() -> Any:
         exchange = torch.Tensor.__dlpack_c_exchange_api__
     except AttributeError as error:
         raise ImportError("this torch does not show C its tensors") from error
-    known = [(*_DLPACK[dtype.name], dtype.code) for dtype in BY_DTYPE.values() if dtype.name in _DLPACK]
+    known = [
+        (code, dtype.item_bytes * 8, dtype.code)
+        for dtype in BY_DTYPE.values()
+        if (code := _DLPACK.get(dtype.name, _DLPACK.get(dtype.name.rstrip("0123456789")))) is not None
+    ]
     try:
         _fast.set_up(exchange, bytes(n for each in known for n in each))
     except ValueError as error:
