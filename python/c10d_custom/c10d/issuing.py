@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..transport.hosts.transport import HierarchicalTransport
     from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
-    from .window import Window, Windows
+    from .window import Window
 
 
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
@@ -167,7 +167,10 @@ class Issuing:
         self._call_stacks = stacks.get(id(transport))  # which is to be told of each call, if any is
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
-        self._windows: Windows | None = None  # window.py's
+        # Of window.py: how many there have been, and what is registered, by the window's number. Peers may write to it
+        # until all deregister, whatever becomes of the window and the tensor here.
+        self._windows_made = 0
+        self._in_windows: dict[int, Any] = {}
         _live.add(self)
 
     # --- settings

@@ -35,21 +35,10 @@ _ROOM = 2048  # bytes of what a rank says of its tensor
 _DONE = DoneWork([])
 
 
-class Windows:
-    """Those of one group. ``memory``: what is registered, by the window's number: peers may write to it until all
-    deregister, whatever becomes of the window and the tensor here."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.memory: dict[int, Any] = {}
-
-
 def new_window(group: Any, tensor: torch.Tensor | None) -> Window:
     """ProcessGroup.new_window; ``group``: an Issuing."""
-    if group._windows is None:
-        group._windows = Windows()
-    group._windows.made += 1
-    window = Window(group, group._windows.made)
+    group._windows_made += 1
+    window = Window(group, group._windows_made)
     if tensor is not None:
         window.tensor_register(tensor)
     return window
@@ -112,8 +101,7 @@ class Window:
             memory = SharedMemory(transport, parts)
         else:
             memory = SentMemory(transport, self._number, tensor.detach(), self._why_not_shared(parts))
-        assert self._group._windows is not None
-        self._group._windows.memory[self._number] = tensor, signals, memory
+        self._group._in_windows[self._number] = tensor, signals, memory
         self._all, self._tensor, self._memory, self._fast = everyone, tensor, memory, memory.fast
 
     def tensor_deregister(self) -> None:
@@ -122,8 +110,7 @@ class Window:
         memory = self._registered("tensor_deregister")
         self._fast = self._memory = None
         memory.finish(self._group._transport.run, self._group._seconds)
-        if self._group._windows is not None:
-            self._group._windows.memory.pop(self._number, None)
+        self._group._in_windows.pop(self._number, None)
         self._tensor, self._all = None, []
 
     # --- what is one-sided
