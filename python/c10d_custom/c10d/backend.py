@@ -226,9 +226,8 @@ def _forwarded(name: str) -> Callable[..., Any]:
 def _tensors(outputs: Any) -> list[torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
         return [outputs]
-    return (
-        [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []
-    )  # options of a barrier
+    # Else: options of a barrier.
+    return [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []
 
 
 # Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does

@@ -162,7 +162,7 @@ class Work(_TorchWork):
         half of a Work alive, the completer does."""
         self._graph_inputs = self._tensors
         if register and register_work is not None:
-            self._completer.hold(self)
+            self._completer.held.add(self)
             for tensor in self._tensors:
                 register_work(tensor, self)
 
@@ -170,7 +170,7 @@ class Work(_TorchWork):
         tensors, self._graph_inputs = self._graph_inputs, ()  # first: wait_tensor comes back here
         for tensor in tensors:
             torch.ops._c10d_functional.wait_tensor(tensor)  # the only way out of torch's registry
-        self._completer.release(self)
+        self._completer.held.discard(self)
 
     def is_completed(self) -> bool:
         if self.has_ended():
@@ -409,7 +409,7 @@ class Completer:
         self._watched: dict[int, tuple[Work, int]] = {}  # token -> (work, index of the ticket it stands for)
         self._in_flight: OrderedDict[Work, None] = OrderedDict()  # keeps Works, with their tensors, until they end
         self._remembered: deque[Work] = deque(maxlen=_REMEMBERED)
-        self._held: set[Work] = set()  # Works that torch's registry of graph inputs has
+        self.held: set[Work] = set()  # Works that torch's registry of graph inputs has: kept alive for it
         self._idle = 0
         self._threads: set[Lent] = set()
 
@@ -448,13 +448,6 @@ class Completer:
 
     def forget(self, work: Work) -> None:
         self._in_flight.pop(work, None)  # a step that nothing interrupts; `_sweep` knows that it comes at any moment
-
-    def hold(self, work: Work) -> None:
-        """Keeps ``work`` alive until `release`."""
-        self._held.add(work)
-
-    def release(self, work: Work) -> None:
-        self._held.discard(work)
 
     def watch(self, work: Work, index: int = 0) -> None:
         """Settles ``work`` once its tickets, from ``index`` on, are done."""
