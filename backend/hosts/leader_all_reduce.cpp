@@ -9,8 +9,6 @@
 #include "../shm/reduce.h"
 #include "mpi_driver.h"
 #include "../shm/waiting.h"
-#include "atomic_words.h"
-#include "call_slots.h"
 
 using namespace c10d_custom;
 
