@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
-    from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
+    from .trace_dump import CallStacks
     from .window import Window
 
 
