@@ -16,6 +16,13 @@ typedef struct {
 } Core;
 extern Core core;
 
+// By the core's code of a dtype.
+uint8_t bytes_of_an_item(uint8_t code);
+// set_up_kinds(dtypes, operations): before all others. Two bytes of each dtype, by the core's code: the bytes of an
+// item, and a bit for each reduce op that has a meaning for it (1 << redop), but those that need a factor. One byte of
+// each operation, by its number: its Shape in call.py, packed as fast_collective.c says.
+PyObject* set_up_kinds(PyObject* self, PyObject* const* args, Py_ssize_t n);
+
 extern PyType_Spec fast_collective_type, ticket_type, window_type;
 // How an object of one of them ends.
 void drop_object(PyObject* me);

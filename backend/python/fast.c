@@ -1,8 +1,7 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
-// out a collective (fast_collective.h) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
+// out a collective (fast_collective.c) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
 // stable ABI: one build serves every Python that has a global interpreter lock.
 #include "core.h"
-#include "fast_collective.h"
 #include "raw_tensor.h"
 #include "torch_inside.h"
 

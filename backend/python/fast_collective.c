@@ -1,6 +1,6 @@
-#include "fast_collective.h"
-
+// Collectives of plain CPU tensors in equal parts, from c10d's arguments to the core in one call.
 #include "core.h"
+#include "raw_tensor.h"
 #include "torch_inside.h"
 
 enum { kCodes = 64, kFew = 64, kMostOps = 32 };

@@ -1,7 +1,6 @@
 // A window of the core (backend/shm/window.h), as Python holds it: what its calls do in the common case, without a
 // frame of ctypes'.
 #include "core.h"
-#include "fast_collective.h"
 #include "raw_tensor.h"
 #include "torch_inside.h"
 
