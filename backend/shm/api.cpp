@@ -168,22 +168,10 @@ class FastCall {
     };
     place(spans_, nin, in, kind & kListedInputs);
     place(spans_ + nin, nout, out, kind & kListedOutputs);
-    args = {op_,
-            uint32_t(kind >> 8 & 0xff),
-            uint32_t(kind & 0xff),
-            root,
-            op_ == kAllToAll ? kNever : count,
-            item_bytes,
-            kHost,
-            0.0,
-            0,
-            0,
-            timeout_ns,
-            nin,
-            nout,
-            spans_,
-            spans_ + nin,
-            nullptr};
+    args.op = op_, args.redop = uint32_t(kind >> 8 & 0xff), args.dtype = uint32_t(kind & 0xff);
+    args.root = root, args.count = op_ == kAllToAll ? kNever : count, args.item_bytes = item_bytes;
+    args.timeout_ns = timeout_ns;
+    args.nin = nin, args.nout = nout, args.in = spans_, args.out = spans_ + nin;
   }
 
   // Whether a part would be written before it is read. The one overlap that every operation but all_to_all allows: a
@@ -200,7 +188,7 @@ class FastCall {
     return false;
   }
 
-  CallArgs args;
+  CallArgs args{};  // of tensors of the host
 
  private:
   const uint32_t op_, rank_;

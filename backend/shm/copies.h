@@ -2,9 +2,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 
+#include "cgroups.h"
 #include "team.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -130,12 +130,9 @@ class CopyOut {
   // Half of the last cache: the rings are in it, too. sysconf would give the sum of all there are.
   static uint64_t limit() {
     static const uint64_t half = [] {
-      unsigned long kib = 0;
-      if (FILE* f = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re")) {
-        if (fscanf(f, "%luK", &kib) != 1) kib = 0;
-        fclose(f);
-      }
-      return uint64_t(kib ? kib : 32 << 10) << 9;
+      uint64_t kib = 0;
+      number_after(file_text("/sys/devices/system/cpu/cpu0/cache/index3/size"), "", &kib);
+      return (kib ? kib : 32 << 10) << 9;
     }();
     return half;
   }
