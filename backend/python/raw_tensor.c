@@ -87,11 +87,5 @@ PyObject* raw_tensor(PyObject* self, PyObject* o) {
   const int st = raw_tensor_find(o, &f);
   if (st < 0) return NULL;
   if (!st) Py_RETURN_NONE;
-  PyObject *data = PyLong_FromVoidPtr(f.data), *count = PyLong_FromUnsignedLongLong(f.count),
-           *code = PyLong_FromLong(f.code);
-  PyObject* all = data && count && code ? PyTuple_Pack(3, data, count, code) : NULL;
-  Py_XDECREF(data);
-  Py_XDECREF(count);
-  Py_XDECREF(code);
-  return all;
+  return Py_BuildValue("KKi", (unsigned long long)(uintptr_t)f.data, (unsigned long long)f.count, (int)f.code);
 }
