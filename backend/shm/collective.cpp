@@ -343,7 +343,7 @@ bool Collective::healthy() {
 
 bool Collective::announce_early() {
   if (!g.last_call_waited || g.health(number) != kOk) return false;
-  if (!g.has_slots() && needs_slots() && g.reserve_slots({})) return false;  // `execute` says so
+  if (!g.has_slots() && needs_slots() && g.reserve_slots({})) return false;  // `run` says so
   announce_small();
   return true;
 }
