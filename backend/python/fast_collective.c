@@ -208,8 +208,8 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {0, NULL},
 };
-PyType_Spec fast_collective_type = {"c10d_custom.native._fast.FastCollective", sizeof(FastCollective), 0, Py_TPFLAGS_DEFAULT,
-                           slots};
+PyType_Spec fast_collective_type = {"c10d_custom.native._fast.FastCollective", sizeof(FastCollective), 0,
+                                    Py_TPFLAGS_DEFAULT, slots};
 
 PyObject* set_up_kinds(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;

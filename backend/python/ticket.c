@@ -76,4 +76,3 @@ static PyType_Slot slots[] = {
 };
 PyType_Spec ticket_type = {"c10d_custom.native._fast.CoreTicket", sizeof(CoreTicket), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
-

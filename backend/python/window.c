@@ -90,4 +90,3 @@ static PyType_Slot slots[] = {
     {Py_tp_new, make}, {Py_tp_dealloc, drop}, {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
 };
 PyType_Spec window_type = {"c10d_custom.native._fast.CoreWindow", sizeof(CoreWindow), 0, Py_TPFLAGS_DEFAULT, slots};
-

@@ -143,7 +143,8 @@ Topology Topology::read(const std::string& sys, std::vector<uint32_t> cpus) {
     const uint64_t key = cache[c] == kUnknown ? uint64_t(1) << 32 | node[c] : cache[c];
     made.cpus_.push_back({c, number(caches, key), number(nodes, node[c]), number(sockets, socket[c]), bytes[c]});
   }
-  made.caches_ = uint32_t(caches.size()), made.nodes_ = uint32_t(nodes.size()), made.sockets_ = uint32_t(sockets.size());
+  made.caches_ = uint32_t(caches.size()), made.nodes_ = uint32_t(nodes.size()),
+  made.sockets_ = uint32_t(sockets.size());
   return made;
 }
 

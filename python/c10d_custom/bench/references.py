@@ -65,7 +65,7 @@ class Backend:
         def parts(whole: Any) -> Any:
             return None if whole is None else list(whole.chunk(case.size))
 
-        function, tensors, root = {
+        calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str | None]] = {
             "all_reduce": (dist.all_reduce, (target,), None),
             "broadcast": (dist.broadcast, (target,), "group_src"),
             "reduce": (dist.reduce, (target,), "group_dst"),
@@ -74,7 +74,8 @@ class Backend:
             "all_to_all": (dist.all_to_all_single, (target, source), None),
             "gather": (dist.gather, (source, parts(target)), "group_dst"),
             "scatter": (dist.scatter, (target, parts(source)), "group_src"),
-        }[case.operation]
+        }
+        function, tensors, root = calls[case.operation]
         options = {"op": getattr(dist.ReduceOp, str(case.redop))} if case.operation in REDUCING else {}
         if root is not None:
             options[root] = case.root

@@ -194,9 +194,7 @@ class Operations(Issuing):
     reduce_scatter_single = _of_two(
         Op.reduce_scatter,
         ReduceScatterOptions,
-        _Form(
-            "reduce_scatter_single", "_reduce_scatter_base", _AS_THEY_ARE, ("op",), "reduce_scatter_single"
-        ),
+        _Form("reduce_scatter_single", "_reduce_scatter_base", _AS_THEY_ARE, ("op",), "reduce_scatter_single"),
     )
     alltoall = _of_two(Op.all_to_all, AllToAllOptions, _Form("alltoall", "all_to_all", _AS_THEY_ARE, ()))
     gather = _of_two(Op.gather, GatherOptions, _Form("gather", "gather", (_list, _one), ("root",)))
