@@ -51,14 +51,13 @@ if TYPE_CHECKING:
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
     from .ddp_buckets import Buckets
-    from .trace_dump import CallStacks
     from .window import Window
 
 
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
 # take no lock, as a signal may come at any time.
 traced: dict[int, weakref.ref[Transport]] = {}
-stacks: dict[int, CallStacks] = {}  # of those whose calls' stacks are remembered
+stacks: dict[int, Any] = {}  # trace_dump.py's CallStacks, of those whose calls' stacks are remembered
 written: set[int] = set()  # ids of those whose failure has been written
 
 
