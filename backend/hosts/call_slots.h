@@ -7,13 +7,44 @@
 // writes the next result after all have put up the next call.
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 
 #include "../shm/api.h"
-#include "call_header.h"
-#include "atomic_words.h"
 
 namespace c10d_custom {
+
+// What a rank says of a collective over hosts; begins its messages, and stands in its call slot.
+struct CallHeader {
+  // Equal on all ranks, or they have called different things.
+  uint64_t number;
+  uint32_t op, redop, dtype;
+  int32_t root;
+  uint64_t count;
+  // This rank's own.
+  uint64_t payload;  // bytes
+  double factor;
+  uint64_t balance[2];  // of uneven parts (transport/hosts/balance.py): nothing to the core
+};
+static_assert(sizeof(CallHeader) == 64,
+              "as of the messages' formats in Python; tests/unit/test_layouts.py compares the fields");
+constexpr size_t kCompared = offsetof(CallHeader, payload);
+static_assert(kCompared % 8 == 0, "in words");
+
+// Copies, word by word, of what others may be writing or reading at the same time. Each word read is one that was
+// written, and marks set before and after the whole is written are seen in that order. (A fence would do, too, but the
+// thread sanitizer knows none.)
+typedef uint64_t __attribute__((may_alias)) Word;
+
+inline void store_words(void* to, const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes / sizeof(Word); ++i)
+    __atomic_store_n(static_cast<Word*>(to) + i, static_cast<const Word*>(from)[i], __ATOMIC_RELEASE);
+}
+
+inline void load_words(void* to, const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes / sizeof(Word); ++i)
+    static_cast<Word*>(to)[i] = __atomic_load_n(static_cast<const Word*>(from) + i, __ATOMIC_ACQUIRE);
+}
 
 class CallSlots {
  public:

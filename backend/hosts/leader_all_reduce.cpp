@@ -7,10 +7,8 @@
 #include "../shm/api.h"
 #include "../shm/os.h"
 #include "../shm/reduce.h"
-#include "transfers.h"
+#include "mpi_driver.h"
 #include "../shm/waiting.h"
-#include "atomic_words.h"
-#include "call_slots.h"
 
 using namespace c10d_custom;
 

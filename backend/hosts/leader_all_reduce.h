@@ -7,7 +7,7 @@
 #pragma once
 #include "failure_news.h"
 #include "../shm/api.h"
-#include "call_header.h"
+#include "call_slots.h"
 #include "sequencer.h"
 
 namespace c10d_custom {

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "../shm/os.h"
-#include "transfers.h"
-
 using namespace c10d_custom;
 
 namespace {

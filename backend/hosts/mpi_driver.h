@@ -6,8 +6,31 @@
 // process has, ever more rarely while it does not, and not at all while it does, since it would only stand in its way.
 #pragma once
 #include "../shm/api.h"
+#include "../shm/os.h"
 
 namespace c10d_custom {
+
+// What this process does with MPI, counted for that thread.
+struct Transfers {
+  std::atomic<uint32_t> driven{0};  // there is such a thread
+  std::atomic<uint32_t> calls{0};   // not all: enough to tell whether there are any
+  std::atomic<uint32_t> asleep{0};  // a futex: the thread sleeps for long, and is to be woken
+};
+
+inline Transfers transfers;  // the process's
+
+// In a wait, now and then: whoever waits for MPI drives it.
+inline void mpi_is_called() {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  if (transfers.driven.load(kRelaxed)) transfers.calls.store(transfers.calls.load(kRelaxed) + 1, kRelaxed);
+}
+
+// Before each transfer.
+inline void transfer_begins() {
+  if (!transfers.driven.load(std::memory_order_relaxed)) return;
+  transfers.calls.fetch_add(1);
+  if (transfers.asleep.load() && transfers.asleep.exchange(0)) futex_wake_all(&transfers.asleep);
+}
 
 // MPI_Iprobe, and arguments that no message of ours fits. MPI's handles are ints or pointers, and either passes for an
 // intptr_t.
@@ -23,6 +46,6 @@ struct MpiDriver {
 C10D_API int c10d_drive_mpi(const c10d_custom::MpiDriver*);
 // Ends it: it calls MPI no more once this has returned. Nothing, in a process that has none, a forked child for one.
 C10D_API void c10d_end_mpi_driver();
-// See transfers.h.
+// The two above.
 C10D_API void c10d_transfer_begins();
 C10D_API void c10d_mpi_is_called();

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "../shm/collective.h"
-#include "transfers.h"
+#include "mpi_driver.h"
 #include "../shm/waiting.h"
 
 namespace c10d_custom {

@@ -1,11 +1,11 @@
 // Calls from Python into the core without ctypes, which takes several times as long: for the few functions that carry
-// out a collective (fast_collective.h) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
+// out a collective (fast_collective.c) or a message in a call or two. And what they need of tensors: raw_tensor.h. The
 // stable ABI: one build serves every Python that has a global interpreter lock.
-#include "fast_collective.h"
+#include "core.h"
 #include "raw_tensor.h"
-#include "ticket.h"
 #include "torch_inside.h"
-#include "window.h"
+
+Core core;
 
 static const uint64_t kReceived = 1ull << 32;  // as in backend/shm/api.h, which is C++
 
@@ -66,11 +66,32 @@ static PyObject* ask(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return PyErr_Occurred() ? NULL : PyLong_FromLong(function(of));
 }
 
+// set_up_core(addresses...): before all others; those of Core, in its order.
+static PyObject* set_up_core(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  (void)self;
+  if (!expect(n, sizeof core / sizeof(void*))) return NULL;
+  for (Py_ssize_t i = 0; i < n; ++i) ((void**)&core)[i] = PyLong_AsVoidPtr(args[i]);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+
+void drop_object(PyObject* me) {
+  PyTypeObject* const type = Py_TYPE(me);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(me);
+  Py_DECREF(type);
+}
+
+static int add(PyObject* module, const char* name, PyType_Spec* spec) {
+  PyObject* const type = PyType_FromSpec(spec);
+  const int status = type ? PyModule_AddObjectRef(module, name, type) : -1;
+  Py_XDECREF(type);
+  return status;
+}
+
 static PyMethodDef methods[] = {
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, NULL},
     {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, NULL},
-    {"set_up_tickets", (PyCFunction)(void (*)(void))set_up_tickets, METH_FASTCALL, NULL},
-    {"set_up_windows", (PyCFunction)(void (*)(void))set_up_windows, METH_FASTCALL, NULL},
+    {"set_up_core", (PyCFunction)(void (*)(void))set_up_core, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))raw_tensor_set_up, METH_FASTCALL, NULL},
     {"set_up_kinds", (PyCFunction)(void (*)(void))set_up_kinds, METH_FASTCALL, NULL},
     {"set_up_inside", (PyCFunction)(void (*)(void))set_up_inside, METH_FASTCALL, NULL},
@@ -88,7 +109,9 @@ PyMODINIT_FUNC PyInit__fast(void) {
   // c10d_custom.native.direct, which one thread alone is in; a group's calls, its owner orders (transport/queue.py).
   if (made) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
 #endif
-  if (!made || (!add_fast_collective(made) && !add_ticket(made) && !add_window(made))) return made;
+  if (!made || (!add(made, "FastCollective", &fast_collective_type) && !add(made, "CoreTicket", &ticket_type) &&
+                !add(made, "CoreWindow", &window_type)))
+    return made;
   Py_DECREF(made);
   return NULL;
 }

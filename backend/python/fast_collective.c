@@ -1,5 +1,6 @@
-#include "fast_collective.h"
-
+// Collectives of plain CPU tensors in equal parts, from c10d's arguments to the core in one call.
+#include "core.h"
+#include "raw_tensor.h"
 #include "torch_inside.h"
 
 enum { kCodes = 64, kFew = 64, kMostOps = 32 };
@@ -7,8 +8,6 @@ enum { kCodes = 64, kFew = 64, kMostOps = 32 };
 // Of an operation's Shape, as set_up_kinds gets it: which ranks have an input, an output.
 enum { kReadsAtRoot = 1, kReadsElsewhere = 2, kWritesAtRoot = 4, kWritesElsewhere = 8 };
 enum { kFromEach = 16, kToEach = 32, kReduces = 64, kCounted = 128 };
-// As in backend/shm/api.h, which is C++.
-enum { kSlowPath = 32 };
 static const uint64_t kListedInputs = 1ull << 32, kListedOutputs = 1ull << 33;
 
 static uint8_t item_bytes[kCodes], reduces[kCodes], shapes[kMostOps];
@@ -197,12 +196,6 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   return (PyObject*)made;
 }
 
-static void drop(PyObject* me) {
-  PyTypeObject* const type = Py_TYPE(me);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(me);
-  Py_DECREF(type);
-}
-
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, NULL},
     {"submit", (PyCFunction)(void (*)(void))submit, METH_FASTCALL, NULL},
@@ -211,19 +204,12 @@ static PyMethodDef methods[] = {
 };
 static PyType_Slot slots[] = {
     {Py_tp_new, make},
-    {Py_tp_dealloc, drop},
+    {Py_tp_dealloc, drop_object},
     {Py_tp_methods, methods},
     {0, NULL},
 };
-static PyType_Spec spec = {"c10d_custom.native._fast.FastCollective", sizeof(FastCollective), 0, Py_TPFLAGS_DEFAULT,
-                           slots};
-
-int add_fast_collective(PyObject* module) {
-  PyObject* const type = PyType_FromSpec(&spec);
-  const int status = type ? PyModule_AddObjectRef(module, "FastCollective", type) : -1;
-  Py_XDECREF(type);
-  return status;
-}
+PyType_Spec fast_collective_type = {"c10d_custom.native._fast.FastCollective", sizeof(FastCollective), 0,
+                                    Py_TPFLAGS_DEFAULT, slots};
 
 PyObject* set_up_kinds(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;

@@ -114,8 +114,8 @@ void Py_DecRef(PyObject*);
 Py_hash_t PyObject_Hash(PyObject*);
 PyObject* PyObject_GetItem(PyObject*, PyObject*);
 int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
-PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);
 int PyArg_ParseTuple(PyObject*, const char*, ...);
+PyObject* Py_BuildValue(const char*, ...);
 char* PyBytes_AsString(PyObject*);
 int PyBytes_AsStringAndSize(PyObject*, char**, Py_ssize_t*);
 void* PyCapsule_GetPointer(PyObject*, const char*);
@@ -125,7 +125,6 @@ PyObject* PyList_GetSlice(PyObject*, Py_ssize_t, Py_ssize_t);
 int PyList_SetItem(PyObject*, Py_ssize_t, PyObject*);
 Py_ssize_t PyList_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
-PyObject* PyTuple_Pack(Py_ssize_t, ...);
 Py_ssize_t PyTuple_Size(PyObject*);
 long PyLong_AsLong(PyObject*);
 long long PyLong_AsLongLong(PyObject*);
@@ -133,7 +132,6 @@ unsigned long PyLong_AsUnsignedLong(PyObject*);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
 void* PyLong_AsVoidPtr(PyObject*);
 PyObject* PyLong_FromLong(long);
-PyObject* PyLong_FromUnsignedLongLong(unsigned long long);
 PyObject* PyLong_FromVoidPtr(void*);
 
 // ---- Errors, memory, the lock ----

@@ -1,7 +1,29 @@
 #include "raw_tensor.h"
 
-#include "dlpack.h"
 #include "torch_inside.h"
+
+// The part of DLPack 1.x that is used here (https://dmlc.github.io/dlpack/latest/c_api.html), by its binary
+// interface.
+enum { kDLCPU = 1, kDLComplex = 5 };
+
+typedef struct {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;  // of the dtype
+  uint16_t lanes;
+  int64_t *shape, *strides;  // strides in elements; null: contiguous
+  uint64_t byte_offset;
+} DLTensor;
+
+typedef struct DLPackExchange {
+  uint32_t major, minor;
+  struct DLPackExchange* older;
+  void (*others[3])(void);
+  // Fills in what is valid as long as the tensor lives. Not 0: an exception is set.
+  int (*tensor_from_object)(void* object, DLTensor* out);
+  void (*current_stream)(void);
+} DLPackExchange;
 
 enum { kDlCodes = 32, kWidths = 8 };
 
@@ -65,11 +87,5 @@ PyObject* raw_tensor(PyObject* self, PyObject* o) {
   const int st = raw_tensor_find(o, &f);
   if (st < 0) return NULL;
   if (!st) Py_RETURN_NONE;
-  PyObject *data = PyLong_FromVoidPtr(f.data), *count = PyLong_FromUnsignedLongLong(f.count),
-           *code = PyLong_FromLong(f.code);
-  PyObject* all = data && count && code ? PyTuple_Pack(3, data, count, code) : NULL;
-  Py_XDECREF(data);
-  Py_XDECREF(count);
-  Py_XDECREF(code);
-  return all;
+  return Py_BuildValue("KKi", (unsigned long long)(uintptr_t)f.data, (unsigned long long)f.count, (int)f.code);
 }

@@ -1,5 +1,5 @@
 // What the core needs of a tensor, read through the table of functions that torch.Tensor has for that
-// (__dlpack_c_exchange_api__, see dlpack.h), where Python's way asks the tensor nine questions.
+// (__dlpack_c_exchange_api__), where Python's way asks the tensor nine questions.
 #pragma once
 #include "python_abi.h"
 

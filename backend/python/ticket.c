@@ -1,12 +1,5 @@
-#include "ticket.h"
-
-// As in backend/shm/api.h, which is C++.
-enum { kPending = 1 };
-
-// Of the core; once for the process.
-static int (*test)(void*);
-static int (*settle)(void*, void*, int64_t, int);
-static void (*release)(void*);
+// An operation under way in the core, as Python holds it: what is asked of each, without a frame of Python's.
+#include "core.h"
 
 typedef struct {
   PyObject_HEAD void *handle, *ticket;  // null: none yet
@@ -37,7 +30,7 @@ static PyObject* said(int yes) {
 static PyObject* done(PyObject* me, PyObject* nothing) {
   (void)nothing;
   CoreTicket* const self = (CoreTicket*)me;
-  if (self->status == kPending && self->ticket) self->status = test(self->ticket);
+  if (self->status == kPending && self->ticket) self->status = core.test(self->ticket);
   return said(self->status != kPending);
 }
 
@@ -50,7 +43,7 @@ static PyObject* wait(PyObject* me, PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return NULL;
   if (self->status == kPending && self->ticket) {
     int status;
-    Py_BEGIN_ALLOW_THREADS status = settle(self->handle, self->ticket, ns, may_run);
+    Py_BEGIN_ALLOW_THREADS status = core.settle(self->handle, self->ticket, ns, may_run);
     Py_END_ALLOW_THREADS self->status = status;
   }
   return said(self->status != kPending);
@@ -63,10 +56,8 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 
 static void drop(PyObject* me) {
   CoreTicket* const self = (CoreTicket*)me;
-  if (self->ticket) release(self->ticket);
-  PyTypeObject* const type = Py_TYPE(me);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(me);
-  Py_DECREF(type);
+  if (self->ticket) core.release(self->ticket);
+  drop_object(me);
 }
 
 static PyMethodDef methods[] = {
@@ -83,22 +74,5 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, make}, {Py_tp_dealloc, drop}, {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
 };
-static PyType_Spec spec = {"c10d_custom.native._fast.CoreTicket", sizeof(CoreTicket), 0,
+PyType_Spec ticket_type = {"c10d_custom.native._fast.CoreTicket", sizeof(CoreTicket), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
-
-int add_ticket(PyObject* module) {
-  PyObject* const type = PyType_FromSpec(&spec);
-  const int status = type ? PyModule_AddObjectRef(module, "CoreTicket", type) : -1;
-  Py_XDECREF(type);
-  return status;
-}
-
-PyObject* set_up_tickets(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  (void)self;
-  if (n != 3) return PyErr_SetString(PyExc_TypeError, "expected 3 arguments"), NULL;
-  *(void**)&test = PyLong_AsVoidPtr(args[0]);
-  *(void**)&settle = PyLong_AsVoidPtr(args[1]);
-  *(void**)&release = PyLong_AsVoidPtr(args[2]);
-  if (PyErr_Occurred()) return NULL;
-  Py_RETURN_NONE;
-}

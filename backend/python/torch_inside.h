@@ -1,5 +1,5 @@
 // What torch keeps to itself, and says nowhere faster: of a tensor, its address in C++ and its dispatch keys; of a
-// thread, whether anyone watches torch's dispatcher there. Where it lies is found by native/torch_inside.py, by trying.
+// thread, whether anyone watches torch's dispatcher there. Where it lies is found by native/direct.py, by trying.
 #pragma once
 #include "python_abi.h"
 

@@ -1,19 +1,10 @@
-#include "window.h"
-
-#include "fast_collective.h"
+// A window of the core (backend/shm/window.h), as Python holds it: what its calls do in the common case, without a
+// frame of ctypes'.
+#include "core.h"
 #include "raw_tensor.h"
 #include "torch_inside.h"
 
-// As in backend/shm/api.h, which is C++.
-enum { kSlowPath = 32 };
-
 enum { kFewBytes = 64 << 10 };  // of a put, up to which other threads of Python wait for it
-
-// Of the core; once for the process.
-static int (*core_put)(void*, uint32_t, uint32_t, const void*, uint64_t, uint64_t);
-static int (*core_signal)(void*, uint32_t);
-static int (*core_wait)(void*, uint32_t, int64_t);
-static void (*core_free)(void*);
 
 typedef struct {
   PyObject_HEAD void* window;
@@ -40,9 +31,9 @@ static PyObject* put(PyObject* me, PyObject* const* args, Py_ssize_t n) {
   if (found != 1) return found < 0 ? NULL : PyLong_FromLong(kSlowPath);
   int status;
   if (t.count * bytes_of_an_item(t.code) <= kFewBytes) {
-    status = core_put(window, (uint32_t)rank, t.code, t.data, t.count, (uint64_t)offset);
+    status = core.put(window, (uint32_t)rank, t.code, t.data, t.count, (uint64_t)offset);
   } else {
-    Py_BEGIN_ALLOW_THREADS status = core_put(window, (uint32_t)rank, t.code, t.data, t.count, (uint64_t)offset);
+    Py_BEGIN_ALLOW_THREADS status = core.put(window, (uint32_t)rank, t.code, t.data, t.count, (uint64_t)offset);
     Py_END_ALLOW_THREADS
   }
   return PyLong_FromLong(status);
@@ -52,7 +43,7 @@ static PyObject* put(PyObject* me, PyObject* const* args, Py_ssize_t n) {
 static PyObject* signal(PyObject* me, PyObject* peer) {
   int64_t rank;
   if (!find_number(peer, INT32_MAX, &rank)) return PyLong_FromLong(kSlowPath);
-  return PyLong_FromLong(core_signal(((CoreWindow*)me)->window, (uint32_t)rank));
+  return PyLong_FromLong(core.signal(((CoreWindow*)me)->window, (uint32_t)rank));
 }
 
 // wait(rank, ns): as put.
@@ -63,7 +54,7 @@ static PyObject* wait(PyObject* me, PyObject* const* args, Py_ssize_t n) {
     return PyLong_FromLong(kSlowPath);
   void* const window = ((CoreWindow*)me)->window;
   int status;
-  Py_BEGIN_ALLOW_THREADS status = core_wait(window, (uint32_t)rank, ns);
+  Py_BEGIN_ALLOW_THREADS status = core.wait(window, (uint32_t)rank, ns);
   Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
@@ -81,10 +72,8 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 
 static void drop(PyObject* me) {
   CoreWindow* const self = (CoreWindow*)me;
-  if (self->window) core_free(self->window);
-  PyTypeObject* const type = Py_TYPE(me);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(me);
-  Py_DECREF(type);
+  if (self->window) core.free_window(self->window);
+  drop_object(me);
 }
 
 static PyMethodDef methods[] = {
@@ -100,22 +89,4 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, make}, {Py_tp_dealloc, drop}, {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
 };
-static PyType_Spec spec = {"c10d_custom.native._fast.CoreWindow", sizeof(CoreWindow), 0, Py_TPFLAGS_DEFAULT, slots};
-
-int add_window(PyObject* module) {
-  PyObject* const type = PyType_FromSpec(&spec);
-  const int status = type ? PyModule_AddObjectRef(module, "CoreWindow", type) : -1;
-  Py_XDECREF(type);
-  return status;
-}
-
-PyObject* set_up_windows(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  (void)self;
-  if (n != 4) return PyErr_SetString(PyExc_TypeError, "expected 4 arguments"), NULL;
-  *(void**)&core_put = PyLong_AsVoidPtr(args[0]);
-  *(void**)&core_signal = PyLong_AsVoidPtr(args[1]);
-  *(void**)&core_wait = PyLong_AsVoidPtr(args[2]);
-  *(void**)&core_free = PyLong_AsVoidPtr(args[3]);
-  if (PyErr_Occurred()) return NULL;
-  Py_RETURN_NONE;
-}
+PyType_Spec window_type = {"c10d_custom.native._fast.CoreWindow", sizeof(CoreWindow), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -59,7 +59,7 @@ bool ring_all_reduce(Collective& c) {
       if (r != me) g.team.copy(memcpy, c.out(0) + begin(k) + lo, g.block(r, g.blocks_done + k) + lo, hi - lo);
     }
   };
-  return pipeline(c, blocks, true, keeps, stage, Reduce<decltype(combine)>{combine}, collect);
+  return pipeline(c, blocks, true, keeps, stage, combine, collect);
 }
 
 }  // namespace c10d_custom

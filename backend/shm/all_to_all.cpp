@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "collective.h"
-#include "copy_out.h"
 
 namespace c10d_custom {
 namespace {

@@ -17,7 +17,7 @@
 
 using namespace c10d_custom;
 
-int c10d_abi_version() { return 21; }
+int c10d_abi_version() { return 22; }
 
 uint64_t c10d_memory_left(uint64_t enough, char* whose, uint32_t characters) {
   const Room room;
@@ -69,6 +69,7 @@ class Use {
     t_innermost = outer_;
     if (status != kForked) handle_->users.fetch_sub(1, std::memory_order_seq_cst);
   }
+  explicit operator bool() const { return !status; }  // the group is there
   Group* operator->() const { return handle_->group; }
   const bool again;  // this thread is inside a call of the group already
   Status status = kOk;
@@ -106,8 +107,7 @@ int c10d_open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(), c10d
 }
 
 void c10d_leave(c10d_handle* h) {
-  Use g(h);
-  if (!g.status) g->leave();
+  if (const Use g{h}) g->leave();
 }
 
 void c10d_close(c10d_handle* h) {
@@ -126,8 +126,7 @@ void c10d_free(c10d_handle* h) {
 int c10d_inside(c10d_handle* h) { return Use::inside(h); }
 
 void c10d_abort(c10d_handle* h) {
-  Use g(h);
-  if (!g.status) g->abort();
+  if (const Use g{h}) g->abort();
 }
 
 uint64_t c10d_next_seq(c10d_handle* h) {
@@ -143,14 +142,11 @@ int c10d_run(c10d_handle* h, const CallArgs* a) {
 
 void c10d_last_failure(Failure* f) { *f = t_failure; }
 
-c10d_ticket* c10d_submit(c10d_handle* h, const CallArgs* a) {
+void c10d_submit(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) {
   Use g(h);
-  if (!g.status && !g.again) return g->queue().submit(*a);
-  refuse(g.status ? g.status : kReentered, &t_failure);
-  return nullptr;
+  *ticket = g.status || g.again ? nullptr : g->queue().submit(*a);
+  if (!*ticket) refuse(g.status ? g.status : kReentered, &t_failure);
 }
-
-void c10d_submit_to(c10d_handle* h, const CallArgs* a, c10d_ticket** ticket) { *ticket = c10d_submit(h, a); }
 
 namespace c10d_custom {
 namespace {
@@ -172,22 +168,10 @@ class FastCall {
     };
     place(spans_, nin, in, kind & kListedInputs);
     place(spans_ + nin, nout, out, kind & kListedOutputs);
-    args = {op_,
-            uint32_t(kind >> 8 & 0xff),
-            uint32_t(kind & 0xff),
-            root,
-            op_ == kAllToAll ? kNever : count,
-            item_bytes,
-            kHost,
-            0.0,
-            0,
-            0,
-            timeout_ns,
-            nin,
-            nout,
-            spans_,
-            spans_ + nin,
-            nullptr};
+    args.op = op_, args.redop = uint32_t(kind >> 8 & 0xff), args.dtype = uint32_t(kind & 0xff);
+    args.root = root, args.count = op_ == kAllToAll ? kNever : count, args.item_bytes = item_bytes;
+    args.timeout_ns = timeout_ns;
+    args.nin = nin, args.nout = nout, args.in = spans_, args.out = spans_ + nin;
   }
 
   // Whether a part would be written before it is read. The one overlap that every operation but all_to_all allows: a
@@ -204,7 +188,7 @@ class FastCall {
     return false;
   }
 
-  CallArgs args;
+  CallArgs args{};  // of tensors of the host
 
  private:
   const uint32_t op_, rank_;
@@ -235,14 +219,11 @@ int c10d_fast_submit(c10d_handle* h, uint64_t kind, int32_t root, void* in, void
   return kOk;
 }
 
-c10d_ticket* c10d_post(c10d_handle* h, const MessageArgs* a) {
+void c10d_post(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) {
   Use g(h);
-  if (!g.status) return g->messenger().post(*a);
-  refuse(g.status, &t_failure);
-  return nullptr;
+  *ticket = g.status ? nullptr : g->messenger().post(*a);
+  if (!*ticket) refuse(g.status, &t_failure);
 }
-
-void c10d_post_to(c10d_handle* h, const MessageArgs* a, c10d_ticket** ticket) { *ticket = c10d_post(h, a); }
 
 int c10d_message(c10d_handle* h, uint64_t kind, int32_t peer, int64_t tag, void* data, uint64_t count,
                  int64_t timeout_ns, int64_t wait_ns, c10d_ticket** ticket) {
@@ -330,13 +311,11 @@ int c10d_peer_sizes(c10d_handle* h, uint32_t rank, uint64_t seq, uint64_t* sizes
 }
 
 void c10d_set_mark(c10d_handle* h, uint32_t mark) {
-  Use g(h);
-  if (!g.status) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
+  if (const Use g{h}) g->ctl(g->rank).mark.store(mark, std::memory_order_release);
 }
 
 void c10d_enter_monitored_barrier(c10d_handle* h, uint32_t number) {
-  Use g(h);
-  if (!g.status) g->ctl(g->rank).monitored_barriers.store(number, std::memory_order_release);
+  if (const Use g{h}) g->ctl(g->rank).monitored_barriers.store(number, std::memory_order_release);
 }
 
 uint32_t c10d_monitored_barriers(c10d_handle* h, uint32_t rank) {
@@ -371,8 +350,7 @@ uint64_t c10d_trace(c10d_handle* h, TraceRecord* out, uint64_t room) {
 }
 
 void c10d_poison(c10d_handle* h, int32_t cause, int32_t peer, int32_t by, uint64_t number) {
-  Use g(h);
-  if (!g.status) g->poison(Status(cause), peer, by, number);
+  if (const Use g{h}) g->poison(Status(cause), peer, by, number);
 }
 
 int c10d_health(c10d_handle* h, uint64_t number, Failure* f) {
@@ -393,8 +371,7 @@ void c10d_set_elsewhere(c10d_handle* h, void (*elsewhere)(void*), void* context)
 }
 
 void c10d_complete(c10d_handle* h, uint64_t token) {
-  Use g(h);
-  if (!g.status) g->queue().completed.push(token);
+  if (const Use g{h}) g->queue().completed.push(token);
 }
 
 void* c10d_call_slots(c10d_handle* h) {
@@ -504,7 +481,5 @@ int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* sr
   f(dst, src, nsrc, count, factor);
   return kOk;
 }
-
-int c10d_can_reduce(uint32_t dtype, uint32_t redop) { return reduce_kernel(dtype, redop) != nullptr; }
 
 const char* c10d_reduce_variant() { return reduce_variant(); }

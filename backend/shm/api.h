@@ -62,6 +62,12 @@ struct Span {
   uint64_t bytes;
 };
 
+inline uint64_t total_bytes(const Span* spans, uint32_t n) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < n; ++i) sum += spans[i].bytes;
+  return sum;
+}
+
 // One collective. Spans: broadcast in[1] at the root, out[1] elsewhere; all_reduce in[1] out[1];
 // reduce in[1], out[1] at the root; all_gather in[1] out[n]; reduce_scatter in[n] out[1];
 // all_to_all in[n] out[n]; gather in[1], out[n] at the root; scatter in[n] at the root, out[1].
@@ -194,9 +200,8 @@ C10D_API void c10d_abort(c10d_handle*);  // fail everything, here and on the pee
 
 C10D_API uint64_t c10d_next_seq(c10d_handle*);  // of the next collective
 C10D_API int c10d_run(c10d_handle*, const c10d_custom::CallArgs*);
-C10D_API c10d_ticket* c10d_submit(c10d_handle*, const c10d_custom::CallArgs*);
-// The same, for callers that may lose what a function returns (to a signal handler that raises): *ticket.
-C10D_API void c10d_submit_to(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
+// In *ticket, where a caller does not lose it (to a signal handler that raises).
+C10D_API void c10d_submit(c10d_handle*, const c10d_custom::CallArgs*, c10d_ticket** ticket);
 // A collective whose parts are all of `count` items, at least one. kind: dtype | redop << 8 | bytes of an item << 16 |
 // Op << 24. in, out: null where the operation has none; where it has one for each rank, the first of `ranks` that lie
 // one after the other, or with kListedInputs and kListedOutputs in kind, an array of their addresses. kSlowPath where
@@ -211,8 +216,7 @@ C10D_API int c10d_fast_submit(c10d_handle*, uint64_t kind, int32_t root, void* i
 // Why the last c10d_run or c10d_fast_collective of this thread failed, or c10d_submit or c10d_post
 // gave no ticket.
 C10D_API void c10d_last_failure(c10d_custom::Failure*);
-C10D_API c10d_ticket* c10d_post(c10d_handle*, const c10d_custom::MessageArgs*);
-C10D_API void c10d_post_to(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
+C10D_API void c10d_post(c10d_handle*, const c10d_custom::MessageArgs*, c10d_ticket** ticket);
 // A message of `count` items to (kReceived in kind: from) a rank. kind: dtype | bytes of an item << 16. kOk: it is
 // over, at once or in wait_ns; else *ticket is what c10d_post would give. Null if it is over.
 constexpr uint64_t kReceived = 1ull << 32;
@@ -305,7 +309,6 @@ C10D_API int c10d_probe(c10d_handle*, int64_t tag);
 // reduce.h's kernel: dst = src[0] op src[1] op ...; kUsage where the pair has no meaning.
 C10D_API int c10d_reduce(uint32_t dtype, uint32_t redop, void* dst, const void* const* src, uint32_t nsrc,
                          uint64_t count, const double* factor);
-C10D_API int c10d_can_reduce(uint32_t dtype, uint32_t redop);
 // Which build of the kernels this processor gets: "x86-64-v4", "x86-64-v3" or "baseline".
 C10D_API const char* c10d_reduce_variant();
 C10D_API int c10d_abi_version();

@@ -104,18 +104,6 @@ const double* Collective::factors() {
   return f;
 }
 
-uint64_t Collective::input_bytes() const {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < args.nin; ++i) sum += args.in[i].bytes;
-  return sum;
-}
-
-uint64_t Collective::output_bytes() const {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < args.nout; ++i) sum += args.out[i].bytes;
-  return sum;
-}
-
 void Collective::announce() {
   RankCtl& mine = g.ctl(me);
   Fingerprint& f = runs_ahead() ? mine.ahead[seq % kCallsAhead] : mine.fingerprint[seq & 1];
@@ -360,7 +348,7 @@ bool Collective::healthy() {
 
 bool Collective::announce_early() {
   if (!g.last_call_waited || g.health(number) != kOk) return false;
-  if (!g.has_slots() && needs_slots() && g.reserve_slots({})) return false;  // `execute` says so
+  if (!g.has_slots() && needs_slots() && g.reserve_slots({})) return false;  // `run` says so
   announce_small();
   return true;
 }
@@ -442,21 +430,6 @@ void Collective::run_alone() {
   } else if (in(0) != out(0)) {
     memmove(out(0), in(0), in_bytes(0));
   }
-}
-
-Status execute(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* f, bool announced) {
-  Collective call(g, seq, a, started, f);
-  return announced ? call.go_on() : call.run();
-}
-
-bool is_small(Group& g, const CallArgs& a) {
-  Failure none;
-  return Collective(g, 0, a, 0, &none).is_small();
-}
-
-bool announce_early(Group& g, uint64_t seq, const CallArgs& a) {
-  Failure none;
-  return Collective(g, seq, a, 0, &none).announce_early();
 }
 
 }  // namespace c10d_custom

@@ -23,13 +23,17 @@ class Collective {
  public:
   Collective(Group& g, uint64_t seq, const CallArgs& a, int64_t started, Failure* failure);
 
+  // Runs the collective to its end in the calling thread. Calls of one group must not overlap.
   Status run();
-  // The rest of a call that has been announced early.
-  Status go_on();
+  // Whether the input of a call that makes sense travels with its announcement.
   bool is_small() {
     return n > 1 && args.op != kRejected && !args.pipelined && args.device == kHost && shape_ok() && fits_small();
   }
+  // Tells the other ranks of such a call, which is to be the next of this group; they then have what they need of this
+  // one. False, and nothing done, where that would take a wait.
   bool announce_early();
+  // The rest of a call that has been announced early, by another Collective of the same arguments.
+  Status go_on();
 
   Group& g;
   const uint32_t me, n;
@@ -86,8 +90,8 @@ class Collective {
   bool collect_small_all_to_all();
   // `most`: bytes of the longest of all ranks' inputs.
   bool all_to_all_fits_small(uint64_t most) const;
-  uint64_t input_bytes() const;
-  uint64_t output_bytes() const;
+  uint64_t input_bytes() const { return total_bytes(args.in, args.nin); }
+  uint64_t output_bytes() const { return total_bytes(args.out, args.nout); }
   // What the kernel takes beside its sources.
   const double* factors();
   // Where rank r's input lies, as this rank sees it, of a call whose inputs are all in arenas.
@@ -181,15 +185,5 @@ bool in_place(Collective&);  // in_place.cpp: all_reduce, all_gather, reduce_sca
 // The same, over several hosts.
 bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense
 bool ring_pipelined_reduce(Collective&);
-
-// Runs one collective to its end in the calling thread. Calls of one group must not overlap.
-// `announced`: by announce_early.
-Status execute(Group&, uint64_t seq, const CallArgs&, int64_t started, Failure*, bool announced = false);
-
-// Whether the input of a call that makes sense travels with its announcement.
-bool is_small(Group&, const CallArgs&);
-// Tells the other ranks of such a call, which `execute` is to carry out as the next of this group; they then have what
-// they need of this one. False, and nothing done, where that would take a wait.
-bool announce_early(Group&, uint64_t seq, const CallArgs&);
 
 }  // namespace c10d_custom

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cgroups.h"
 #include "p2p.h"
 #include "queue.h"
 #include "topology.h"
@@ -49,14 +50,8 @@ struct ProcessInfo {
 };
 
 ProcessInfo process_info(uint32_t pid) {
-  char path[32], text[1024];
-  snprintf(path, sizeof path, "/proc/%u/stat", pid);
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  const ssize_t got = read(fd, text, sizeof text - 1);
-  ::close(fd);
-  text[std::max<ssize_t>(got, 0)] = 0;
-  const char* at = strrchr(text, ')');  // of "pid (name) state ...": the name may hold anything
+  const std::string text = file_text("/proc/" + std::to_string(pid) + "/stat");
+  const char* at = strrchr(text.c_str(), ')');  // of "pid (name) state ...": the name may hold anything
   if (!at || !at[1]) return {};
   ProcessInfo info;
   info.state = at[2];
@@ -155,30 +150,25 @@ Group* Group::open(int fd, uint32_t rank, int64_t spin_ns, int (*interrupted)(),
   if (st.st_size < 4096) return fail(EPROTO);
   void* first = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
   if (first == MAP_FAILED) return fail(errno);
-  const SegmentHeader h = {static_cast<SegmentHeader*>(first)->magic,
-                           static_cast<SegmentHeader*>(first)->bytes,
-                           static_cast<SegmentHeader*>(first)->geometry,
-                           {},
-                           {},
-                           {}};
+  const uint64_t magic = static_cast<SegmentHeader*>(first)->magic;
+  const Geometry geometry = static_cast<SegmentHeader*>(first)->geometry;
   munmap(first, 4096);
-  if (h.magic != kMagic || !sane(h.geometry) || rank >= h.geometry.ranks ||
-      Layout(h.geometry).total != uint64_t(st.st_size))
+  if (magic != kMagic || !sane(geometry) || rank >= geometry.ranks || Layout(geometry).total != uint64_t(st.st_size))
     return fail(EPROTO);
   struct flock l = byte_lock(rank);
   if (fcntl(fd, F_SETLK, &l)) return fail(errno);
-  const size_t mapped = Layout(h.geometry).arenas;
+  const size_t mapped = Layout(geometry).arenas;
   void* base = map_pages(fd, 0, mapped);
   if (base == MAP_FAILED) return fail(errno);
   madvise(base, mapped, MADV_DONTDUMP);
-  if (const Layout layout(h.geometry); h.geometry.ranks >= kManyRanks) {
+  if (const Layout layout(geometry); geometry.ranks >= kManyRanks) {
     const size_t own = layout.ctl + rank * layout.ctl_bytes;
     if (const int e = take_pages(fd, own, static_cast<char*>(base) + own, layout.ctl_bytes)) {
       munmap(base, mapped);
       return fail(e);
     }
   }
-  return new Group(fd, static_cast<char*>(base), rank, h.geometry, spin_ns, interrupted);
+  return new Group(fd, static_cast<char*>(base), rank, geometry, spin_ns, interrupted);
 }
 
 Group::Group(int fd, char* base, uint32_t rank_, const Geometry& g, int64_t spin, int (*poll)())

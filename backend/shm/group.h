@@ -9,7 +9,7 @@
 #include "api.h"
 #include "arena.h"
 #include "combining_tree.h"
-#include "copy_in.h"
+#include "copies.h"
 #include "os.h"
 #include "pages.h"
 #include "seat.h"

@@ -11,7 +11,6 @@
 // the call, unless they are out in a moment: in_place of their RankCtl. What they read there afterwards is not what was
 // there; so nobody is done before it has looked at the poison after its last read, and none of these calls succeeds.
 #include "collective.h"
-#include "copy_out.h"
 
 namespace c10d_custom {
 

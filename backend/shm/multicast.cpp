@@ -1,6 +1,5 @@
 // broadcast and all_gather: one rank's bytes go to every rank, each of which reads them in place
 // from the writer's ring. Lengths may differ between writers (uneven all_gather).
-#include "copy_out.h"
 #include "pipeline.h"
 
 namespace c10d_custom {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "copy_out.h"
 #include "crew.h"
 
 namespace c10d_custom {

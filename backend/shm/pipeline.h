@@ -17,21 +17,14 @@
 //   - filled = drained:  asks for out up to its own in; all parts of those blocks are there.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "collective.h"
 
 namespace c10d_custom {
 
 struct NoReduce {
-  static constexpr bool present = false;
   void operator()(uint64_t) const {}
-};
-
-template <class F>
-struct Reduce {
-  static constexpr bool present = true;
-  F f;
-  void operator()(uint64_t k) const { f(k); }
 };
 
 struct AsCounted {
@@ -43,6 +36,7 @@ struct AsCounted {
 template <class Fill, class Red, class Drain, class Recount = AsCounted>
 bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill, Red reduce, Drain drain,
               Recount recount = {}) {
+  constexpr bool kReduces = !std::is_same_v<Red, NoReduce>;
   Group& g = c.g;
   RankCtl& mine = g.ctl(c.me);
   const uint64_t base = g.blocks_done, window = g.geometry.window;
@@ -65,7 +59,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     if (filled >= blocks) return false;
     // Our own stages must be through with the slot, too: when only the root drains, the others'
     // `out` says nothing of our part.
-    const uint64_t done = Red::present ? std::min(reduced, drained) : drained;
+    const uint64_t done = kReduces ? std::min(reduced, drained) : drained;
     if (filled >= done + window) return false;
     if (base + filled < window) return true;
     const uint64_t need = base + filled + 1 - window;
@@ -95,12 +89,12 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
   }
   if (!drains) {
     drained = blocks;
-    if (!Red::present) g.advance(mine.out, base + blocks);
+    if (!kReduces) g.advance(mine.out, base + blocks);
   }
 
   for (;;) {
     bool moved = false;
-    if (Red::present) {
+    if (kReduces) {
       while (reduced < filled) {
         if (all_in < base + reduced + 1) all_in = slowest(&RankCtl::in, base + reduced + 1, &who_in);
         if (all_in < base + reduced + 1) break;
@@ -114,7 +108,7 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
       reduced = std::min(filled, all_in > base ? all_in - base : 0);
     }
     while (drained < reduced) {
-      if (Red::present) {
+      if (kReduces) {
         if (all_red < base + drained + 1) all_red = slowest(&RankCtl::red, base + drained + 1, &who_red);
         if (all_red < base + drained + 1) break;
       }
@@ -123,22 +117,22 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
       moved = true;
     }
     if (fill_all()) moved = true;
-    if (filled == blocks && drained == blocks && (!Red::present || reduced == blocks)) break;
+    if (filled == blocks && drained == blocks && (!kReduces || reduced == blocks)) break;
     // Long data may never wait; nor would anything, were the others' counters wrong.
     if (moved && !c.may_go_on(who_out)) return false;
     if (moved) continue;
 
     bool ok;
-    if (Red::present && drains && drained < reduced) {
+    if (kReduces && drains && drained < reduced) {
       ok = c.wait(g.ctl(who_red).red, base + drained + 1, base + std::min(reduced, drained + batch), who_red);
-    } else if (const uint64_t ready = Red::present ? reduced : drained; ready < filled) {
+    } else if (const uint64_t ready = kReduces ? reduced : drained; ready < filled) {
       ok = c.wait(g.ctl(who_in).in, base + ready + 1, base + std::min(filled, ready + batch), who_in);
     } else {
       ok = c.wait(g.ctl(who_out).out, base + filled + 1 - window, base + filled + batch - window, who_out);
     }
     if (!ok) return false;
   }
-  if (!Red::present) g.advance(mine.red, base + blocks);
+  if (!kReduces) g.advance(mine.red, base + blocks);
   g.blocks_done = base + blocks;
   return true;
 }

@@ -96,11 +96,7 @@ void CollectiveQueue::keep_trace(uint32_t calls) {
 void CollectiveQueue::trace(std::vector<TraceRecord>& out) {
   std::lock_guard<std::mutex> hold(mutex_);
   trace_.read(out);
-  for (const Job& job : jobs_) {
-    CallArgs a = job.args;
-    a.in = job.spans.data(), a.out = a.in + a.nin;
-    out.push_back(trace_record(a, job.ticket->seq, job.ticket->started, 0));
-  }
+  for (const Job& job : jobs_) out.push_back(trace_record(job.args, job.ticket->seq, job.ticket->started, 0));
 }
 
 Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
@@ -125,7 +121,7 @@ Status CollectiveQueue::run(const CallArgs& args, Failure* failure) {
   const int64_t now = now_ns();
   TraceRecord* record = trace_.begin(trace_record(args, seq, now, now));
   hold.unlock();
-  const Status st = execute(g_, seq, args, now, failure);
+  const Status st = Collective(g_, seq, args, now, failure).run();
   hold.lock();
   TraceRing::end(record, st);
   busy_ = false;
@@ -142,10 +138,12 @@ Ticket* CollectiveQueue::submit(const CallArgs& args) {
 Ticket* CollectiveQueue::enqueue(const CallArgs& args, std::unique_lock<std::mutex>&) {
   auto* t = new Ticket(now_ns());
   t->seq = ++seq_;
-  const bool small = is_small(g_, args);
+  Failure none;
+  const bool small = Collective(g_, t->seq, args, 0, &none).is_small();
   Job job{args, {}, t, small, false};
   job.spans.assign(args.in, args.in + args.nin);
   job.spans.insert(job.spans.end(), args.out, args.out + args.nout);
+  job.args.in = job.spans.data(), job.args.out = job.args.in + args.nin;  // stays there as the job is moved
   jobs_.push_back(std::move(job));
   last_submit_ = t->started;
   looks_until_ = small ? t->started + kLinger : 0;
@@ -197,13 +195,12 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
   Job job = std::move(jobs_.front());
   jobs_.pop_front();
   busy_ = true;
-  job.args.in = job.spans.data();
-  job.args.out = job.spans.data() + job.args.nin;
   const int64_t now = now_ns();
   TraceRecord* record = trace_.begin(trace_record(job.args, job.ticket->seq, job.ticket->started, now));
   hold.unlock();
   Failure failure{};
-  const Status st = execute(g_, job.ticket->seq, job.args, now, &failure, job.announced);
+  Collective call(g_, job.ticket->seq, job.args, now, &failure);
+  const Status st = job.announced ? call.go_on() : call.run();
   hold.lock();
   TraceRing::end(record, st);  // before anyone can report the failure
   job.ticket->finish(st, failure, completed);
@@ -216,9 +213,8 @@ void CollectiveQueue::run_next(std::unique_lock<std::mutex>& hold) {
 void CollectiveQueue::announce_next() {
   if (busy_ || jobs_.empty() || !jobs_.front().small || jobs_.front().announced) return;
   Job& next = jobs_.front();
-  next.args.in = next.spans.data();
-  next.args.out = next.args.in + next.args.nin;
-  next.announced = announce_early(g_, next.ticket->seq, next.args);
+  Failure none;
+  next.announced = Collective(g_, next.ticket->seq, next.args, 0, &none).announce_early();
 }
 
 bool CollectiveQueue::next_is_ready() const {

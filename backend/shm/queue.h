@@ -111,7 +111,7 @@ class CollectiveQueue {
   int64_t last_submit_ = 0;
   int64_t looks_until_ = 0;  // the worker, without being told, for a small one
   bool has_worker_ = false, worker_sleeps_ = false;
-  bool busy_ = false;  // some thread is inside execute()
+  bool busy_ = false;  // some thread is carrying out a collective
   bool closing_ = false;
 };
 

@@ -1,8 +1,6 @@
 // Picks, once per process, the fastest build of the reduction kernels that this machine can run.
 #include "reduce.h"
 
-#include "reduce_variants.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

@@ -60,4 +60,13 @@ ReduceFn reduce_kernel(uint32_t dtype, uint32_t op);
 // The name of the build that the kernels are of.
 const char* reduce_variant();
 
+// The builds that are compiled in, fastest first, the last of which runs anywhere: for reduce.cpp and the tests only.
+struct ReduceVariant {
+  const char* name;
+  bool (*runs_here)();
+  ReduceFn (*kernel)(uint32_t dtype, uint32_t op);
+};
+extern const ReduceVariant kReduceVariants[];
+extern const unsigned kReduceVariantCount;
+
 }  // namespace c10d_custom

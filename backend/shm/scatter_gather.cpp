@@ -6,7 +6,6 @@
 // k-th chunk of each of the writer's messages. In scatter only the root writes, so all rings are the
 // root's: block k of a rank's ring holds the k-th chunk for that rank. (A slot is free once every rank
 // has drained it, whoever wrote it: pipeline.h.)
-#include "copy_out.h"
 #include "pipeline.h"
 
 namespace c10d_custom {

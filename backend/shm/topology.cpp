@@ -52,16 +52,6 @@ Cache last_cache(const std::string& cpu) {
   return last;
 }
 
-// Gives numbers from 0 in the order of asking.
-class Numbered {
- public:
-  uint32_t operator()(uint64_t key) { return known_.emplace(key, uint32_t(known_.size())).first->second; }
-  uint32_t count() const { return uint32_t(known_.size()); }
-
- private:
-  std::map<uint64_t, uint32_t> known_;
-};
-
 }  // namespace
 
 std::vector<uint32_t> parse_cpu_list(const std::string& text) {
@@ -147,19 +137,15 @@ Topology Topology::read(const std::string& sys, std::vector<uint32_t> cpus) {
 
   // A cpu of which a cache is not known has one with all others of its node.
   Topology made;
-  Numbered sockets, nodes, caches;
+  std::map<uint64_t, uint32_t> sockets, nodes, caches;
+  auto number = [](auto& known, uint64_t key) { return known.emplace(key, uint32_t(known.size())).first->second; };
   for (const uint32_t c : cpus) {
     const uint64_t key = cache[c] == kUnknown ? uint64_t(1) << 32 | node[c] : cache[c];
-    made.cpus_.push_back({c, caches(key), nodes(node[c]), sockets(socket[c]), bytes[c]});
+    made.cpus_.push_back({c, number(caches, key), number(nodes, node[c]), number(sockets, socket[c]), bytes[c]});
   }
-  made.caches_ = caches.count(), made.nodes_ = nodes.count(), made.sockets_ = sockets.count();
+  made.caches_ = uint32_t(caches.size()), made.nodes_ = uint32_t(nodes.size()),
+  made.sockets_ = uint32_t(sockets.size());
   return made;
-}
-
-uint32_t Topology::cache_of(int cpu) const {
-  const auto found = std::lower_bound(cpus_.begin(), cpus_.end(), cpu,
-                                      [](const CpuPlace& place, int c) { return int64_t(place.cpu) < c; });
-  return found != cpus_.end() && int64_t(found->cpu) == cpu ? found->cache : 0;
 }
 
 uint64_t Topology::cache_bytes(uint32_t ranks) const {

@@ -31,9 +31,6 @@ class Topology {
   uint32_t nodes() const { return nodes_; }
   uint32_t sockets() const { return sockets_; }
 
-  // The last-level cache of a cpu, as sched_getcpu() names it; 0 for one that is not here.
-  uint32_t cache_of(int cpu) const;
-
   // Bytes of the last-level caches of so many ranks that sit as close together as they can; of all where there are
   // more ranks than cpus. 0: not known.
   uint64_t cache_bytes(uint32_t ranks) const;

@@ -12,12 +12,6 @@
 
 namespace c10d_custom {
 
-inline uint64_t total_bytes(const Span* spans, uint32_t n) {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < n; ++i) sum += spans[i].bytes;
-  return sum;
-}
-
 inline TraceRecord trace_record(const CallArgs& a, uint64_t seq, int64_t issued, int64_t began) {
   return {seq, a.op,   a.redop, a.dtype, a.root,   a.count, total_bytes(a.in, a.nin), total_bytes(a.out, a.nout),
           0,   issued, began,   0,       kPending, 0};

@@ -5,8 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "copy_in.h"
-#include "copy_out.h"
+#include "copies.h"
 
 using namespace c10d_custom;
 

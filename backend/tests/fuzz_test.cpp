@@ -21,6 +21,7 @@
 #include "../shm/pages.h"
 #include "../shm/reduce.h"
 #include "require.h"
+#include "tickets.h"
 
 using namespace c10d_custom;
 

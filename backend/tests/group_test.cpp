@@ -19,6 +19,7 @@
 #include "../shm/waiting.h"
 #include "one_mapping.h"
 #include "require.h"
+#include "tickets.h"
 
 using namespace c10d_custom;
 

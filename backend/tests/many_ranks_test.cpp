@@ -18,6 +18,7 @@
 #include "../shm/layout.h"
 #include "../shm/reduce.h"
 #include "require.h"
+#include "tickets.h"
 
 using namespace c10d_custom;
 

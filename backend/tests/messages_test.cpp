@@ -20,6 +20,7 @@
 #include "../shm/reduce.h"
 #include "one_mapping.h"
 #include "require.h"
+#include "tickets.h"
 
 using namespace c10d_custom;
 

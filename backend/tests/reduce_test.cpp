@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "../shm/reduce.h"
-#include "../shm/reduce_variants.h"
 #include "reduce_reference.h"
 
 using namespace c10d_custom;

@@ -13,6 +13,7 @@
 #include "../shm/reduce.h"
 #include "../shm/seat.h"
 #include "require.h"
+#include "tickets.h"
 
 using namespace c10d_custom;
 

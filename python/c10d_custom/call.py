@@ -168,24 +168,6 @@ class Call:
     the order in which the group's collectives came to them; ``stream_op``: what a transport knows of a call on a
     device."""
 
-    __slots__ = (
-        "op",
-        "name",
-        "dtype",
-        "timeout",
-        "inputs",
-        "outputs",
-        "root",
-        "count",
-        "redop",
-        "factor",
-        "device",
-        "ordinal",
-        "memory",
-        "stream_op",
-        "copy_back",
-    )
-
     def __init__(
         self,
         op: Op,
@@ -214,8 +196,6 @@ class Message:
     """One send or receive on one rank. ``peer``: a group rank, -1 for a receive from any source; ``timeout``: seconds.
     The rest: as a Call's."""
 
-    __slots__ = ("name", "tensor", "dtype", "peer", "tag", "timeout", "is_recv", "device", "stream_op", "copy_back")
-
     def __init__(
         self,
         name: str,
@@ -238,10 +218,9 @@ _Asked = TypeVar("_Asked", Call, Message)
 
 def changed(asked: _Asked, **changes: Any) -> _Asked:
     """A copy in which these attributes have other values."""
+    assert changes.keys() <= vars(asked).keys(), changes
     copy = object.__new__(type(asked))
-    for name in asked.__slots__:
-        setattr(copy, name, changes.pop(name) if name in changes else getattr(asked, name))
-    assert not changes, f"no attributes: {changes}"
+    vars(copy).update(vars(asked), **changes)
     return copy
 
 

@@ -17,42 +17,18 @@ _REAL = _ORDERED + ("PREMUL_SUM",)
 _COMPLEX = _ARITHMETIC + ("PREMUL_SUM",)
 _BOOL = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
-# The native code of a dtype is its place in this list. Those with no reduce ops only move.
-TABLE: list[tuple[str, tuple[str, ...]]] = [
-    ("uint8", _INTEGER),
-    ("int8", _INTEGER),
-    ("int16", _INTEGER),
-    ("int32", _INTEGER),
-    ("int64", _INTEGER),
-    ("uint16", _INTEGER),
-    ("uint32", _INTEGER),
-    ("uint64", _INTEGER),
-    ("bool", _BOOL),
-    ("float16", _REAL),
-    ("bfloat16", _REAL),
-    ("float32", _REAL),
-    ("float64", _REAL),
-    ("complex32", _COMPLEX),
-    ("complex64", _COMPLEX),
-    ("complex128", _COMPLEX),
-    ("float8_e4m3fn", _REAL),
-    ("float8_e5m2", _REAL),
-    ("float8_e4m3fnuz", _REAL),
-    ("float8_e5m2fnuz", _REAL),
-    ("bcomplex32", _COMPLEX),  # from torch 2.15 on: two bfloat16
-    ("float8_e8m0fnu", ()),
-    ("float4_e2m1fn_x2", ()),
-    ("bits8", ()),
-    ("bits16", ()),
-    ("bits1x8", ()),
-    ("bits2x4", ()),
-    ("bits4x2", ()),
-    ("qint8", ()),
-    ("quint8", ()),
-    ("qint32", ()),
-    ("quint4x2", ()),
-    ("quint2x4", ()),
-]
+# Names by what they can be reduced with, none of the last: they only move. The native code of a dtype is its place
+# among all.
+_NAMES = (
+    (_INTEGER, "uint8 int8 int16 int32 int64 uint16 uint32 uint64"),
+    (_BOOL, "bool"),
+    (_REAL, "float16 bfloat16 float32 float64"),
+    (_COMPLEX, "complex32 complex64 complex128"),
+    (_REAL, "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"),
+    (_COMPLEX, "bcomplex32"),  # from torch 2.15 on: two bfloat16
+    ((), "float8_e8m0fnu float4_e2m1fn_x2 bits8 bits16 bits1x8 bits2x4 bits4x2 qint8 quint8 qint32 quint4x2 quint2x4"),
+)
+TABLE: list[tuple[str, tuple[str, ...]]] = [(name, reduces) for reduces, names in _NAMES for name in names.split()]
 
 
 class DType:

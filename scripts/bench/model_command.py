@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from c10d_custom.bench.sweep_picture import readable
+from c10d_custom.bench.picture import readable
 
 from . import start_up
 from .model import Job, Machine, Settings, Training, bytes_leaving, efficiency, flat, hierarchical, step

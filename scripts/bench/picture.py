@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from c10d_custom.bench.sweep_picture import readable
+from c10d_custom.bench.picture import readable
 from c10d_custom.plotting import INK, OTHER, OURS, pyplot
 
 

@@ -117,7 +117,7 @@ def graph_inputs(rank, size):
         assert registered() == 0
         dist.all_reduce(t)
         assert registered() == 0
-    assert not dist.group.WORLD._completer._held
+    assert not dist.group.WORLD._completer.held
 
 
 def test_collectives_under_way_as_graph_inputs():

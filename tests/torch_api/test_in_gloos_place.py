@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import c10d_custom
-from c10d_custom.c10d.backend import REGISTERED, _Described
+from c10d_custom.c10d.backend import REGISTERED, CustomBackend
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.errors import UsageError
 from ecosystem.spawn import run
@@ -84,7 +84,7 @@ def beside_another(rank, size, where):
     init("cpu:gloo,cuda:fake", rank, size, where)
     world = dist.group.WORLD
     cpu, cuda = (world._get_backend(torch.device(d)) for d in ("cpu", "cuda"))
-    assert isinstance(cpu, _Described) and cpu.name() == "custom" and not isinstance(cuda, _Described)
+    assert isinstance(cpu, CustomBackend) and cpu.name() == "custom" and not isinstance(cuda, CustomBackend)
     reduces(rank, size)
     dist.destroy_process_group()
     c10d_custom.restore()  # the process runs other tests after this one

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.bench import ranks, sweep_picture
+from c10d_custom.bench import picture, ranks
 from c10d_custom.bench.case import REDUCING, ROOTED
 from c10d_custom.bench.operations import OPERATIONS
 from c10d_custom.bench.values import Values, differing
@@ -114,7 +114,7 @@ def test_the_picture(tmp_path):
         for b in (4, 1024)
         for n in ("custom", "gloo", "noop", "another")
     ]
-    sweep_picture.draw(tmp_path / "run.png", "two ranks", results)
+    picture.draw(tmp_path / "run.png", "two ranks", results)
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 

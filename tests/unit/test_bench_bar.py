@@ -38,7 +38,7 @@ def fake_runs(ours=1.0):
             "ranks": args.ranks or part.mpi_ranks,
             "results": [
                 {"operation": o, "bytes": s, "reference": n, "median_us": theirs[n]}
-                for o in args.operation
+                for o in args.operations
                 for s in command._sizes(args)
                 for n in ("custom", *args.against)
             ],

@@ -211,7 +211,7 @@ def test_gpus(monkeypatch, names, reach, there, state, words):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: names[i])
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: reach)
-    monkeypatch.setattr(gpus, "_there", lambda *_: "1.0" if there else None)
+    monkeypatch.setattr(gpus, "there", lambda *_: "1.0" if there else None)
     said = gpus.gpus()
     assert said.state is state and words in said.text
 

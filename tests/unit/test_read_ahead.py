@@ -26,7 +26,6 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.meeting", "meet"),
     ("c10d.meeting", "_over_hosts"),
     ("c10d.meeting", "_install_signal"),
-    ("c10d.process_group", "_register"),
     ("c10d.process_group", "build_later"),
     ("c10d.registration", "create"),
     ("c10d.registration", "_for_some_devices"),

@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
@@ -20,8 +21,6 @@ from .timing import AVERAGES, Plan
 from .values import REDOPS
 
 if TYPE_CHECKING:
-    import argparse
-
     import torch
 
 
@@ -98,7 +97,7 @@ def add_to(commands: Any, name: str = "bench", rank: Callable[[sweep.Sweep], obj
         "mpirun -n 4 python -m c10d_custom bench --against gloo,mpi",
     )
     bench.add_argument(
-        "operation",
+        "operations",
         type=_operations,
         nargs="?",
         default="all_reduce",
@@ -208,9 +207,9 @@ def _why_not(args: Any) -> str | None:
         return "-b is larger than -e"
     if args.ratio_to not in (None, "custom", *args.against):
         return f"--ratio-to {args.ratio_to}: not timed; it is of custom, {', '.join(args.against)}"
-    if any(o in REDUCING for o in args.operation) and args.redop not in dtypes.BY_DTYPE[args.dtype].reduces:
+    if any(o in REDUCING for o in args.operations) and args.redop not in dtypes.BY_DTYPE[args.dtype].reduces:
         return f"{args.redop.lower()} has no meaning for {name_of(args.dtype)}"
-    if any(o in ROOTED for o in args.operation) and not 0 <= args.root < ranks.count(args.ranks or 2):
+    if any(o in ROOTED for o in args.operations) and not 0 <= args.root < ranks.count(args.ranks or 2):
         return f"--root {args.root}: no such rank"
     for file in (args.json, args.plot):
         if file and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
@@ -237,19 +236,6 @@ def main(args: Any, parser: argparse.ArgumentParser, rank: Callable[[sweep.Sweep
         return machine.main(machine.Machine(args.limit, args.ranks, args.json, args.plot))
     args.against = args.threads or args.against
     plan = Plan(args.alternate == "call", args.rounds, args.seconds, args.calls, args.warmup, args.average)
-    todo = sweep.Sweep(
-        args.operation,
-        tuple(_sizes(args)),
-        args.dtype,
-        args.redop,
-        args.root,
-        args.asynchronous,
-        args.against,
-        args.ratio_to,
-        args.check,
-        args.busy,
-        plan,
-        args.json,
-        args.plot,
-    )
+    given = {**vars(args), "sizes": tuple(_sizes(args)), "plan": plan}
+    todo = sweep.Sweep(**{field.name: given[field.name] for field in fields(sweep.Sweep)})
     return ranks.run(rank, args.ranks or 2, todo)

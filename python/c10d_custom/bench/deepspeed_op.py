@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -77,16 +78,8 @@ def _job() -> Iterator[str]:
     mine: list[Any] = [f"{os.getpid()}-{os.urandom(4).hex()}"]
     dist.broadcast_object_list(mine, src=0)
     new = {"LOCAL_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "bench", "MASTER_PORT": mine[0]}
-    before = {name: os.environ.get(name) for name in new}
-    os.environ.update(new)
-    try:
+    with patch.dict(os.environ, new):
         yield f"deepspeed_allreduce_buffer_{os.getuid()}_bench_{mine[0]}"
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _started() -> tuple[Callable[..., object], int]:

@@ -22,7 +22,7 @@ from typing import Any
 from ..native import CpuPlace, lib
 from . import environment
 from .machine_part import BARRIER, Part, as_text
-from .sweep_picture import readable
+from .picture import draw_machine, readable
 
 LIMIT = 600  # s
 _OPERATIONS = "all_reduce", "all_gather", "all_to_all"
@@ -204,10 +204,9 @@ def main(what: Machine) -> int:
     if what.json:
         with open(what.json, "w") as f:
             json.dump({**about, "notes": notes, "published": PUBLISHED, "results": results}, f, indent=1)
-    if what.plot and results:
-        from .machine_picture import draw
-
-        draw(what.plot, f"{about['cpu']}, {len(cpus)} cores", results)
+    timed = [operation for operation in _OPERATIONS if any(r["operation"] == operation for r in results)]
+    if what.plot and timed:
+        draw_machine(what.plot, f"{about['cpu']}, {len(cpus)} cores", results, timed)
         print(what.plot)
     return 0 if results else 1
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .case import REDUCING, Unavailable, name_of, there_and_back
+from .case import REDUCING, ROOTED, Unavailable, name_of, there_and_back
 from .ranks import launched
 from .windows import around, neighbours
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _REDOPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+
+_NAMES = {"broadcast": "Bcast", "reduce_scatter": "Reduce_scatter_block"}  # of the others: as Allreduce
 
 
 def version() -> str | None:
@@ -63,7 +65,8 @@ class RawMpi:
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.operation in REDUCING and case.redop not in _REDOPS:
             raise Unavailable(f"MPI has no reduction {case.redop}")
-        return getattr(self, case.operation)(case, *(self._array(case, t) for t in (buffers.source, buffers.target)))
+        bound = {"windows": self._windows, "send_recv": self._send_recv}.get(case.operation, self._collective)
+        return bound(case, self._array(case, buffers.source), self._array(case, buffers.target))
 
     def _array(self, case: Case, tensor: torch.Tensor | None) -> Any:
         if tensor is None:
@@ -81,35 +84,20 @@ class RawMpi:
         start = partial(getattr(self.comm, "I" + name.lower()), *args, **options)
         return lambda: start().Wait()
 
-    def _op(self, case: Case) -> Any:
-        return getattr(self.MPI, _REDOPS[case.redop or ""])
+    def _collective(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        options = {"op": getattr(self.MPI, _REDOPS[case.redop or ""])} if case.operation in REDUCING else {}
+        if case.operation in ROOTED:
+            options["root"] = case.root
+        place = self.MPI.IN_PLACE
+        buffers = {
+            "all_reduce": (place, target),
+            "broadcast": (target,),
+            "reduce": (place, target) if case.rank == case.root else (target, None),
+        }.get(case.operation, (source, target))
+        name = _NAMES.get(case.operation) or case.operation.replace("_", "").capitalize()
+        return self._call(case, name, *buffers, **options)
 
-    def all_reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Allreduce", self.MPI.IN_PLACE, target, op=self._op(case))
-
-    def broadcast(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Bcast", target, root=case.root)
-
-    def reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        buffers = (self.MPI.IN_PLACE, target) if case.rank == case.root else (target, None)
-        return self._call(case, "Reduce", *buffers, op=self._op(case), root=case.root)
-
-    def all_gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Allgather", source, target)
-
-    def reduce_scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Reduce_scatter_block", source, target, op=self._op(case))
-
-    def all_to_all(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Alltoall", source, target)
-
-    def gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Gather", source, target, root=case.root)
-
-    def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, "Scatter", source, target, root=case.root)
-
-    def windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+    def _windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         """By MPI's one-sided operations, passive targets: data, then a count beside it."""
         (to, of), token = neighbours(case), target if case.rank else source
         comm: Any = self.comm
@@ -134,7 +122,7 @@ class RawMpi:
 
         return around(case, send, await_one)
 
-    def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+    def _send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):
             return lambda: None
         peer = case.size - 1 - case.rank

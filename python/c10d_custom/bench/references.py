@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from unittest.mock import patch
 
 import torch.distributed as dist
 
 from .. import empty
 from ..c10d import meeting
 from . import noop, windows
-from .case import Unavailable, there_and_back
+from .case import REDUCING, Unavailable, there_and_back
 from .deepspeed_op import DeepSpeedOp
 from .ranks import first_said
 from .raw_mpi import RawMpi
@@ -51,7 +52,8 @@ class Backend:
         return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        return getattr(self, case.operation)(case, buffers.source, buffers.target)
+        bound = {"windows": self._windows, "send_recv": self._send_recv}.get(case.operation, self._collective)
+        return bound(case, buffers.source, buffers.target)
 
     def _call(self, case: Case, function: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
         if not case.asynchronous:
@@ -59,33 +61,27 @@ class Backend:
         start = partial(function, *args, **options, group=self.group, async_op=True)
         return lambda: start().wait()
 
-    def all_reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.all_reduce, target, op=getattr(dist.ReduceOp, str(case.redop)))
+    def _collective(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+        def parts(whole: Any) -> Any:
+            return None if whole is None else list(whole.chunk(case.size))
 
-    def broadcast(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.broadcast, target, group_src=case.root)
+        calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str | None]] = {
+            "all_reduce": (dist.all_reduce, (target,), None),
+            "broadcast": (dist.broadcast, (target,), "group_src"),
+            "reduce": (dist.reduce, (target,), "group_dst"),
+            "all_gather": (dist.all_gather_into_tensor, (target, source), None),
+            "reduce_scatter": (dist.reduce_scatter_tensor, (target, source), None),
+            "all_to_all": (dist.all_to_all_single, (target, source), None),
+            "gather": (dist.gather, (source, parts(target)), "group_dst"),
+            "scatter": (dist.scatter, (target, parts(source)), "group_src"),
+        }
+        function, tensors, root = calls[case.operation]
+        options = {"op": getattr(dist.ReduceOp, str(case.redop))} if case.operation in REDUCING else {}
+        if root is not None:
+            options[root] = case.root
+        return self._call(case, function, *tensors, **options)
 
-    def reduce(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.reduce, target, group_dst=case.root, op=getattr(dist.ReduceOp, str(case.redop)))
-
-    def all_gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.all_gather_into_tensor, target, source)
-
-    def reduce_scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.reduce_scatter_tensor, target, source, op=getattr(dist.ReduceOp, str(case.redop)))
-
-    def all_to_all(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        return self._call(case, dist.all_to_all_single, target, source)
-
-    def gather(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        parts = None if target is None else list(target.chunk(case.size))
-        return self._call(case, dist.gather, source, parts, group_dst=case.root)
-
-    def scatter(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
-        parts = None if source is None else list(source.chunk(case.size))
-        return self._call(case, dist.scatter, target, parts, group_src=case.root)
-
-    def send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+    def _send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):
             return lambda: None
         peer = case.size - 1 - case.rank
@@ -103,7 +99,7 @@ class Backend:
             recv = partial(dist.recv, target, group=self.group, group_src=peer)
         return there_and_back(case.rank, send, recv)
 
-    def windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
+    def _windows(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         return windows.ring(self._registered.renew(self.group, target), case, source, target)
 
 
@@ -209,16 +205,11 @@ def _made(name: str, hosts: int) -> Reference:
 
 
 def _group_of_threads(threads: str) -> Any:
-    variable = "C10D_CUSTOM_THREADS"
-    before = os.environ.get(variable)
-    os.environ[variable] = threads
     meeting.configuration.cache_clear()
     try:
-        return _group("custom", 1)
+        with patch.dict(os.environ, {"C10D_CUSTOM_THREADS": threads}):
+            return _group("custom", 1)
     finally:
-        del os.environ[variable]
-        if before is not None:
-            os.environ[variable] = before
         meeting.configuration.cache_clear()
 
 

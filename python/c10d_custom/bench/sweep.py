@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import environment, noop, ranks, raw_mpi, references, table
+from . import environment, noop, picture, ranks, raw_mpi, references, table
 from .case import REDUCING, ROOTED, Case, Unavailable, name_of
 from .operations import KNOWN
 from .timing import Plan, Timed, times
@@ -176,8 +176,6 @@ def run(sweep: Sweep) -> bool:
             with open(sweep.json, "w") as f:
                 json.dump({**about, "results": results}, f, indent=1)
         if sweep.plot:
-            from .sweep_picture import draw
-
-            draw(sweep.plot, f"{dist.get_world_size()} ranks, {table.place(hosts, sweep.busy)}", results)
+            picture.draw(sweep.plot, f"{dist.get_world_size()} ranks, {table.place(hosts, sweep.busy)}", results)
             say(sweep.plot)
     return any(r["wrong"] for r in results)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import ProcessGroup
 
 from ..errors import AbortedError, UsageError
 from ..native import direct
@@ -226,15 +226,61 @@ def _forwarded(name: str) -> Callable[..., Any]:
 def _tensors(outputs: Any) -> list[torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
         return [outputs]
-    return (
-        [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []
-    )  # options of a barrier
+    # Else: options of a barrier.
+    return [t for output in outputs for t in _tensors(output)] if isinstance(outputs, list) else []
 
 
-class _Described:
-    """What torch asks a backend about itself. ``operations``: an Issuing."""
+# Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does
+# not keep our half of it alive.
+_in_use: set[CustomBackend] = set()
 
-    operations: Any
+
+def build_backend(new: NewGroup) -> CustomBackend:
+    """A CustomBackend for some devices of a group of torch's. Collective over the group's ranks, as `meet`."""
+    operations = Operations()
+    operations._set_up(*meet(new), new)
+    backend = CustomBackend(operations, owner=True)
+    _in_use.add(backend)
+    return backend
+
+
+class CustomBackend(TorchBackend):
+    """What `ProcessGroup._get_backend` answers. Forwards to ``operations``, an Operations. ``owner``: whether that
+    lives as long as this does. Otherwise it is the group, in which torch keeps this: a reference back would be a cycle
+    through C++, which nothing collects. Of torch's C++ too where REGISTERED."""
+
+    def __init__(self, operations: Issuing, owner: bool) -> None:
+        if REGISTERED:
+            TorchBackend.__init__(self, operations._group_rank, operations._group_size)
+        self._own = operations if owner else None
+        self._operations = weakref.ref(operations)
+
+    @property
+    def operations(self) -> Any:
+        found = self._operations()
+        if found is None:
+            raise AbortedError("this backend's group has been destroyed")
+        return found
+
+    def _below(self) -> Operations:
+        return self.operations if self._own is not None else below(self.operations)
+
+    @property
+    def options(self) -> Any:
+        if not REGISTERED:
+            return None
+        options = TorchBackend.Options(NAME, timeout=self.operations.timeout)
+        options.global_ranks_in_group = list(self.operations._transport.members)
+        options.group_name = self.operations._name
+        return options
+
+    def rank(self) -> int:  # C++ keeps those of before a reconfigure
+        return int(self.operations._group_rank)
+
+    def size(self) -> int:
+        return int(self.operations._group_size)
+
+    # --- what torch asks a backend about itself
 
     supports_splitting = True
     supports_coalescing = False  # batches of messages are several Works, as gloo's
@@ -268,14 +314,10 @@ class _Described:
     def getBackendName(self) -> str:
         return NAME
 
+    name = getBackendName
+
     def _get_backend_name(self) -> str:
         return IMPLEMENTATION
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self.operations.set_timeout(timeout)
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.operations.set_timeout(timeout)
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Of the default group: what its first collective there would do. Further groups take GPU memory when they are
@@ -286,160 +328,83 @@ class _Described:
     def perform_nocolor_split(self, device: object) -> None:
         """Ranks that are in none of the groups that a group is split into have nothing to do."""
 
+    # --- settings
 
-class DescribedBackend(_Described):
-    """What `ProcessGroup._get_backend` answers where torch has no Backend for Python."""
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.operations.set_timeout(timeout)
 
-    options = None
+    _set_default_timeout = set_timeout
 
-    def __init__(self, operations: Issuing) -> None:
-        self._operations = weakref.ref(operations)
+    def _set_group_uid(self, uid: str) -> None:
+        TorchBackend._set_group_uid(self, uid)  # type: ignore[attr-defined]
+        if self._own is not None:
+            self._own._name = self._own._transport.name = uid
 
-    @property
-    def operations(self) -> Any:
-        return self._operations()
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        self.operations._add_ephemeral_timeout(timeout)
 
-    def name(self) -> str:
-        return NAME
+    def _get_sequence_number_for_group(self) -> int:
+        return max(0, self.operations._get_sequence_number_for_group())
 
-    def rank(self) -> int:
-        return self.operations._group_rank
+    def _set_sequence_number_for_group(self) -> None:
+        """They begin at 0 on every rank."""
 
-    def size(self) -> int:
-        return self.operations._group_size
+    def _wait_for_pending_works(self) -> None:
+        self.operations._wait_for_pending_works()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DescribedBackend) and other.operations is self.operations
+    # --- operations with arguments of their own
 
-    def __hash__(self) -> int:
-        return id(self.operations)
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        given = getattr(opts, "timeout", opts)
+        given = given if isinstance(given, timedelta) and given > timedelta(0) else None
+        reached.yes = True
+        with direct.without_functions():
+            self._below().monitored_barrier(given, wait_all_ranks)
+
+    def start_coalescing(self) -> None:
+        self.operations._start_coalescing()
+
+    def end_coalescing(self) -> Any:
+        return self.operations._end_coalescing()
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
+
+    # --- life
+
+    def split(self, store: Store, ranks: list[int], opts: Any = None) -> CustomBackend:
+        """The backend of a new group of ``ranks``, as `Issuing._split`."""
+        operations, timeout = self.operations, getattr(opts, "_timeout", None)
+        name, devices = getattr(opts, "group_name", ""), operations._transport.device_types
+        if (new := operations._split(ranks, store, timeout, name, devices)) is None:
+            # torch 2.15 crashes on None from a Backend made in Python.
+            raise UsageError(
+                f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
+                f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
+                "new_group."
+            )
+        return build_backend(new)
+
+    def get_reconfigure_handle(self) -> str:
+        if self._own is not None:  # of a group of which other devices are another's
+            return super().get_reconfigure_handle()
+        return str(self.operations.get_reconfigure_handle())
+
+    def reconfigure(self, opts: Any) -> Any:
+        if self._own is not None:
+            return super().reconfigure(opts)
+        return self.operations.reconfigure(opts)
+
+    def abort(self) -> None:
+        self.operations.abort()
+
+    def shutdown(self) -> None:
+        if (operations := self._operations()) is not None:
+            operations.shutdown()
+        _in_use.discard(self)
 
 
-# Backends that have not been shut down. Where C++ alone refers to one (under TORCH_DISTRIBUTED_DEBUG=DETAIL), it does
-# not keep our half of it alive.
-_in_use: set[CustomBackend] = set()
-
-
-def build_backend(new: NewGroup) -> CustomBackend:
-    """A CustomBackend for some devices of a group of torch's. Collective over the group's ranks, as `meet`."""
-    operations = Operations()
-    operations._set_up(*meet(new), new)
-    backend = CustomBackend(operations, owner=True)
-    _in_use.add(backend)
-    return backend
-
-
-if REGISTERED:
-
-    @opaque_to_dynamo
-    class CustomBackend(_Described, TorchBackend):
-        """Forwards to ``operations``, an Operations. ``owner``: whether that lives as long as this does. Otherwise it
-        is the group, in which torch keeps this: a reference back would be a cycle through C++, which nothing
-        collects."""
-
-        def __init__(self, operations: Issuing, owner: bool) -> None:
-            TorchBackend.__init__(self, operations._group_rank, operations._group_size)
-            self._own = operations if owner else None
-            self._operations = weakref.ref(operations)
-            self._splits = 0
-
-        @property
-        def operations(self) -> Any:
-            found = self._operations()
-            if found is None:
-                raise AbortedError("this backend's group has been destroyed")
-            return found
-
-        def _below(self) -> Operations:
-            return self.operations if self._own is not None else below(self.operations)
-
-        @property
-        def options(self) -> Any:
-            options = TorchBackend.Options(NAME, timeout=self.operations.timeout)
-            options.global_ranks_in_group = list(self.operations._transport.members)
-            options.group_name = self.operations._name
-            return options
-
-        def rank(self) -> int:  # C++ keeps those of before a reconfigure
-            return int(self.operations._group_rank)
-
-        def size(self) -> int:
-            return int(self.operations._group_size)
-
-        # --- settings
-
-        def _set_group_uid(self, uid: str) -> None:
-            TorchBackend._set_group_uid(self, uid)  # type: ignore[attr-defined]
-            if self._own is not None:
-                self._own._name = self._own._transport.name = uid
-
-        def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-            self.operations._add_ephemeral_timeout(timeout)
-
-        def _get_sequence_number_for_group(self) -> int:
-            return max(0, self.operations._get_sequence_number_for_group())
-
-        def _set_sequence_number_for_group(self) -> None:
-            """They begin at 0 on every rank."""
-
-        def _wait_for_pending_works(self) -> None:
-            self.operations._wait_for_pending_works()
-
-        # --- operations with arguments of their own
-
-        def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-            given = getattr(opts, "timeout", opts)
-            given = given if isinstance(given, timedelta) and given > timedelta(0) else None
-            reached.yes = True
-            with direct.without_functions():
-                self._below().monitored_barrier(given, wait_all_ranks)
-
-        def start_coalescing(self) -> None:
-            self.operations._start_coalescing()
-
-        def end_coalescing(self) -> Any:
-            return self.operations._end_coalescing()
-
-        _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
-
-        # --- life
-
-        def split(self, store: Store, ranks: list[int], opts: Any = None) -> CustomBackend:
-            """The backend of a new group of ``ranks`` (of this group, in that order). Every rank of this group calls
-            it, with disjoint lists."""
-            operations, self._splits = self.operations, self._splits + 1
-            if operations._group_rank not in ranks:
-                # torch 2.15 crashes on None from a Backend made in Python.
-                raise UsageError(
-                    f"split_group of group {operations._name}: rank {operations._group_rank} is in none of the new "
-                    f"groups ({list(ranks)} is the first). Give it one, a group of its own if need be, or use "
-                    "new_group."
-                )
-            ours, timeout = "_".join(map(str, ranks)), getattr(opts, "_timeout", None)
-            name = getattr(opts, "group_name", "") or f"{operations._name}:split:{self._splits}:{ours}"
-            store, devices = PrefixStore(f"{self._splits}/{ours}", store), operations._transport.device_types
-            return build_backend(operations._part(store, ranks, timeout, name, devices))
-
-        def get_reconfigure_handle(self) -> str:
-            if self._own is not None:  # of a group of which other devices are another's
-                return super().get_reconfigure_handle()
-            return str(self.operations.get_reconfigure_handle())
-
-        def reconfigure(self, opts: Any) -> Any:
-            if self._own is not None:
-                return super().reconfigure(opts)
-            return self.operations.reconfigure(opts)
-
-        def abort(self) -> None:
-            self.operations.abort()
-
-        def shutdown(self) -> None:
-            if (operations := self._operations()) is not None:
-                operations.shutdown()
-            _in_use.discard(self)
-
-    for _name in FORWARDED:
-        _method = _forwarded(_name)
-        _method.__name__ = _name
-        setattr(CustomBackend, _name, _method)
-    opaque_to_dynamo(CustomBackend)
+for _name in FORWARDED:
+    _method = _forwarded(_name)
+    _method.__name__ = _name
+    setattr(CustomBackend, _name, _method)
+opaque_to_dynamo(CustomBackend)

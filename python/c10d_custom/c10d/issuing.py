@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
 from ..errors import CustomBackendError, UsageError
@@ -49,15 +50,14 @@ if TYPE_CHECKING:
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
     from ..transport.hosts.transport import HierarchicalTransport
-    from .call_stacks import CallStacks
     from .ddp_buckets import Buckets
-    from .window import Window, Windows
+    from .window import Window
 
 
 # The transports that trace_dump.py writes of, none where nothing asks for files. By id; iterated over in copies that
 # take no lock, as a signal may come at any time.
 traced: dict[int, weakref.ref[Transport]] = {}
-stacks: dict[int, CallStacks] = {}  # of those whose calls' stacks are remembered
+stacks: dict[int, Any] = {}  # trace_dump.py's CallStacks, of those whose calls' stacks are remembered
 written: set[int] = set()  # ids of those whose failure has been written
 
 
@@ -166,7 +166,10 @@ class Issuing:
         self._call_stacks = stacks.get(id(transport))  # which is to be told of each call, if any is
         self._closed = False
         self._buckets: Buckets | None = None  # ddp_buckets.py's
-        self._windows: Windows | None = None  # window.py's
+        # Of window.py: how many there have been, and what is registered, by the window's number. Peers may write to it
+        # until all deregister, whatever becomes of the window and the tensor here.
+        self._windows_made = 0
+        self._in_windows: dict[int, Any] = {}
         _live.add(self)
 
     # --- settings
@@ -204,13 +207,26 @@ class Issuing:
             self._lowered(self._transport.issue, call)
             self._run([call])
 
-    def _part(
-        self, store: Store, ranks: list[int], timeout: timedelta | None, name: str, devices: list[str] | None
-    ) -> NewGroup:
-        """What makes a group of ``ranks`` of this one, in that order; this rank is one of them."""
-        strangers, rank, timeout = self._transport.strangers, ranks.index(self._group_rank), timeout or self._timeout
+    def _split(
+        self, ranks: list[int], store: Store, timeout: timedelta | None, name: str | None, devices: list[str] | None
+    ) -> NewGroup | None:
+        """What makes a group of ``ranks`` of this one, in that order; None on the other ranks. Every rank of this group
+        calls it, with disjoint lists."""
+        self._splits += 1
+        if self._group_rank not in ranks:
+            return None
+        strangers, ours = self._transport.strangers, "_".join(map(str, ranks))
         members = None if strangers else [self._transport.members[r] for r in ranks]
-        return NewGroup(store, rank, len(ranks), timeout, name, members, devices=devices, strangers=strangers)
+        return NewGroup(
+            PrefixStore(f"split/{self._splits}/{ours}", store),
+            ranks.index(self._group_rank),
+            len(ranks),
+            timeout or self._timeout,
+            name or f"{self._name}:split:{self._splits}:{ours}",
+            members,
+            devices=devices,
+            strangers=strangers,
+        )
 
     # --- windows
 
@@ -358,29 +374,16 @@ class Issuing:
         self,
         name: str,
         opts: Any,
-        timeout: timedelta | None,
-        tensors: list[torch.Tensor],
-        lower: Callable[..., Any],
-        *arguments: Any,
-        inputs: Sequence[torch.Tensor] | None = None,
-        tried: int = SLOW_PATH,
-    ) -> Work | DoneWork:
-        """``tensors`` are what the operation leaves; a profiler is shown ``inputs``, or those where they are both;
-        ``tried``: what `_fast` has returned."""
-        return self._coalesced(name, opts, tensors, lower, [arguments], inputs, timeout, tried, always_counts=False)
-
-    def _coalesced(
-        self,
-        name: str,
-        opts: Any,
         tensors: list[torch.Tensor],
         lower: Callable[..., Any],
         argument_lists: Sequence[Sequence[Any]],
         inputs: Sequence[torch.Tensor] | None = None,
         timeout: timedelta | None = None,
         tried: int = SLOW_PATH,
-        always_counts: bool = True,  # all_reduce, too, as torch's own groups do of these
+        always_counts: bool = True,  # of coalesced ones: all_reduce, too, as torch's own groups do
     ) -> Work | DoneWork:
+        """``tensors`` are what the operations leave; a profiler is shown ``inputs``, or those where they are both;
+        ``tried``: what `_fast` has returned."""
         if self._call_stacks is not None and tried == SLOW_PATH:
             self._call_stacks.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, timeout)
@@ -511,14 +514,14 @@ class Issuing:
             for w in works:
                 w.settle()
 
-        stream_ops = [f for w in works if isinstance(w, DeviceWork) for f in w._stream_ops]
+        stream_ops = [f for w in works for f in w.stream_ops]
         return self._work(tickets, tensors, finish, works, stream_ops, eager=False)
 
     def _work(
         self, tickets: list[Ticket], tensors: Any, finish: Any, keep: object, stream_ops: list[Any], eager: bool
     ) -> Work:
-        what = self._completer, tickets, tensors, finish, keep
-        work = DeviceWork(*what, stream_ops) if stream_ops else Work(*what)
+        work = (DeviceWork if stream_ops else Work)(self._completer, tickets, tensors, finish, keep)
+        work.stream_ops = stream_ops
         self._completer.adopt(work, eager)
         return work
 

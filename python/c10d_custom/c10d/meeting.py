@@ -26,7 +26,7 @@ from .issuing import Issuing, NewGroup, close_groups_first, close_groups_last
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Store
 
@@ -122,10 +122,7 @@ class _Meeting:
             letters = Letters(
                 neighbours, self.members, self.rank, group, self.seconds, processes, membership.look, membership.waiting
             )
-            with self._giving_up(letters):
-                _install_signal(configuration())
-                cpu = ShmTransport(letters, configuration(), self.name, self.members)
-                letters.complete()
+            cpu = self._by_letters(letters)
             return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), own.plain
 
     def of(self, roster: Roster) -> _Met:
@@ -133,8 +130,13 @@ class _Meeting:
         if (neighbours := roster.neighbours) is None:
             return self.under(roster.digest)
         neighbours.mailbox.sweep()
-        _install_signal(configuration())
-        cpu = self._by_letters(neighbours, self.seconds, self.processes or Processes(), roster.look, roster.waiting)
+        processes = self.processes or Processes()
+        cpu = self._by_letters(
+            Letters(
+                neighbours, range(roster.size), self.rank, "", self.seconds, processes, roster.look, roster.waiting
+            ),
+            neighbours,
+        )
         return ByDevice(cpu, configuration(), one_host=True, devices=self.devices), self.store.plain
 
     @contextlib.contextmanager
@@ -190,8 +192,10 @@ class _Meeting:
                 neighbours = Neighbours(
                     mailbox, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
                 )
+                ranks, left, processes = range(len(self.members)), exchange.left(), exchange.processes
                 look, waiting = membership.look, membership.waiting
-                cpu = self._by_letters(neighbours, exchange.left(), exchange.processes, look, waiting)
+                letters = Letters(neighbours, ranks, self.rank, "", left, processes, look, waiting)
+                cpu = self._by_letters(letters, neighbours)
                 exchange.all_heard()
                 mailbox = None
             elif one_host:
@@ -228,20 +232,12 @@ class _Meeting:
             )
             return HierarchicalTransport(group)
 
-    def _by_letters(
-        self,
-        neighbours: Neighbours,
-        seconds: float,
-        processes: Processes,
-        look: Callable[[], None],
-        waiting: Callable[[], set[int]],
-    ) -> ShmTransport:
-        """Of all the ``neighbours``, which they keep."""
-        letters = Letters(neighbours, range(len(self.members)), self.rank, "", seconds, processes, look, waiting)
+    def _by_letters(self, letters: Letters, keeps: Neighbours | None = None) -> ShmTransport:
         with self._giving_up(letters):
+            _install_signal(configuration())
             transport = ShmTransport(letters, configuration(), self.name, self.members)
             letters.complete()
-        transport.neighbours = neighbours
+        transport.neighbours = keeps
         return transport
 
 

@@ -143,13 +143,11 @@ class _MonitoredBarrier:
             ticket = self._post(method, peer, word)
             while not ticket.wait(_LOOK, True):
                 self._look()
-        except CustomBackendError as error:
-            if ticket is None:
+        except BaseException as error:  # of a signal handler, too
+            if ticket is not None and not ticket.done():
+                ticket.withdraw()
+            if ticket is None and isinstance(error, CustomBackendError):
                 self._fail(error)
-            self._withdraw(ticket)
-            raise
-        except BaseException:  # of a signal handler
-            self._withdraw(ticket)
             raise
         failure = ticket.error()
         if isinstance(failure, CustomBackendError):
@@ -157,11 +155,6 @@ class _MonitoredBarrier:
         if failure is not None:
             raise failure
         return word.value
-
-    @staticmethod
-    def _withdraw(ticket: Ticket | None) -> None:
-        if ticket is not None and not ticket.done():
-            ticket.withdraw()
 
     def _fail(self, error: CustomBackendError) -> None:
         """Raises ``error``, or the CollectiveMismatchError for which the group ended meanwhile."""

@@ -86,6 +86,17 @@ def fast_path(op: Op, options: type[Any]) -> FastPath:
     return op, options, SHAPES[op].rooted, SHAPES[op].reduces
 
 
+_AS_THEY_ARE = _as_it_is, _as_it_is
+_ALL_REDUCES = _Form("allreduce_coalesced", "all_reduce", (), ("op",))
+_ALL_GATHERS = _Form("allgather_coalesced", "all_gather", (), ())
+_ALL_GATHERS_SINGLE = _Form(
+    "all_gather_single_coalesced", "all_gather_into_tensor_coalesced", (), (), "all_gather_single"
+)
+_REDUCE_SCATTERS_SINGLE = _Form(
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", (), ("op",), "reduce_scatter_single"
+)
+_ALL_TO_ALL_SINGLE = _Form("all_to_all_single", "all_to_all", _AS_THEY_ARE, (), "all_to_all_single")
+_GATHER_SINGLE = _Form("gather_single", "gather_single", _AS_THEY_ARE, ("root",))
 _BARRIER, _ALL_TO_ALL = fast_path(Op.barrier, BarrierOptions), fast_path(Op.all_to_all, AllToAllOptions)
 
 
@@ -132,27 +143,41 @@ def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
 class Operations(Issuing):
     """What a ProcessGroup and a Backend of this package have in common."""
 
-    def _slowly(self, form: _Form, tried: int, tensors: tuple[Any, ...], *given: Any) -> Issued:
+    def _slowly(
+        self, form: _Form, tried: int, tensors: tuple[Any, ...], *given: Any, splits: tuple[list[int], ...] = ()
+    ) -> Issued:
         """The operation of that form, which the fast path has not taken: ``tried``, what it has said; ``tensors``:
         output and input, or what is both; ``given``: what else c10d's caller has passed."""
         if tried == SLOW_PATH and self._by_torch(*tensors):
-            return self._dispatched(form.method, *tensors, *given)
+            return self._dispatched(form.method, *tensors, *splits, *given)
+        return self._lowered_as(form, tried, tensors, given, splits)
+
+    def _lowered_as(
+        self, form: _Form, tried: int, tensors: tuple[Any, ...], given: Sequence[Any], splits: Sequence[Any] = ()
+    ) -> Issued:
         opts, root, op, timeout = _by_type(given)
         taken = [self._lowered(take, each, form.name) for take, each in zip(form.takes, tensors)]
         if form.method == "allreduce" and taken[0].is_sparse:
             return self._sparse_all_reduce(taken[0], op, opts, timeout)
         outputs, *inputs = ([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)
+        arguments = *taken, *splits, *(root if what == "root" else op for what in form.more)
+        lower = getattr(self._lower, form.lower)
         return self._collective(
-            form.name,
-            opts,
-            timeout,
-            outputs,
-            getattr(self._lower, form.lower),
-            *taken,
-            *(root if what == "root" else op for what in form.more),
-            inputs=inputs[0] if inputs else None,
-            tried=tried,
+            form.name, opts, outputs, lower, [arguments], inputs[0] if inputs else None, timeout, tried, False
         )
+
+    def _several(self, form: _Form, opts: Any, *tensors: Any) -> Issued:
+        """An operation of that form with each of these outputs and inputs, or of what is both."""
+        if self._by_torch(*tensors):
+            return self._dispatched(form.method, *tensors, opts)
+        outputs, *inputs = tensors
+        if form is _ALL_GATHERS:  # c10d passes, for each rank, one output for each input
+            outputs = [[of_rank[i] for of_rank in outputs] for i in range(len(inputs[0]))]
+        op = [opts.reduceOp if opts is not None else ReduceOp.SUM for _ in form.more]
+        arguments = [(*each, *op) for each in zip(outputs, *inputs, strict=True)]
+        written = [t for each in outputs for t in (each if isinstance(each, list) else [each])]
+        lower = getattr(self._lower, form.lower)
+        return self._collective(form.name, opts, written, lower, arguments, inputs[0] if inputs else None)
 
     broadcast = _of_one(Op.broadcast, BroadcastOptions, "broadcast", "root")
     allreduce = _of_one(Op.all_reduce, AllreduceOptions, "allreduce", "op")
@@ -161,7 +186,7 @@ class Operations(Issuing):
     all_gather_single = _of_two(
         Op.all_gather,
         AllgatherOptions,
-        _Form("all_gather_single", "_all_gather_base", (_as_it_is, _as_it_is), (), "all_gather_single"),
+        _Form("all_gather_single", "_all_gather_base", _AS_THEY_ARE, (), "all_gather_single"),
     )
     reduce_scatter = _of_two(
         Op.reduce_scatter, ReduceScatterOptions, _Form("reduce_scatter", "reduce_scatter", (_one, _list), ("op",))
@@ -169,64 +194,29 @@ class Operations(Issuing):
     reduce_scatter_single = _of_two(
         Op.reduce_scatter,
         ReduceScatterOptions,
-        _Form(
-            "reduce_scatter_single", "_reduce_scatter_base", (_as_it_is, _as_it_is), ("op",), "reduce_scatter_single"
-        ),
+        _Form("reduce_scatter_single", "_reduce_scatter_base", _AS_THEY_ARE, ("op",), "reduce_scatter_single"),
     )
-    alltoall = _of_two(Op.all_to_all, AllToAllOptions, _Form("alltoall", "all_to_all", (_as_it_is, _as_it_is), ()))
+    alltoall = _of_two(Op.all_to_all, AllToAllOptions, _Form("alltoall", "all_to_all", _AS_THEY_ARE, ()))
     gather = _of_two(Op.gather, GatherOptions, _Form("gather", "gather", (_list, _one), ("root",)))
     scatter = _of_two(Op.scatter, ScatterOptions, _Form("scatter", "scatter", (_one, _list), ("root",)))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
-        if self._by_torch(tensors):
-            return self._dispatched("allreduce_coalesced", tensors, opts)
-        op = opts.reduceOp if opts is not None else ReduceOp.SUM
-        return self._coalesced("all_reduce", opts, list(tensors), self._lower.all_reduce, [(t, op) for t in tensors])
+        return self._several(_ALL_REDUCES, opts, tensors)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
-        if self._by_torch(output_lists, inputs):
-            return self._dispatched("allgather_coalesced", output_lists, inputs, opts)
-        # c10d passes, for each rank, one output for each input.
-        per_input = [[of_rank[i] for of_rank in output_lists] for i in range(len(inputs))]
-        return self._coalesced(
-            "all_gather",
-            opts,
-            [t for outs in per_input for t in outs],
-            self._lower.all_gather,
-            list(zip(per_input, inputs)),
-            inputs=inputs,
-        )
+        return self._several(_ALL_GATHERS, opts, output_lists, inputs)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
-        if self._by_torch(outputs, inputs):
-            return self._dispatched("all_gather_single_coalesced", outputs, inputs, opts)
-        return self._coalesced(
-            "all_gather_into_tensor_coalesced",
-            opts,
-            list(outputs),
-            self._lower.all_gather_single,
-            list(zip(outputs, inputs, strict=True)),
-            inputs=inputs,
-        )
+        return self._several(_ALL_GATHERS_SINGLE, opts, outputs, inputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
-        if self._by_torch(outputs, inputs):
-            return self._dispatched("reduce_scatter_single_coalesced", outputs, inputs, opts)
-        op = opts.reduceOp if opts is not None else ReduceOp.SUM
-        return self._coalesced(
-            "reduce_scatter_tensor_coalesced",
-            opts,
-            list(outputs),
-            self._lower.reduce_scatter_single,
-            [(o, i, op) for o, i in zip(outputs, inputs, strict=True)],
-            inputs=inputs,
-        )
+        return self._several(_REDUCE_SCATTERS_SINGLE, opts, outputs, inputs)
 
     def all_to_all_single(
         self,
@@ -241,24 +231,8 @@ class Operations(Issuing):
         if not output_splits and not input_splits:
             if type(tried := self._fast(_ALL_TO_ALL, opts, input, output)) is not int:
                 return tried
-        if tried == SLOW_PATH and self._by_torch(output, input):
-            return self._dispatched(
-                "all_to_all_single", output, input, list(output_splits), list(input_splits), opts, timeout
-            )
-        opts, _, _, timeout = _by_type((opts, timeout))
-        return self._collective(
-            "all_to_all",
-            opts,
-            timeout,
-            [output],
-            self._lower.all_to_all_single,
-            output,
-            input,
-            list(output_splits),
-            list(input_splits),
-            inputs=[input],
-            tried=tried,
-        )
+        splits = list(output_splits), list(input_splits)
+        return self._slowly(_ALL_TO_ALL_SINGLE, tried, (output, input), opts, timeout, splits=splits)
 
     def gather_single(
         self,
@@ -270,10 +244,7 @@ class Operations(Issuing):
     ) -> Issued:
         if self._unlike_memory(output, input):
             return self._dispatched("gather_single", output, input, opts, root, timeout)
-        opts, root, _, timeout = _by_type((opts, root, timeout))
-        return self._collective(
-            "gather_single", opts, timeout, [output], self._lower.gather_single, output, input, root, inputs=[input]
-        )
+        return self._lowered_as(_GATHER_SINGLE, SLOW_PATH, (output, input), (opts, root, timeout))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Issued:
         given = getattr(opts, "device_ids", None) if torch.cuda.is_initialized() else None
@@ -285,9 +256,8 @@ class Operations(Issuing):
         opts, _, _, timeout = _by_type((opts, timeout))
         # For a group that has had CUDA tensors a barrier is one for the GPUs' work, too.
         devices = [*self._transport.devices(), *(torch.device("cuda", index) for index in (given or ())[:1])]
-        return self._collective(
-            "barrier", opts, timeout, [], self._lower.barrier, devices[-1] if devices else None, tried=tried
-        )
+        device = devices[-1] if devices else None
+        return self._collective("barrier", opts, [], self._lower.barrier, [(device,)], None, timeout, tried, False)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         if self._unlike_memory():

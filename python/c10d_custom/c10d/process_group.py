@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed import HashStore, PrefixStore, ProcessGroup
+from torch.distributed import HashStore, ProcessGroup
 
 from ..call import seconds_of
 from ..errors import UsageError
 from . import IMPLEMENTATION, NAME, optional, served_devices
-from .backend import FORWARDED, DescribedBackend, Dispatching
+from .backend import FORWARDED, CustomBackend, Dispatching
 from .issuing import NewGroup, close_groups_first, live
 from .meeting import meet
 from .torch_private import REGISTERED, group_of_name, is_being_made, opaque_to_dynamo
@@ -78,21 +78,19 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
     def __init__(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
         ProcessGroup.__init__(self, new.rank, new.size)
         self._set_up(transport, store, new)
-        self._backend: Any = DescribedBackend(self)
+        self._backend = CustomBackend(self, owner=False)
         if REGISTERED:
             with optional("what torch's C++ calls by itself (torch.ops.c10d, the Flight Recorder, other hooks)"):
                 self._register()
 
     def _register(self) -> None:
         """Makes this group's backend known to torch's C++."""
-        from .backend import CustomBackend  # where there is one
-
-        kind, backend = ProcessGroup.BackendType.CUSTOM, CustomBackend(self, owner=False)
+        kind = ProcessGroup.BackendType.CUSTOM
         ProcessGroup._set_default_backend(self, kind)
         for device in self._devices():
-            ProcessGroup._register_backend(self, device, kind, backend)
-        backend._set_group_uid(self._name)
-        self._backend, self._registered = backend, True
+            ProcessGroup._register_backend(self, device, kind, self._backend)
+        self._backend._set_group_uid(self._name)
+        self._registered = True
 
     # --- identity and settings
 
@@ -192,16 +190,11 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         group_desc: str | None = None,
         device_types: Sequence[Any] | None = None,
     ) -> CustomProcessGroup | None:
-        """A group of ``ranks`` (of this group, in that order); None on the other ranks. Every rank of
-        this group calls it, with disjoint lists. ``device_types``: those of its devices that the new group is for."""
-        self._splits += 1
-        if self._group_rank not in ranks:
-            return None
-        ours = "_".join(map(str, ranks))
-        name = group_name or f"{self._name}:split:{self._splits}:{ours}"
-        store = PrefixStore(f"split/{self._splits}/{ours}", self._store)
+        """A group of ``ranks``, as `_split`. ``device_types``: those of this group's devices that it is for."""
         devices = self._transport.device_types if device_types is None else [torch.device(d).type for d in device_types]
-        new = self._part(store, ranks, timeout, name, devices)
+        new = self._split(ranks, self._store, timeout, group_name, devices)
+        if new is None:
+            return None
         new.first = getattr(opts, "is_high_priority_stream", False) is True
         group = build(new)
         group.setGroupDesc(group_desc or f"{self._desc}:split")

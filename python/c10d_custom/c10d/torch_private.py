@@ -94,24 +94,17 @@ with optional("collectives under way as inputs of compiled graphs"):
     works_are_graph_inputs = _distributed_c10d._allow_inflight_collective_as_graph_input
     register_work = _distributed_c10d._register_work
 
+# Whether torch takes a Backend made in Python.
+REGISTERED = False
 try:
     from torch._C._distributed_c10d import Backend as TorchBackend
-except ImportError:
-    TorchBackend = object  # type: ignore[misc, assignment]
 
-
-def _made_in_python() -> bool:
-    class Probe(TorchBackend):
+    class _Probe(TorchBackend):
         pass
 
-    try:
-        return Probe(0, 1) is not None
-    except TypeError:  # "No constructor defined": before torch 2.14
-        return False
-
-
-# Whether torch takes a Backend made in Python.
-REGISTERED = _made_in_python()
+    REGISTERED = _Probe(0, 1) is not None
+except (ImportError, TypeError):  # "No constructor defined": before torch 2.14
+    TorchBackend = object  # type: ignore[misc, assignment]
 
 
 def is_being_made(group: Any) -> bool:

@@ -35,21 +35,10 @@ _ROOM = 2048  # bytes of what a rank says of its tensor
 _DONE = DoneWork([])
 
 
-class Windows:
-    """Those of one group. ``memory``: what is registered, by the window's number: peers may write to it until all
-    deregister, whatever becomes of the window and the tensor here."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.memory: dict[int, Any] = {}
-
-
 def new_window(group: Any, tensor: torch.Tensor | None) -> Window:
     """ProcessGroup.new_window; ``group``: an Issuing."""
-    if group._windows is None:
-        group._windows = Windows()
-    group._windows.made += 1
-    window = Window(group, group._windows.made)
+    group._windows_made += 1
+    window = Window(group, group._windows_made)
     if tensor is not None:
         window.tensor_register(tensor)
     return window
@@ -86,7 +75,7 @@ class Window:
         `c10d_custom.empty`. It stays until all deregister, be it ``owning`` or not. UsageError on all ranks if one
         refuses its tensor."""
         if self._memory is not None:
-            raise UsageError(self._says("tensor_register", "double registration: deregister its tensor first"))
+            raise self._usage("tensor_register", "double registration: deregister its tensor first")
         transport, signals, error = self._group.cpu_transport, None, None
         said = _Said(self._number, "", "uint8", [], 0, 0)
         try:
@@ -99,13 +88,11 @@ class Window:
         for rank, its in enumerate(everyone):
             if its.refused:
                 why = f"rank {rank} refused its tensor: {its.refused}"
-                raise error or UsageError(self._says("tensor_register", why))
+                raise error or self._usage("tensor_register", why)
         if len({its.window for its in everyone}) > 1:
             order = ", ".join(f"rank {r} its number {its.window}" for r, its in enumerate(everyone))
-            raise UsageError(
-                self._says(
-                    "tensor_register", f"the ranks register different windows ({order}); they make them in one order"
-                )
+            raise self._usage(
+                "tensor_register", f"the ranks register different windows ({order}); they make them in one order"
             )
         parts = [Part(_dtype(its.dtype), its.items, its.data, its.signals) for its in everyone]
         memory: RemoteMemory
@@ -114,8 +101,7 @@ class Window:
             memory = SharedMemory(transport, parts)
         else:
             memory = SentMemory(transport, self._number, tensor.detach(), self._why_not_shared(parts))
-        assert self._group._windows is not None
-        self._group._windows.memory[self._number] = tensor, signals, memory
+        self._group._in_windows[self._number] = tensor, signals, memory
         self._all, self._tensor, self._memory, self._fast = everyone, tensor, memory, memory.fast
 
     def tensor_deregister(self) -> None:
@@ -124,8 +110,7 @@ class Window:
         memory = self._registered("tensor_deregister")
         self._fast = self._memory = None
         memory.finish(self._group._transport.run, self._group._seconds)
-        if self._group._windows is not None:
-            self._group._windows.memory.pop(self._number, None)
+        self._group._in_windows.pop(self._number, None)
         self._tensor, self._all = None, []
 
     # --- what is one-sided
@@ -144,18 +129,14 @@ class Window:
         rank = self._rank("put", rank)
         dtype, its = self._check("put", tensor), self._all[rank]
         if dtype.name != its.dtype:
-            raise UsageError(
-                self._says(
-                    "put", f"the tensor is of torch.{dtype.name}, the window of rank {rank} of torch.{its.dtype}"
-                )
+            raise self._usage(
+                "put", f"the tensor is of torch.{dtype.name}, the window of rank {rank} of torch.{its.dtype}"
             )
         if offset < 0 or offset + tensor.numel() > its.items:
-            raise UsageError(
-                self._says(
-                    "put",
-                    f"{tensor.numel()} elements at offset {offset} exceeds the window size of rank {rank}, "
-                    f"{its.items} elements",
-                )
+            raise self._usage(
+                "put",
+                f"{tensor.numel()} elements at offset {offset} exceeds the window size of rank {rank}, "
+                f"{its.items} elements",
             )
         memory.put(rank, tensor.detach(), offset)
 
@@ -212,29 +193,31 @@ class Window:
 
     # --- errors, and what ranks tell each other
 
-    def _says(self, name: str, what: str) -> str:
-        group = self._group
-        return f"{name} of group {group._name}, rank {group._group_rank}: {what}"
+    def _call(self, name: str) -> str:
+        return f"{name} of group {self._group._name}, rank {self._group._group_rank}"
+
+    def _usage(self, name: str, what: str) -> UsageError:
+        return UsageError(f"{self._call(name)}: {what}")
 
     def _registered(self, name: str) -> RemoteMemory:
         if self._memory is None:
-            raise UsageError(self._says(name, "the window is not registered: call tensor_register first, on all ranks"))
+            raise self._usage(name, "the window is not registered: call tensor_register first, on all ranks")
         return self._memory
 
     def _rank(self, name: str, rank: Any) -> int:
         if not isinstance(rank, int) or not 0 <= rank < self._group._group_size:
-            raise UsageError(self._says(name, f"there is no rank {rank} in a group of {self._group._group_size}"))
+            raise self._usage(name, f"there is no rank {rank} in a group of {self._group._group_size}")
         return rank
 
     def _check(self, name: str, tensor: Any) -> dtypes.DType:
         if not isinstance(tensor, torch.Tensor):
-            raise UsageError(self._says(name, f"expected a tensor, got {type(tensor).__name__}"))
+            raise self._usage(name, f"expected a tensor, got {type(tensor).__name__}")
         if not tensor.is_cpu:
-            raise UsageError(self._says(name, f"the tensor is on {tensor.device}: windows are of CPU tensors only"))
+            raise self._usage(name, f"the tensor is on {tensor.device}: windows are of CPU tensors only")
         if tensor.layout is not torch.strided or direct.stands_for_another(tensor):
-            raise UsageError(self._says(name, f"a {type(tensor).__name__} of {tensor.layout} has no memory of its own"))
+            raise self._usage(name, f"a {type(tensor).__name__} of {tensor.layout} has no memory of its own")
         if not is_plain(tensor):
-            raise UsageError(self._says(name, "the tensor is not contiguous"))
+            raise self._usage(name, "the tensor is not contiguous")
         return dtypes.lookup(tensor.dtype)
 
     def _failed(self, peer: int, status: int, began: float) -> None:
@@ -248,11 +231,8 @@ class Window:
         its = self._group.cpu_transport.peers()[peer]
         doing = f"is {its.state}, and has entered {'no collective' if its.calling == '-' else its.calling}"
         return CollectiveTimeoutError(
-            self._says(
-                "wait_signal",
-                f"Timed out after {waited:.3f} s: rank {peer} has not signalled. Its process ({its.pid}) {doing}. "
-                "The window and the group go on",
-            )
+            f"{self._call('wait_signal')}: Timed out after {waited:.3f} s: rank {peer} has not signalled. Its process "
+            f"({its.pid}) {doing}. The window and the group go on"
         )
 
     def _tell(self, said: _Said) -> list[_Said]:

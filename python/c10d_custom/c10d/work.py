@@ -19,7 +19,6 @@ from ..threads import GPU, Lent, lend, rest, threading, time
 from .torch_private import register_work
 
 if TYPE_CHECKING:
-    import torch
     from torch.futures import Future
 
     from ..call import StreamOp
@@ -119,6 +118,7 @@ class Work(_TorchWork):
     _settling = _over = _wanted = False
     _error: BaseException | None = None
     _graph_inputs: Sequence[torch.Tensor] = ()
+    stream_ops: Sequence[StreamOp] = ()  # of a DeviceWork: what tells of the GPU's side, one for each operation
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Work(_TorchWork):
         half of a Work alive, the completer does."""
         self._graph_inputs = self._tensors
         if register and register_work is not None:
-            self._completer.hold(self)
+            self._completer.held.add(self)
             for tensor in self._tensors:
                 register_work(tensor, self)
 
@@ -170,7 +170,7 @@ class Work(_TorchWork):
         tensors, self._graph_inputs = self._graph_inputs, ()  # first: wait_tensor comes back here
         for tensor in tensors:
             torch.ops._c10d_functional.wait_tensor(tensor)  # the only way out of torch's registry
-        self._completer.release(self)
+        self._completer.held.discard(self)
 
     def is_completed(self) -> bool:
         if self.has_ended():
@@ -320,35 +320,23 @@ class DeviceWork(Work):
     each operation. What was kept is so until the stream of the issue waits, which then frees it in its order, or the
     GPU is done: another stream's wait says nothing to that one, from whose memory plain copies are made."""
 
-    def __init__(
-        self,
-        completer: Completer,
-        tickets: Sequence[Ticket],
-        tensors: list[torch.Tensor],
-        finish: Callable[[], None] | None,
-        keep: object,
-        stream_ops: Sequence[StreamOp],
-    ) -> None:
-        super().__init__(completer, tickets, tensors, finish, keep)
-        self._stream_ops = stream_ops
-
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         began = time.monotonic()
         super().wait(timeout)
-        for stream_op in self._stream_ops:
+        for stream_op in self.stream_ops:
             stream_op.join()
         if seconds and seconds > 0:
             self._await_gpu(began, seconds)
             super()._let_go()
-        elif all(f.joined_at_home() for f in self._stream_ops):
+        elif all(f.joined_at_home() for f in self.stream_ops):
             super()._let_go()
         return True
 
     def has_ended(self) -> bool:
         if not super().has_ended():
             return False
-        if self._error is None and not all(f.completed() for f in self._stream_ops):
+        if self._error is None and not all(f.completed() for f in self.stream_ops):
             return False
         super()._let_go()
         return True
@@ -357,13 +345,13 @@ class DeviceWork(Work):
         """Milliseconds on the GPU."""
         if not self.is_completed():
             raise UsageError("Work._get_duration: it is not done yet")
-        timed = [duration for f in self._stream_ops if (duration := getattr(f, "duration", None))]
+        timed = [duration for f in self.stream_ops if (duration := getattr(f, "duration", None))]
         if not timed:
             raise UsageError("Work._get_duration: the group's calls are timed after its _enable_collectives_timing()")
         return float(max(duration() for duration in timed))
 
     def _await_gpu(self, began: float, seconds: float) -> None:
-        while not all(f.completed() for f in self._stream_ops):
+        while not all(f.completed() for f in self.stream_ops):
             if time.monotonic() >= began + seconds:
                 raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
             rest(GPU, time.monotonic() - began)
@@ -373,13 +361,13 @@ class DeviceWork(Work):
             super()._let_go()
 
     def _new_future(self) -> Future[Any]:
-        return self._stream_ops[0].future(self._stream_ops)
+        return self.stream_ops[0].future(self.stream_ops)
 
     def _resolve(self, future: Future[Any]) -> None:
         if self._error is not None:
             future.set_result(_Failure(self._error))
         else:
-            self._stream_ops[0].resolve(future, self._tensors, self._stream_ops)
+            self.stream_ops[0].resolve(future, self._tensors, self.stream_ops)
 
 
 # A Work that C++ alone refers to (DDP.join keeps one from forward to backward) loses its Python half,
@@ -421,7 +409,7 @@ class Completer:
         self._watched: dict[int, tuple[Work, int]] = {}  # token -> (work, index of the ticket it stands for)
         self._in_flight: OrderedDict[Work, None] = OrderedDict()  # keeps Works, with their tensors, until they end
         self._remembered: deque[Work] = deque(maxlen=_REMEMBERED)
-        self._held: set[Work] = set()  # Works that torch's registry of graph inputs has
+        self.held: set[Work] = set()  # Works that torch's registry of graph inputs has: kept alive for it
         self._idle = 0
         self._threads: set[Lent] = set()
 
@@ -460,13 +448,6 @@ class Completer:
 
     def forget(self, work: Work) -> None:
         self._in_flight.pop(work, None)  # a step that nothing interrupts; `_sweep` knows that it comes at any moment
-
-    def hold(self, work: Work) -> None:
-        """Keeps ``work`` alive until `release`."""
-        self._held.add(work)
-
-    def release(self, work: Work) -> None:
-        self._held.discard(work)
 
     def watch(self, work: Work, index: int = 0) -> None:
         """Settles ``work`` once its tickets, from ``index`` on, are done."""

@@ -6,6 +6,8 @@ import json
 import textwrap
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from .._version import __version__
@@ -78,3 +80,18 @@ def _verdict(findings: list[Finding]) -> str:
 def as_json(findings: list[Finding]) -> str:
     said = [{"name": f.name, "state": f.state.name.lower(), "text": f.text, "facts": f.facts} for f in findings]
     return json.dumps({"version": __version__, "status": int(worst(findings)), "findings": said}, indent=1)
+
+
+def there(module: str, *distributions: str) -> str | None:
+    """Returns the version of an installed module, or None. Nothing of it is loaded."""
+    try:
+        if find_spec(module) is None:
+            return None
+    except (ImportError, ValueError):
+        return None
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"

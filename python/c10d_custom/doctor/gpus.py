@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..extras import how_to_install
-from .finding import Finding, State
+from .finding import Finding, State, there
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the same module under names of its own for each CUDA
 
@@ -18,7 +16,7 @@ def gpus() -> Finding:
     """Names, and the way that groups would choose for CUDA tensors, as far as one process can know."""
     import torch
 
-    cupy, bindings = _there("cupy", _CUPY), _there("cuda.bindings", ("cuda-bindings",))
+    cupy, bindings = there("cupy", *_CUPY), there("cuda.bindings", "cuda-bindings")
     facts: dict[str, Any] = {"cupy": cupy, "cuda_bindings": bindings, "torch_cuda": torch.version.cuda, "gpus": []}
     if not torch.cuda.is_available():
         seen = Path("/dev/nvidiactl").exists()
@@ -45,18 +43,3 @@ def gpus() -> Finding:
         "staged": "the first cannot read the others' memory: mode staged, or shared where ranks share GPUs",
     }
     return Finding("GPUs", f"{text}; {ways[mode]}; cupy {cupy}, cuda-bindings {bindings}", facts=facts)
-
-
-def _there(module: str, distributions: tuple[str, ...]) -> str | None:
-    """Returns the version of an installed module, or None. Nothing of it is loaded."""
-    try:
-        if find_spec(module) is None:
-            return None
-    except (ImportError, ValueError):
-        return None
-    for name in distributions:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"

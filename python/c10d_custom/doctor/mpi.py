@@ -6,11 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any
 
-from .finding import Finding, State
+from .finding import Finding, State, there
 
 _SECONDS = 10.0
 # The library says its version before MPI_Init, too. In a process of its own: a library may end the one that loads it.
@@ -27,12 +25,11 @@ def mpi() -> Finding:
     started = launcher.detect()
     name = started.name if started else "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else None
     mpirun = next((found for command in ("mpirun", "mpiexec", "srun") if (found := shutil.which(command))), None)
-    facts: dict[str, Any] = {"launcher": name, "mpi4py": None, "library": None, "mpirun": mpirun}
+    facts: dict[str, Any] = {"launcher": name, "mpi4py": there("mpi4py", "mpi4py"), "library": None, "mpirun": mpirun}
     by = f"this process was started by {name}" if name else "no launcher started this process"
-    if find_spec("mpi4py") is None:
+    if facts["mpi4py"] is None:
         text = f"no mpi4py: one host only; several need it ({INSTALL}); {by}"
         return Finding("MPI", text, State.REMARK if started else State.FINE, facts)
-    facts["mpi4py"] = _version_of("mpi4py")
     library, problem = _library()
     facts["library"] = library
     if library is None:
@@ -51,13 +48,6 @@ def mpi() -> Finding:
         else:
             text += f"; it takes {takes:.1f} MB of /dev/shm for each rank of a host, of {left:.0f} left"
     return Finding("MPI", text, state, facts)
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(of unknown version)"
 
 
 def _library() -> tuple[str | None, str]:

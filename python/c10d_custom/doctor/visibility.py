@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from ctypes import byref, c_uint64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
@@ -126,7 +127,9 @@ def sharing() -> Finding:
             continue  # no core: software.py tells
         except OSError as error:
             refused.append((need, error.strerror or str(error)))
-    filtered = _status("Seccomp") == "2"
+    filtered = False
+    with contextlib.suppress(OSError):
+        filtered = "\nSeccomp:\t2\n" in Path("/proc/self/status").read_text()
     why = {need.name: text for need, text in refused}
     facts: dict[str, Any] = {
         "asked": {need.name: why.get(need.name, "works") for need in NEEDS},
@@ -143,15 +146,6 @@ def sharing() -> Finding:
     said = "; ".join(f"refused: {', '.join(names)}: {effect}" for effect, names in by_effect.items())
     said += ". A seccomp filter is on this process: a container's?" if filtered else ""
     return Finding("sharing", said, worst, facts)
-
-
-def _status(field: str) -> str | None:
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name == field:
-                return value.strip()
-    return None
 
 
 def host() -> Finding:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 NEVER = 2**64 - 1  # kNever
 OK, PENDING, TIMEOUT, PEER_LOST, MISMATCH, ABORTED, USAGE, BROKEN, INTERRUPTED, FORKED, EXHAUSTED, REENTERED = range(12)
 ENDED_HERE = ABORTED, INTERRUPTED  # by what one rank did, of its own will or in a signal handler
@@ -144,11 +144,11 @@ class Core(c.CDLL):
         "abort": (None, _Handle),
         "next_seq": (c.c_uint64, _Handle),
         "run": (c.c_int, _Handle, c.POINTER(CallArgs)),
-        "submit_to": (None, _Handle, c.POINTER(CallArgs), c.POINTER(_Ticket)),
+        "submit": (None, _Handle, c.POINTER(CallArgs), c.POINTER(_Ticket)),
         "fast_collective": (c.c_int, *FAST_COLLECTIVE),
         "fast_submit": (c.c_int, *FAST_COLLECTIVE, c.POINTER(_Ticket)),
         "last_failure": (None, c.POINTER(Failure)),
-        "post_to": (None, _Handle, c.POINTER(MessageArgs), c.POINTER(_Ticket)),
+        "post": (None, _Handle, c.POINTER(MessageArgs), c.POINTER(_Ticket)),
         "message": (c.c_int, *_MESSAGE),
         "ticket_source": (c.c_int, _Ticket),
         "ticket_number": (c.c_uint64, _Ticket),
@@ -196,7 +196,6 @@ class Core(c.CDLL):
         "sequencer_under_way": (c.c_uint64, c.c_void_p),
         "sequencer_free": (c.c_int, c.c_void_p),
         "sequencer_close": (None, c.c_void_p),
-        "can_reduce": (c.c_int, c.c_uint32, c.c_uint32),
         "reduce_variant": (c.c_char_p,),
     }
 

@@ -5,14 +5,25 @@ without the GIL, but `ask`, of functions that answer at once."""
 from typing import Any
 
 class FastCollective:
-    """See FastCollective in direct.py."""
+    """The direct way of one rank's collectives in one group."""
 
     def __init__(self, function: int, handle: int, rank: int, size: int, submit: int = 0, /) -> None: ...
-    def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int: ...
+    def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
+        """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
+        as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
+        a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
+        where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
+        group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
+        ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
+        tensors are of another kind or make no sense; or what the function has returned."""
+
     def submit(
         self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
-    ) -> int: ...
-    def close(self) -> None: ...
+    ) -> int:
+        """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
+
+    def close(self) -> None:
+        """Sends both on the slow path from now on. To be called while nobody is in either."""
 
 class CoreTicket:
     """See direct.py."""
@@ -32,8 +43,7 @@ class CoreWindow:
     def signal(self, rank: Any, /) -> int: ...
     def wait(self, rank: Any, nanoseconds: int, /) -> int: ...
 
-def set_up_windows(put: int, signal: int, wait: int, free: int, /) -> None: ...
-def set_up_tickets(test: int, settle: int, release: int, /) -> None: ...
+def set_up_core(*addresses: int) -> None: ...
 def ask(function: int, address: int | None, /) -> int: ...
 def message(
     function: int,

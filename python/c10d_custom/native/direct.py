@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,6 +31,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..call import SHAPES, Op
 from ..dtypes import BY_DTYPE, PACKED, REDUCES
 from . import PENDING, SLOW_PATH, address_of, lib
+
+if TYPE_CHECKING:
+    from ._fast import CoreTicket, CoreWindow, FastCollective
+
 
 TYPES = (torch.Tensor, torch.nn.Parameter)
 # Inside, what is asked of a tensor no function mode or subclass (torch.overrides) sees: torch's own groups ask nothing
@@ -185,53 +189,9 @@ except (ImportError, AttributeError, OSError, ValueError):  # not built, or a to
 
 # What a message's function returns: transport.FastMessage.
 OVER, POSTED, NOT_BEGUN = range(3)
-# DLPack's code and bits of torch's dtypes, those that it has.
-_DLPACK = {
-    "int8": (0, 8),
-    "int16": (0, 16),
-    "int32": (0, 32),
-    "int64": (0, 64),
-    "uint8": (1, 8),
-    "uint16": (1, 16),
-    "uint32": (1, 32),
-    "uint64": (1, 64),
-    "float16": (2, 16),
-    "float32": (2, 32),
-    "float64": (2, 64),
-    "bfloat16": (4, 16),
-    "complex32": (5, 32),
-    "complex64": (5, 64),
-    "complex128": (5, 128),
-    "bool": (6, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-}
-
-
-if TYPE_CHECKING:
-
-    class FastCollective(Protocol):
-        """The direct way of one rank's collectives in one group."""
-
-        def run(self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, /) -> int:
-            """Carries out ``op``, a native Op, in the calling thread. ``source``, ``target``: what it reads and writes,
-            as c10d passes them: a tensor, or a list of one, for one part; a list of as many tensors as there are ranks,
-            a list of such a list, or a tensor whose first dimension is cut into so many, for one part of each rank;
-            where only the root has such a list, nothing or an empty list elsewhere; None for a barrier. ``root``: a
-            group rank, -1 where there is none; ``redop``: a ReduceOp, looked at where the operation reduces;
-            ``nanoseconds``: the time-out. Returns a status of native: OK; SLOW_PATH where nothing was begun, as the
-            tensors are of another kind or make no sense; or what the function has returned."""
-
-        def submit(
-            self, op: int, source: Any, target: Any, root: int, redop: Any, nanoseconds: int, ticket: list[int], /
-        ) -> int:
-            """The same without waiting: OK, and the ticket's address is in the list; or SLOW_PATH."""
-
-        def close(self) -> None:
-            """Sends both on the slow path from now on. To be called while nobody is in either."""
+# DLPack's code of torch's dtypes that it has, by their names, less the bits of most.
+_DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+_DLPACK |= {"float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14}
 
 
 class _ByCtypes:
@@ -296,7 +256,11 @@ def _set_up() -> Any:
         exchange = torch.Tensor.__dlpack_c_exchange_api__
     except AttributeError as error:
         raise ImportError("this torch does not show C its tensors") from error
-    known = [(*_DLPACK[dtype.name], dtype.code) for dtype in BY_DTYPE.values() if dtype.name in _DLPACK]
+    known = [
+        (code, dtype.item_bytes * 8, dtype.code)
+        for dtype in BY_DTYPE.values()
+        if (code := _DLPACK.get(dtype.name, _DLPACK.get(dtype.name.rstrip("0123456789")))) is not None
+    ]
     try:
         _fast.set_up(exchange, bytes(n for each in known for n in each))
     except ValueError as error:
@@ -308,9 +272,9 @@ def _set_up() -> Any:
     ]
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
     _fast.set_up_kinds(kinds, bytes(packed))
-    _fast.set_up_tickets(address_of(lib.c10d_test), address_of(lib.c10d_settle), address_of(lib.c10d_release))
+    tickets = lib.c10d_test, lib.c10d_settle, lib.c10d_release
     windows = lib.c10d_window_put, lib.c10d_window_signal, lib.c10d_window_wait, lib.c10d_window_free
-    _fast.set_up_windows(*map(address_of, windows))
+    _fast.set_up_core(*map(address_of, (*tickets, *windows)))
     return _fast
 
 
@@ -320,10 +284,7 @@ except ImportError:
     _extension = None
 
 
-if TYPE_CHECKING:
-    CoreTicket = _ByCtypes
-    CoreWindow = _WindowByCtypes
-else:
+if not TYPE_CHECKING:
     CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
     CoreWindow = _WindowByCtypes if _extension is None else _extension.CoreWindow
 

@@ -54,7 +54,7 @@ class PipelinedReduce(c.Structure):
 
 
 class CallHeader(c.Structure):
-    """What a rank says of its call over hosts: see backend/hosts/call_header.h."""
+    """What a rank says of its call over hosts: see backend/hosts/call_slots.h."""
 
     _fields_ = [
         ("number", c.c_uint64),

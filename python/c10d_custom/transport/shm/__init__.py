@@ -250,7 +250,7 @@ class ShmTransport(LocalTransport):
     def submit(self, call: Call) -> ShmTicket:
         at = (c_void_p * 1)()
         try:
-            lib.c10d_submit_to(self._handle, byref(self._args(call)), at)
+            lib.c10d_submit(self._handle, byref(self._args(call)), at)
             return self._ticket(at, call)
         except BaseException:
             self._end_unseen(at, call)
@@ -334,7 +334,7 @@ class ShmTransport(LocalTransport):
         )
         at = (c_void_p * 1)()
         try:
-            lib.c10d_post_to(self._handle, byref(args), at)
+            lib.c10d_post(self._handle, byref(args), at)
             return self._ticket(at, message)
         except BaseException:
             self._end_unseen(at, message)
