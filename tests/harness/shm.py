@@ -2,7 +2,7 @@
 
 import os
 
-_OF_OTHERS = "mpich_shm_", "sm_segment.", "sem.mp-"  # MPI's, multiprocessing's semaphores
+_OF_OTHERS = "mpich_shm_", "sm_segment.", "sem.mp-", "psm_"  # MPI's, multiprocessing's
 
 
 def in_dev_shm():
