@@ -205,7 +205,7 @@ def main(what: Machine) -> int:
         with open(what.json, "w") as f:
             json.dump({**about, "notes": notes, "published": PUBLISHED, "results": results}, f, indent=1)
     timed = [operation for operation in _OPERATIONS if any(r["operation"] == operation for r in results)]
-    if what.plot and timed:
+    if what.plot and results:
         draw_machine(what.plot, f"{about['cpu']}, {len(cpus)} cores", results, timed)
         print(what.plot)
     return 0 if results else 1

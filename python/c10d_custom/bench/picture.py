@@ -65,9 +65,9 @@ def draw(path: str, title: str, results: list[dict[str, Any]]) -> None:
 
 def draw_machine(path: str, title: str, results: list[dict[str, Any]], operations: list[str]) -> None:
     """A line for each number of ranks; gloo's are dashed."""
-    picture = _Picture(title, 1, len(operations))
+    picture = _Picture(title, 1, max(1, len(operations)))
     counts = sorted({r["ranks"] for r in results})
-    for axis, operation in zip(picture.axes[0], operations, strict=True):
+    for axis, operation in zip(picture.axes[0], operations):
         for i, ranks in enumerate(counts):
             color = picture.plt.get_cmap("viridis")(i / max(1, len(counts)))
             for name, style in (("custom", "-"), ("gloo", "--")):
