@@ -1,0 +1,275 @@
+"""Tokens a second of vLLM on a CPU, tensor parallel over 2 ranks: with its own kernel for the sums, with gloo, and with
+this backend in gloo's place; on one host, and over two emulated ones.
+
+The engines of a place live side by side, and are asked by turns; one that is not asked sleeps. The model is a small
+Llama of random weights, made here; all engines must generate the same tokens. Run it in the environment that
+scripts/frameworks makes for vLLM."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from c10d_custom.bench import environment
+
+ENGINE = Path(__file__).with_name("serving_engine.py")
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+RATE = "1gbit"  # of each emulated host
+IDLE = 1.2  # seconds until an engine that is not asked sleeps: vLLM's readers look for work for one second
+LIMIT = 240  # seconds for an engine to start, or to answer
+
+# What is timed: prompts at once, tokens of each, new tokens of each; and the tokens that count.
+REQUESTS = {
+    "prefill": (dict(prompts=4, length=512, new=1), 4 * 512),
+    "decode of 8": (dict(prompts=8, length=8, new=48), 8 * 48),
+    "decode of 1": (dict(prompts=1, length=8, new=48), 48),
+}
+SUMS = {"sum of 2,048 tokens": 2048, "sum of 8": 8, "sum of 1": 1}  # the hidden states of so many
+
+
+@dataclass(frozen=True)
+class Serving:
+    places: tuple[str, ...]
+    rounds: int
+    json: str | None
+    model: str  # HIDDENxLAYERS
+
+
+@dataclass(frozen=True)
+class Way:
+    kernel: bool = False
+    replaces: bool = False
+
+
+WAYS = {"its own kernel": Way(kernel=True), "gloo": Way(), "custom": Way(replaces=True)}
+PLACES = {"one host": tuple(WAYS), "two hosts": ("gloo", "custom")}
+
+
+def _save_model(folder: str, size: str) -> None:
+    """A Llama of random weights. They are larger than a model's are before training, or it would say one token for ever."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, layers = map(int, size.split("x"))
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=1024,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+class Engine:
+    """One of vLLM's, of two ranks, in processes of its own."""
+
+    def __init__(self, name: str, model: str, folder: str, hosts: Any, port: int) -> None:
+        way = WAYS[name]
+        asked = {
+            "model": model,
+            "skip_tokenizer_init": True,
+            "dtype": "bfloat16",
+            "tensor_parallel_size": 2,
+            "distributed_executor_backend": "mp",
+            "worker_cls": "serving_worker." + ("Worker" if way.kernel else "WithoutKernel"),
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 4096,
+            "kv_cache_memory_bytes": 256 * 2**20,
+            "disable_log_stats": True,
+        }
+        self.name, self._log = name, Path(folder, f"{name} {'one' if hosts is None else 'two'}.log")
+        if hosts is None:
+            self._processes = [self._start(asked, way, "0|1")]
+            return
+        first, *_ = names = hosts.names
+        asked |= {"nnodes": len(names), "master_addr": hosts.addresses[first], "master_port": port}
+        self._processes = [
+            self._start({**asked, "node_rank": rank}, way, str(rank), hosts, host) for rank, host in enumerate(names)
+        ]
+
+    def _start(
+        self, asked: dict[str, Any], way: Way, cores: str, hosts: Any = None, host: str = ""
+    ) -> subprocess.Popen[str]:
+        settings = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler is in the engine's process
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        settings |= {"C10D_CUSTOM_REPLACES": "gloo"} if way.replaces else {}
+        settings |= {"VLLM_HOST_IP": hosts.addresses[host], "GLOO_SOCKET_IFNAME": "eth0"} if hosts else {}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("C10D_", "PYTHONPATH"))}
+        argv = [sys.executable, "-P", str(ENGINE), json.dumps(asked)]
+        with self._log.open("a") as log:
+            return subprocess.Popen(
+                hosts.command(host, argv) if hosts else argv,
+                env=inherited | settings,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        pipes = self._processes[0]
+        assert pipes.stdin and pipes.stdout
+        try:
+            pipes.stdin.write(json.dumps([call, arguments]) + "\n")
+            pipes.stdin.flush()
+        except BrokenPipeError:
+            pass
+        answer = _line_within(pipes, LIMIT)
+        if not answer:
+            raise SystemExit(f"vLLM with {self.name} did not answer {call}:\n{self._log.read_text()[-6000:]}")
+        return json.loads(answer)
+
+    def end(self) -> None:
+        for process in self._processes:
+            assert process.stdin and process.stdout
+            process.stdin.close()
+        for process in self._processes[:1]:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+        for process in self._processes:  # its ranks are of its session; those of emulated hosts end with these
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def _line_within(process: subprocess.Popen[str], seconds: float) -> str:
+    """The next line that it writes; empty where it has ended, or is ended, because it took longer."""
+    import threading
+
+    late = threading.Timer(seconds, process.kill)
+    late.start()
+    try:
+        assert process.stdout
+        return process.stdout.readline()
+    finally:
+        late.cancel()
+
+
+@contextmanager
+def _engines(place: str, model: str, folder: str) -> Iterator[list[Engine]]:
+    with ExitStack() as stack:
+        hosts = None
+        if place == "two hosts":
+            sys.path.append(str(TESTS))
+            hosts = stack.enter_context(importlib.import_module("rig").Hosts())
+        engines = []
+        for port, name in enumerate(PLACES[place], start=29500):
+            print(f"{place}, {name}: starting", file=sys.stderr, flush=True)
+            engines.append(Engine(name, model, folder, hosts, port))
+            stack.callback(engines[-1].end)
+            _check(place, engines[-1])
+        if hosts is not None:
+            hosts.rate(RATE)
+        yield engines
+
+
+def _check(place: str, engine: Engine) -> None:
+    expected = ["custom"] if WAYS[engine.name].replaces else ["gloo"]
+    for groups in engine.ask("hello"):
+        if groups != expected:
+            raise SystemExit(f"{place}, {engine.name}: its groups are {groups}, not {expected}")
+
+
+def _measure(
+    place: str, engines: list[Engine], rounds: int, tokens: dict[str, Any]
+) -> dict[str, dict[str, list[float]]]:
+    """{way: {figure: one of each round}}: tokens a second, and microseconds for the sums. ``tokens``: what is generated,
+    the same by all."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for turn in range(rounds + 1):  # in the first all is warmed up
+        order = engines[turn % len(engines) :] + engines[: turn % len(engines)]
+        for engine in order:
+            time.sleep(IDLE)
+            for what, (request, number) in REQUESTS.items():
+                if what == "prefill":
+                    engine.ask("generate", prompts=1, length=8, new=2)  # it wakes
+                done = engine.ask("generate", **request)
+                if done["tokens"] != tokens.setdefault(what, done["tokens"]):
+                    raise SystemExit(f"{place}, {engine.name}: not the tokens that were generated before ({what})")
+                if turn:
+                    found[engine.name][what].append(number / done["seconds"])
+            for what, rows in SUMS.items():
+                took = engine.ask("time_sum", rows=rows, times=20 if rows > 100 else 200)
+                if turn:
+                    found[engine.name][what].append(1e6 * took)
+        print(f"{place}: round {turn} of {rounds}", file=sys.stderr, flush=True)
+    return found
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _versions() -> dict[str, str]:
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return {name: version(name)}
+        except PackageNotFoundError:
+            pass
+    raise SystemExit("there is no vLLM here: scripts/frameworks vllm makes an environment that has it")
+
+
+def main(asked: Serving) -> int:
+    """The command's exit status."""
+    about: dict[str, Any] = {**environment.about(), **_versions(), "load_before": os.getloadavg()[0]}
+    results, begun = [], time.monotonic()
+    tokens: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(Path(folder, "model"))
+        _save_model(model, asked.model)
+        print(
+            f"{', '.join(f'{k} {v}' for k, v in _versions().items())}, torch {about['torch']}, "
+            f"{len(os.sched_getaffinity(0))} cores, load {about['load_before']:.1f} before\n\nLlama of random weights "
+            f"({asked.model}, bfloat16, eager), 2 ranks; medians of {asked.rounds} rounds: tokens a second, and "
+            f"microseconds for the sums alone; two hosts: emulated, {RATE}\n\n"
+            f"{_row(['', 'sums by', *REQUESTS, *SUMS])}\n{_row(['---'] * 2 + ['---:'] * (len(REQUESTS) + len(SUMS)))}",
+            flush=True,
+        )
+        for place in asked.places:
+            with _engines(place, model, folder) as engines:
+                found = _measure(place, engines, asked.rounds, tokens)
+            for name, figures in found.items():
+                print(_row([place, name, *(f"{statistics.median(f):,.0f}" for f in figures.values())]), flush=True)
+                results.append({"place": place, "sums": name, **figures})
+    about["load_after"] = os.getloadavg()[0]
+    distinct = len({token for row in tokens["decode of 8"] for token in row})
+    print(
+        f"\nAll generated the same tokens, {distinct} different ones; load {about['load_after']:.1f} after "
+        f"{time.monotonic() - begun:.0f} s"
+    )
+    if asked.json:
+        Path(asked.json).write_text(json.dumps({**about, "model": asked.model, "results": results}, indent=1))
+    return 0
