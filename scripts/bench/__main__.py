@@ -146,18 +146,13 @@ def _parser() -> argparse.ArgumentParser:
     served = add(
         "vllm",
         "tokens a second of vLLM with its own kernel, gloo and this backend, on one host and over two emulated ones",
-        lambda args: serving.main(serving.Serving(args.places, args.rounds, args.json, args.model)),
+        lambda args: serving.main(
+            serving.Serving((args.place,) if args.place else tuple(serving.PLACES), args.rounds, args.json, args.model)
+        ),
         *("--rounds", "--json"),
         rounds=dict(help="turns of each (default: %(default)s)"),
     )
-    served.add_argument(
-        "places",
-        type=lambda text: tuple(text.split(",")),
-        nargs="?",
-        default=",".join(serving.PLACES),
-        metavar="PLACE[,...]",
-        help="default: %(default)s",
-    )
+    served.add_argument("place", choices=serving.PLACES, nargs="?", help="where (default: each)")
     served.add_argument("--model", default="512x12", metavar="HIDDENxLAYERS", help="default: %(default)s")
     model_command.add_to(commands)
     command.add_to(commands, "sweep", libraries.run)

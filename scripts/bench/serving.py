@@ -56,11 +56,11 @@ class Way:
 
 
 WAYS = {"its own kernel": Way(kernel=True), "gloo": Way(), "custom": Way(replaces=True)}
-PLACES = {"one host": tuple(WAYS), "two hosts": ("gloo", "custom")}
+PLACES = {"one-host": tuple(WAYS), "two-hosts": ("gloo", "custom")}
 
 
 def _save_model(folder: str, size: str) -> None:
-    """A Llama of random weights. They are larger than a model's are before training, or it would say one token for ever."""
+    """A Llama of random weights, larger ones than before a training: it is not to say one token for ever."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -182,7 +182,7 @@ def _line_within(process: subprocess.Popen[str], seconds: float) -> str:
 def _engines(place: str, model: str, folder: str) -> Iterator[list[Engine]]:
     with ExitStack() as stack:
         hosts = None
-        if place == "two hosts":
+        if place == "two-hosts":
             sys.path.append(str(TESTS))
             hosts = stack.enter_context(importlib.import_module("rig").Hosts())
         engines = []
@@ -206,8 +206,8 @@ def _check(place: str, engine: Engine) -> None:
 def _measure(
     place: str, engines: list[Engine], rounds: int, tokens: dict[str, Any]
 ) -> dict[str, dict[str, list[float]]]:
-    """{way: {figure: one of each round}}: tokens a second, and microseconds for the sums. ``tokens``: what is generated,
-    the same by all."""
+    """{way: {figure: one of each round}}: tokens a second, and microseconds for the sums. ``tokens``: what all
+    generate, by what the first has generated."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for turn in range(rounds + 1):  # in the first all is warmed up
         order = engines[turn % len(engines) :] + engines[: turn % len(engines)]

@@ -2,8 +2,8 @@
 
     serving_engine.py JSON      # what LLM() takes; with "node_rank" above 0: that host's part of the engine
 
-It answers each line of JSON on its standard input, a function of this file and its arguments, by a line of JSON, and ends
-with its input. What vLLM prints goes to standard error."""
+It answers each line of JSON on its standard input, a function of this file and its arguments, by a line of JSON, and
+ends with its input. What vLLM prints goes to standard error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""vLLM on a CPU, tensor parallel over 2 ranks: not a training; the tokens that it generates stand for weights. vLLM starts
-its ranks itself; what drives them are the processes of this script: rank 0 alone, or each as a host of its own."""
+"""vLLM on a CPU, tensor parallel over 2 ranks: not a training; the tokens that it generates stand for weights. vLLM
+starts its ranks itself; what drives them are the processes of this script: rank 0 alone, or each as a host of its own.
+"""
 
 import gc
 import os
@@ -67,7 +68,7 @@ def asked(model, **more):
 
 @contextmanager
 def by_itself():
-    """As where nobody has launched this process: vLLM's workers, which inherit its environment, have ranks of their own."""
+    """As where nobody has launched this process: vLLM's workers inherit its environment, and are ranks of their own."""
     with mock.patch.dict(os.environ, ALONE):
         for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
             del os.environ[name]
