@@ -147,13 +147,20 @@ def _parser() -> argparse.ArgumentParser:
         "vllm",
         "tokens a second of vLLM with its own kernel, gloo and this backend, on one host and over two emulated ones",
         lambda args: serving.main(
-            serving.Serving((args.place,) if args.place else tuple(serving.PLACES), args.rounds, args.json, args.model)
+            serving.Serving(
+                (args.place,) if args.place else tuple(serving.PLACES),
+                args.rounds,
+                args.json,
+                args.model,
+                args.compiled,
+            )
         ),
         *("--rounds", "--json"),
         rounds=dict(help="turns of each (default: %(default)s)"),
     )
     served.add_argument("place", choices=serving.PLACES, nargs="?", help="where (default: each)")
     served.add_argument("--model", default="512x12", metavar="HIDDENxLAYERS", help="default: %(default)s")
+    served.add_argument("--compiled", action="store_true", help="by torch.compile, as vLLM does by default")
     model_command.add_to(commands)
     command.add_to(commands, "sweep", libraries.run)
     return parser

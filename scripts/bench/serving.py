@@ -47,6 +47,7 @@ class Serving:
     rounds: int
     json: str | None
     model: str  # HIDDENxLAYERS
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _save_model(folder: str, size: str) -> None:
 class Engine:
     """One of vLLM's, of two ranks, in processes of its own."""
 
-    def __init__(self, name: str, model: str, folder: str, hosts: Any, port: int) -> None:
+    def __init__(self, name: str, model: str, eager: bool, folder: str, hosts: Any, port: int) -> None:
         way = WAYS[name]
         asked = {
             "model": model,
@@ -93,7 +94,7 @@ class Engine:
             "tensor_parallel_size": 2,
             "distributed_executor_backend": "mp",
             "worker_cls": "serving_worker." + ("Worker" if way.kernel else "WithoutKernel"),
-            "enforce_eager": True,
+            "enforce_eager": eager,
             "enable_prefix_caching": False,
             "max_model_len": 1024,
             "max_num_seqs": 16,
@@ -179,7 +180,7 @@ def _line_within(process: subprocess.Popen[str], seconds: float) -> str:
 
 
 @contextmanager
-def _engines(place: str, model: str, folder: str) -> Iterator[list[Engine]]:
+def _engines(place: str, model: str, eager: bool, folder: str) -> Iterator[list[Engine]]:
     with ExitStack() as stack:
         hosts = None
         if place == "two-hosts":
@@ -188,7 +189,7 @@ def _engines(place: str, model: str, folder: str) -> Iterator[list[Engine]]:
         engines = []
         for port, name in enumerate(PLACES[place], start=29500):
             print(f"{place}, {name}: starting", file=sys.stderr, flush=True)
-            engines.append(Engine(name, model, folder, hosts, port))
+            engines.append(Engine(name, model, eager, folder, hosts, port))
             stack.callback(engines[-1].end)
             _check(place, engines[-1])
         if hosts is not None:
@@ -253,13 +254,13 @@ def main(asked: Serving) -> int:
         print(
             f"{', '.join(f'{k} {v}' for k, v in _versions().items())}, torch {about['torch']}, "
             f"{len(os.sched_getaffinity(0))} cores, load {about['load_before']:.1f} before\n\nLlama of random weights "
-            f"({asked.model}, bfloat16, eager), 2 ranks; medians of {asked.rounds} rounds: tokens a second, and "
+            f"({asked.model}, bfloat16, {'compiled' if asked.compiled else 'eager'}), 2 ranks; medians of {asked.rounds} rounds: tokens a second, and "
             f"microseconds for the sums alone; two hosts: emulated, {RATE}\n\n"
             f"{_row(['', 'sums by', *REQUESTS, *SUMS])}\n{_row(['---'] * 2 + ['---:'] * (len(REQUESTS) + len(SUMS)))}",
             flush=True,
         )
         for place in asked.places:
-            with _engines(place, model, folder) as engines:
+            with _engines(place, model, not asked.compiled, folder) as engines:
                 found = _measure(place, engines, asked.rounds, tokens)
             for name, figures in found.items():
                 print(_row([place, name, *(f"{statistics.median(f):,.0f}" for f in figures.values())]), flush=True)
@@ -271,5 +272,7 @@ def main(asked: Serving) -> int:
         f"{time.monotonic() - begun:.0f} s"
     )
     if asked.json:
-        Path(asked.json).write_text(json.dumps({**about, "model": asked.model, "results": results}, indent=1))
+        Path(asked.json).write_text(
+            json.dumps({**about, "model": asked.model, "compiled": asked.compiled, "results": results}, indent=1)
+        )
     return 0
