@@ -245,8 +245,8 @@ def _head(asked: Serving, about: dict[str, Any]) -> str:
     figures = [*REQUESTS, *SUMS]
     return (
         f"vLLM {about['vllm']}, torch {about['torch']}, {len(os.sched_getaffinity(0))} cores, load "
-        f"{about['load_before']:.1f} before\n\n{model}; 2 ranks, over two emulated hosts at {RATE}. Tokens a second, and "
-        f"microseconds for sums alone, medians of {asked.rounds} rounds; in brackets: over gloo's\n\n"
+        f"{about['load_before']:.1f} before\n\n{model}; 2 ranks; two-hosts: emulated, at {RATE}. Tokens a second, "
+        f"and microseconds for sums alone, medians of {asked.rounds} rounds; in brackets: over gloo's\n\n"
         f"{_row(['', 'sums by', *figures])}\n{_row(['---', '---', *['---:'] * len(figures)])}"
     )
 
