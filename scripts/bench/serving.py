@@ -30,7 +30,7 @@ ENGINE = Path(__file__).with_name("serving_engine.py")
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 RATE = "1gbit"  # of each emulated host
 IDLE = 1.2  # seconds until an engine that is not asked sleeps: vLLM's readers look for work for one second
-LIMIT = 240  # seconds for an engine to start, or to answer
+LIMIT = 400  # seconds for an engine to start, or to answer
 
 # What is timed: prompts at once, tokens of each, new tokens of each; and the tokens that count.
 REQUESTS = {
@@ -188,10 +188,11 @@ def _engines(place: str, model: str, eager: bool, folder: str) -> Iterator[list[
             hosts = stack.enter_context(importlib.import_module("rig").Hosts())
         engines = []
         for port, name in enumerate(PLACES[place], start=29500):
-            print(f"{place}, {name}: starting", file=sys.stderr, flush=True)
             engines.append(Engine(name, model, eager, folder, hosts, port))
             stack.callback(engines[-1].end)
-            _check(place, engines[-1])
+        for engine in engines:
+            print(f"{place}, {engine.name}: starting", file=sys.stderr, flush=True)
+            _check(place, engine)
         if hosts is not None:
             hosts.rate(RATE)
         yield engines
