@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,12 @@ def _save_model(folder: str, size: str) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+def _mpi() -> dict[str, str]:
+    """Where MPICH is: in the environment that holds torch, beside which vLLM has its own."""
+    found = [str(file.locate().resolve()) for file in files("mpich") or () if file.name.startswith("libmpi.so")]
+    return {"MPI4PY_LIBMPI": min(found, key=len)}
+
+
 class Engine:
     """One of vLLM's, of two ranks, in processes of its own."""
 
@@ -122,7 +128,8 @@ class Engine:
             "HF_HUB_OFFLINE": "1",
         }
         settings |= {"C10D_CUSTOM_REPLACES": "gloo"} if way.replaces else {}
-        settings |= {"VLLM_HOST_IP": hosts.addresses[host], "GLOO_SOCKET_IFNAME": "eth0"} if hosts else {}
+        if hosts:
+            settings |= {"VLLM_HOST_IP": hosts.addresses[host], "GLOO_SOCKET_IFNAME": "eth0", **_mpi()}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("C10D_", "PYTHONPATH"))}
         argv = [sys.executable, "-P", str(ENGINE), json.dumps(asked)]
         with self._log.open("a") as log:
