@@ -83,9 +83,10 @@ def _save_model(folder: str, size: str) -> None:
 
 
 def _mpi() -> dict[str, str]:
-    """Where MPICH is: in the environment that holds torch, beside which vLLM has its own."""
-    found = [str(file.locate().resolve()) for file in files("mpich") or () if file.name.startswith("libmpi.so")]
-    return {"MPI4PY_LIBMPI": min(found, key=len)}
+    """Where MPICH is: in the environment that holds torch, beside which vLLM has its own. libmpi.so without a number is no
+    library in its wheel."""
+    found = [str(file.locate().resolve()) for file in files("mpich") or () if file.name.startswith("libmpi.so.")]
+    return {"MPI4PY_LIBMPI": found[0]}
 
 
 class Engine:
