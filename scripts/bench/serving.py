@@ -85,7 +85,7 @@ def _save_model(folder: str, size: str) -> None:
 def _mpi() -> dict[str, str]:
     """Where MPICH is: in the environment that holds torch, beside which vLLM has its own. (Its wheel also has a file
     libmpi.so that is no library.)"""
-    found = [str(file.locate().resolve()) for file in files("mpich") or () if file.name.startswith("libmpi.so.")]
+    found = [str(Path(file.locate()).resolve()) for file in files("mpich") or () if file.name.startswith("libmpi.so.")]
     return {"MPI4PY_LIBMPI": found[0]}
 
 
