@@ -1,6 +1,6 @@
 """Ranks as processes of this machine, forked by a server that has imported torch, with what DDP, optimizers and meshes
 import of it as they are made, and nothing of ours: importing it takes longer than most tests, and its memory is shared
-that way. C10D_TEST_START=fork: forked by the tests' own process, where importing torch twice takes too long."""
+that way."""
 
 import ctypes
 import multiprocessing
@@ -18,11 +18,11 @@ class SpawnedRanks:
 
     def __init__(self, world_size, target, args):
         self.processes, self.connections = [], []
-        start = multiprocessing.get_context(os.environ.get("C10D_TEST_START", "forkserver"))
-        start.set_forkserver_preload(["torch.distributed", "torch._dynamo.config", "torch.distributed.checkpoint"])
+        forkserver = multiprocessing.get_context("forkserver")
+        forkserver.set_forkserver_preload(["torch.distributed", "torch._dynamo.config", "torch.distributed.checkpoint"])
         for rank in range(world_size):
-            ours, theirs = start.Pipe()
-            process = start.Process(
+            ours, theirs = forkserver.Pipe()
+            process = forkserver.Process(
                 target=_main,
                 name=f"rank{rank}of{world_size}",
                 daemon=True,
