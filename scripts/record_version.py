@@ -8,6 +8,7 @@ tests/ecosystem/frameworks/outcomes.json. The tables in docs/support.md and docs
 
 import datetime
 import json
+import os
 import platform
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -49,7 +50,7 @@ def main(suite, files):
         "torch": VERSION,
         "suite": suite,
         "python": platform.python_version() + "t (no lock)" * without_lock,
-        "machine": platform.machine(),
+        "machine": os.environ.get("C10D_TEST_MACHINE", platform.machine()),
         "date": datetime.date.today().isoformat(),
         "passed": passed,
         "failed": failed,

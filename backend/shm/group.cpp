@@ -347,10 +347,12 @@ int Group::reserve_pair_rings(const GoesOn& goes_on) {
   return error;
 }
 
+// seq_cst: who says that it reaches into arenas and then sees none of this, is seen by who has poisoned the group and
+// then looks (Collective::part_from_peers). An acquire may be read before what was said, on an aarch64 that has LDAPR.
 Status Group::health(uint64_t number) const {
   if (aborted()) return kAborted;
   if (disagreed(number)) return kBroken;
-  return header().poison.state.load(std::memory_order_acquire) ? kBroken : kOk;
+  return header().poison.state.load(std::memory_order_seq_cst) ? kBroken : kOk;
 }
 
 bool Group::disagreed(uint64_t number) const {

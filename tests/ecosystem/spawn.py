@@ -31,13 +31,14 @@ import torch.distributed as dist
 
 from harness.job import JobRanks
 from harness.layout import Layout
+from harness.pool import SLOWER
 from harness.rendezvous import Rendezvous
 from harness.spawned import SpawnedRanks
 
 START = 120.0  # seconds to import torch and the test's module, on a machine busy with other things
 GRACE = 5.0  # seconds for the other ranks once one has raised
 STACKS = 1.0  # seconds for the signal handlers to write stacks
-GROUP_TIMEOUT = 20.0  # below every deadline, so that the backend's own message comes first
+GROUP_TIMEOUT = 20.0 * SLOWER  # below every deadline, so that the backend's own message comes first
 
 
 class RanksFailed(AssertionError):
@@ -123,7 +124,7 @@ class _Crew:
                 pass  # a rank that died is reported below, with its exit code
         replies = [None] * self.world_size
         began = time.monotonic()
-        end = began + deadline
+        end = began + deadline * SLOWER
         waiting = set(range(self.world_size))
         failed = False
         while waiting and (left := end - time.monotonic()) > 0:

@@ -30,6 +30,7 @@ from .rendezvous import Rendezvous
 from .spawned import SpawnedRanks
 
 START_SECONDS = 120.0  # import torch and init_process_group, on a machine busy with other things
+SLOWER = float(os.environ.get("C10D_TEST_SLOWER", 1))  # how many times as slow this machine is: an emulated one
 GRACE_SECONDS = 8.0  # for the other ranks, once one rank has failed
 STACK_SECONDS = 2.0  # for the signal handlers to write the stacks
 
@@ -49,7 +50,7 @@ def join_by_rank(texts):
 class RankPool:
     def __init__(self, world_size, backend, group_timeout=60.0, environment=None):
         """``environment``: variables of every generation, beside those that the parent has when one is started."""
-        self.world_size, self.backend, self.group_timeout = world_size, backend, group_timeout
+        self.world_size, self.backend, self.group_timeout = world_size, backend, group_timeout * SLOWER
         self.environment = environment or {}
         layout = Layout.chosen()
         self.layout = layout and layout.of(world_size)  # None: spawned processes
@@ -113,7 +114,7 @@ class RankPool:
     def _round(self, what, message, timeout):
         """Send one message to every rank (None: nothing to send) and collect one answer from each."""
         started = time.monotonic()
-        deadline = started + timeout
+        deadline = started + timeout * SLOWER
         pending, results, failures = {}, [None] * self.world_size, {}
         for rank, connection in enumerate(self._connections):
             pending[connection] = rank

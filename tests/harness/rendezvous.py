@@ -1,6 +1,10 @@
 """How the ranks of a pool find each other."""
 
+import os
 from datetime import timedelta
+
+# As torch's own rendezvous reads it: Debian's torch is built without libuv.
+USE_LIBUV = os.environ.get("USE_LIBUV", "1") == "1"
 
 
 class Rendezvous:
@@ -15,7 +19,7 @@ class Rendezvous:
         if layout is None:
             import torch.distributed as dist
 
-            self.server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self.server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=USE_LIBUV)
             self.port = self.server.port
         elif backend != "custom":
             self.path = str(folder / "store")
@@ -29,7 +33,8 @@ class Rendezvous:
 
         timeout = timedelta(seconds=seconds)
         if self.port is not None:
-            store = dist.PrefixStore(life, dist.TCPStore("127.0.0.1", self.port, is_master=False, timeout=timeout))
+            server = dist.TCPStore("127.0.0.1", self.port, None, False, timeout, use_libuv=USE_LIBUV)
+            store = dist.PrefixStore(life, server)
         elif self.path is not None:
             store = dist.FileStore(f"{self.path}-{life}", world_size)
         else:
