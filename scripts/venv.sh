@@ -90,7 +90,10 @@ venv_prepare() {
         if ! compgen -G "$wheels/*.whl" >/dev/null; then
             echo "Building c10d-custom from this checkout"
             # setuptools would pack what an earlier build left there, modules deleted since among it.
-            rm -rf "$root"/build/{lib,bdist,temp}* "$root"/build/wheels
+            rm -rf "$root"/build/{lib,bdist,temp}*
+            if [[ -d $root/build/wheels ]]; then
+                find "$root/build/wheels" -mindepth 1 -maxdepth 1 ! -name "${digest%% *}-*" -exec rm -r {} +
+            fi
             "$venv_bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$root"
             mkdir -p "$root/backend/build"   # the native tests need not compile it once more
             cp "$root"/build/temp*/backend/{shm,hosts}/*.o "$root/backend/build"
