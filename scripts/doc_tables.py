@@ -1,8 +1,9 @@
 """The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the
-measurement of gloo in tests/gloo_support.json; which versions of torch and Python, and which machines, the suite ran on,
-from tests/torch_api/versions.json; which MPIs, from tests/mpi/versions.json; what frameworks made of this backend, from tests/ecosystem/frameworks/outcomes.json; what
-has run on a GPU, from the reports in tests/gpu/results; what each file is for, from the first sentence in it; which
-cache lines move in a call, from scripts/bench/lines.py, and what a test of the core expects of that.
+measurement of gloo in tests/gloo_support.json; which versions of torch and Python the suite ran on, and which machines,
+from tests/torch_api/versions.json; which MPIs, from tests/mpi/versions.json; what frameworks made of this backend, from
+tests/ecosystem/frameworks/outcomes.json; what has run on a GPU, from the reports in tests/gpu/results; what each file
+is for, from the first sentence in it; which cache lines move in a call, from scripts/bench/lines.py, and what a test of
+the core expects of that.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write

@@ -64,7 +64,7 @@ def main(suite, files):
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 
 
-# What names a test that uses another MPI than the environment's own, and the variable that names that MPI's environment.
+# What a test that uses another MPI is named after, and the variable that names that MPI's environment.
 OTHER_MPIS = {"openmpi": "C10D_TEST_OPENMPI", "Intel MPI": "C10D_TEST_INTEL_MPI"}
 MPI_SAYS = """
 import mpi4py
