@@ -1,8 +1,9 @@
 """The generated parts of docs/: the support matrix and the environment variables, from the package's own tables and the
-measurement of gloo in tests/gloo_support.json; which versions of torch the suite ran on, from
-tests/torch_api/versions.json; what frameworks made of this backend, from tests/ecosystem/frameworks/outcomes.json; what
-has run on a GPU, from the reports in tests/gpu/results; what each file is for, from the first sentence in it; which
-cache lines move in a call, from scripts/bench/lines.py, and what a test of the core expects of that.
+measurement of gloo in tests/gloo_support.json; which versions of torch and Python the suite ran on, and which machines,
+from tests/torch_api/versions.json; which MPIs, from tests/mpi/versions.json; what frameworks made of this backend, from
+tests/ecosystem/frameworks/outcomes.json; what has run on a GPU, from the reports in tests/gpu/results; what each file
+is for, from the first sentence in it; which cache lines move in a call, from scripts/bench/lines.py, and what a test of
+the core expects of that.
 
     python scripts/doc_tables.py          rewrites the pages
     python scripts/doc_tables.py --check  exits 1 if a page is not what it would write
@@ -74,12 +75,34 @@ def environment():
     )
 
 
-def versions():
-    """A row for each run that scripts/record_version.py has entered."""
-    columns = "torch", "python", "machine", "suite", "passed", "failed", "skipped", "date"
-    heads = {"python": "Python", "date": "on"}
-    records = json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
+def runs(columns, records):
+    """A row for each of the runs that scripts/record_version.py has entered."""
+    heads = {"python": "Python", "mpi": "MPI", "abi": "ABI", "files": "files of `tests/mpi`", "date": "on"}
     return table([heads.get(name, name) for name in columns], [[str(r[name]) for name in columns] for r in records])
+
+
+COUNTS = "passed", "failed", "skipped", "date"
+MACHINE = "x86_64"  # that the tests know best
+
+
+def on_machines():
+    return json.loads((ROOT / "tests" / "torch_api" / "versions.json").read_text())
+
+
+def versions():
+    return runs(("torch", "python", "suite", *COUNTS), [r for r in on_machines() if r["machine"] == MACHINE])
+
+
+def architectures():
+    """Of the machine that the tests know best, the newest run of the whole suite; of each other, all."""
+    best, *_ = (r for r in on_machines() if (r["machine"], r["suite"]) == (MACHINE, "whole"))
+    others = [r for r in on_machines() if r["machine"] != MACHINE]
+    return runs(("machine", "torch", "python", "suite", *COUNTS), [best, *others])
+
+
+def mpis():
+    records = json.loads((ROOT / "tests" / "mpi" / "versions.json").read_text())
+    return runs(("mpi", "abi", "mpi4py", "torch", "python", "machine", "files", *COUNTS), records)
 
 
 def frameworks():
@@ -185,7 +208,7 @@ def lines_moved():
 PAGES = {
     "docs/internals/cost-model.md": {"lines": lines_moved},
     "docs/internals/files.md": {"package": of_package, "core": of_core, "scripts": of_scripts},
-    "docs/support.md": {"support": support, "versions": versions},
+    "docs/support.md": {"support": support, "versions": versions, "architectures": architectures, "mpis": mpis},
     "docs/frameworks.md": {"frameworks": frameworks},
     "docs/results/gpu-checks.md": {"on-gpus": on_gpus},
     "docs/configuration.md": {"environment": environment},

@@ -1,15 +1,17 @@
 """Enters the outcome of a run of the tests, pytest's JUnit files, into tests/torch_api/versions.json, under the
-versions of torch and Python at hand, and the machine; of scripts/frameworks, into
-tests/ecosystem/frameworks/outcomes.json. The tables in docs/support.md and docs/frameworks.md are made of them
-(doc_tables.py).
+versions of torch and Python at hand, and the machine; of tests/mpi in it, under those of each MPI, into
+tests/mpi/versions.json; of scripts/frameworks, into tests/ecosystem/frameworks/outcomes.json. The tables in
+docs/support.md and docs/frameworks.md are made of them (doc_tables.py).
 
-    python scripts/record_version.py whole|reduced|quick|frameworks FILE...
+    python scripts/record_version.py whole|reduced|quick|mpi|frameworks FILE...
 """
 
 import datetime
 import json
 import os
 import platform
+import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 RECORDS = TESTS / "torch_api" / "versions.json"
+MPIS = TESTS / "mpi" / "versions.json"
 OUTCOMES = TESTS / "ecosystem" / "frameworks" / "outcomes.json"
 VERSION = torch.__version__.split("+")[0]
 
@@ -61,6 +64,51 @@ def main(suite, files):
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 
 
+# What a test that uses another MPI is named after, and the variable that names that MPI's environment.
+OTHER_MPIS = {"openmpi": "C10D_TEST_OPENMPI", "Intel MPI": "C10D_TEST_INTEL_MPI"}
+MPI_SAYS = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(mpi4py.__version__, MPI.Get_abi_version()[0], MPI.Get_library_version())
+"""
+
+
+def mpi(files):
+    """One record for an MPI, by its version and binary interface, of the tests that use it."""
+    outcomes = {}  # {variable, or None for the environment's own MPI: [(file, what became of it) of each test]}
+    for case in (case for file in files for case in ElementTree.parse(file).getroot().iter("testcase")):
+        if case.get("classname", "").startswith("tests.mpi."):
+            which = next((variable for word, variable in OTHER_MPIS.items() if word in case.get("name")), None)
+            outcome = next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), "passed")
+            outcomes.setdefault(which, []).append((case.get("classname"), outcome))
+    records = json.loads(MPIS.read_text()) if MPIS.exists() else []
+    for which, tests in outcomes.items():
+        seen = [outcome for _, outcome in tests]
+        if "passed" not in seen:
+            continue
+        python = Path(os.environ[which], "bin", "python") if which else sys.executable
+        said = subprocess.run([python, "-c", MPI_SAYS], capture_output=True, text=True, check=True).stdout
+        mpi4py, abi, library = said.split(maxsplit=2)
+        name, version = re.match(r"(MPICH|Open MPI|Intel\(R\) MPI)\D*([\d.]*\d)", library).groups()
+        record = {
+            "mpi": f"{name.replace('(R)', '')} {version}",
+            "abi": "the standard's" if int(abi) > 0 else "its own",
+            "mpi4py": mpi4py,
+            "torch": VERSION,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "files": len({file for file, _ in tests}),
+            "passed": seen.count("passed"),
+            "failed": seen.count("failure") + seen.count("error"),
+            "skipped": seen.count("skipped"),
+            "date": datetime.date.today().isoformat(),
+        }
+        records = [r for r in records if any(r[k] != record[k] for k in ("mpi", "abi", "machine"))] + [record]
+    records.sort(key=lambda r: (r["machine"] != "x86_64", r["mpi"], r["abi"]))
+    MPIS.write_text(json.dumps(records, indent=1) + "\n")
+
+
 def frameworks(file):
     """One record for a case of a framework, a way to ask for the backend, and a torch."""
     rows = []
@@ -76,4 +124,10 @@ def frameworks(file):
 
 
 if __name__ == "__main__":
-    frameworks(sys.argv[2]) if sys.argv[1] == "frameworks" else main(sys.argv[1], sys.argv[2:])
+    suite, *files = sys.argv[1:]
+    if suite == "frameworks":
+        frameworks(*files)
+    elif suite == "mpi":
+        mpi(files)
+    else:
+        main(suite, files)

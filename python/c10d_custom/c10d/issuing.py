@@ -304,7 +304,8 @@ class Issuing:
         if self._call_stacks is not None:
             self._call_stacks.note(self._transport.next_sequence())
         op, options, rooted, reduces = path
-        fast = self._transport.fast_collective
+        transport = self._transport  # held: another thread's reconfigure must not free what the call is in
+        fast = transport.fast_collective
         if type(opts) is not options or fast is None or self._detour or profiler_enabled():
             return SLOW_PATH
         given = opts.timeout
@@ -447,16 +448,17 @@ class Issuing:
         posted: list[Any] = []
         call: tuple[Any, ...] = ()
         awaited = posted_to_be_awaited()
+        transport = self._transport  # held, as in `_fast`
         if self._call_stacks is not None:
             self._call_stacks.note(0)
         try:
-            fast = self._transport.fast_message
+            fast = transport.fast_message
             if fast is not None and not self._detour and not profiler_enabled():
                 if not fast(tensors, is_recv, peer, tag, self._nanoseconds, _PATIENCE if awaited else 0, posted):
                     return _AWAITED if awaited else DoneMessage(list(tensors), peer if is_recv else -1)
                 if posted:
                     call = self._lower.message, name, *tensors, peer, tag, self._seconds, is_recv
-                    ticket = self._transport.posted_message(posted, call)
+                    ticket = transport.posted_message(posted, call)
                     work = Work(self._completer, [ticket], list(tensors), None, None)  # its tensors are all it needs
                     self._completer.keep(work)
             if not ticket:
@@ -476,7 +478,7 @@ class Issuing:
         except BaseException:
             # A signal handler has raised: the caller never sees the Work, nor perhaps we the ticket.
             if posted and posted[0]:
-                ticket = self._transport.posted_message(posted, call)
+                ticket = transport.posted_message(posted, call)
             if ticket:
                 ticket.withdraw()
             raise
