@@ -40,10 +40,6 @@ def latest(dumps: Iterable[Dump]) -> dict[int, Dump]:
     return newest
 
 
-def group_key(group: GroupTrace) -> tuple[str, tuple[int, ...]]:
-    return group.name, tuple(group.members)
-
-
 def inside(record: Record) -> bool:
     """Returns whether a rank whose last collective this is has got stuck in it."""
     return record.state != "done"
@@ -103,16 +99,15 @@ class GroupStanding:
             yield Wait(self.members[rank], self.members[r], f"{where}, which it has not entered")
         if late or call.state == "mismatch":
             return
-        unseen = [r for r in range(len(self.members)) if r not in self.views]
-        for r in unseen:
-            yield Wait(self.members[rank], self.members[r], f"{where}, which it has entered")
+        for r, member in enumerate(self.members):
+            if r not in self.views:
+                yield Wait(self.members[rank], member, f"{where}, which it has entered")
 
     def _message_waits(self, rank: int, message: Record) -> Iterator[Wait]:
-        where = f"{message.asked().replace(f'rank {message.peer}', f'rank {self._global(message.peer)}')}"
+        where = message.asked().replace(f"rank {message.peer}", f"rank {self._global(message.peer)}")
         where += f" in group {self.name or '(unnamed)'}"
-        if message.peer >= 0:
-            if message.peer != rank and not self._answered(rank, message):
-                yield Wait(self.members[rank], self._global(message.peer), where)
+        if message.peer >= 0 and message.peer != rank and not self._answered(rank, message):
+            yield Wait(self.members[rank], self._global(message.peer), where)
 
     def _global(self, rank: int) -> int:
         return self.members[rank] if 0 <= rank < len(self.members) else rank
@@ -129,7 +124,7 @@ def standings(newest: dict[int, Dump]) -> list[GroupStanding]:
     groups: dict[tuple[str, tuple[int, ...]], GroupStanding] = {}
     for dump in newest.values():
         for trace in dump.groups:
-            key = group_key(trace)
+            key = trace.name, tuple(trace.members)
             groups.setdefault(key, GroupStanding(trace.name, trace.members)).add(trace)
     return list(groups.values())
 
@@ -183,7 +178,7 @@ def _describe_group(group: GroupStanding, newest: dict[int, Dump]) -> list[str]:
     return lines
 
 
-def _describe_rank(rank: int, dump: Dump, groups: list[GroupStanding]) -> str:
+def _describe_rank(rank: int, dump: Dump) -> str:
     text = f"rank {rank} (pid {dump.pid} on {dump.host}): "
     under_way = []
     last: tuple[Record, GroupTrace, float] | None = None  # and when it ended
@@ -256,7 +251,7 @@ def report(dumps: Iterable[Dump]) -> list[str]:
     """Returns the report as lines for a person to read."""
     newest = latest(dumps)
     groups = standings(newest)
-    lines = [_describe_rank(rank, dump, groups) for rank, dump in sorted(newest.items())]
+    lines = [_describe_rank(rank, dump) for rank, dump in sorted(newest.items())]
     everyone = {m for g in groups for m in g.members}
     if missing := everyone - newest.keys():
         lines.append(f"no file of {ranks_in_words(missing)}: died, did not fail, or writes elsewhere")

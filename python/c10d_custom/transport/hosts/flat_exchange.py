@@ -52,9 +52,9 @@ def announced(call: Call) -> int:
     return call.op + _DEVICE * (1 + call.ordinal) if call.memory else call.op
 
 
-def header_of(number: int, call: Call, balance: bytes = b"") -> bytes:
-    """Returns a header without payload. ``balance``: of uneven parts."""
-    return _HEADER.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0, balance)
+def header_of(number: int, call: Call) -> bytes:
+    """Returns a header without payload."""
+    return _HEADER.pack(number, announced(call), call.redop, call.dtype.code, call.root, call.count, 0, 0.0, b"")
 
 
 def fingerprint(number: int, call: Call) -> bytes:
@@ -252,10 +252,9 @@ class FlatExchange:
     def _payload(self, rank: int) -> int:
         return self.slots[rank].address + HEADER_BYTES
 
-    def _copy(self, call: Call, output: Tensor, rank: int) -> None:
-        nbytes = output.nbytes
-        if nbytes:
-            memmove(output.data_ptr(), self._payload(rank), nbytes)
+    def _copy(self, output: Tensor, rank: int) -> None:
+        if output.nbytes:
+            memmove(output.data_ptr(), self._payload(rank), output.nbytes)
 
     def _reduce(self, dtype: int, redop: int, target: int, count: int, steps: Reduction) -> None:
         if not count:
@@ -277,14 +276,14 @@ class FlatExchange:
 
     def _finish_broadcast(self, call: Call) -> None:
         for output in call.outputs:
-            self._copy(call, output, call.root)
+            self._copy(output, call.root)
 
     def _finish_gather(self, call: Call) -> None:
         for rank, output in enumerate(call.outputs):
-            self._copy(call, output, rank)
+            self._copy(output, rank)
 
     def _finish_scatter(self, call: Call) -> None:
-        self._copy(call, call.outputs[0], call.root)
+        self._copy(call.outputs[0], call.root)
 
 
 _FINISH: dict[Op, Callable[[FlatExchange, Call], None]] = {

@@ -93,7 +93,7 @@ class _Posted(MessageTicket):
             waited = time.monotonic() - begun
             if self._done or waited >= seconds:
                 break
-            if self.engine.refused_late() and self.message.is_recv and not self.begun():
+            if self.engine.refusals.late and self.message.is_recv and not self.begun():
                 # What it waits for may be the answer of who has refused.
                 if (error := self.engine.refusal(self.message)) is not None:
                     raise error
@@ -129,7 +129,7 @@ class Messages:
         self._taking: MessageTicket | None = None  # the ticket that it is changing
         self._wanted = Wanted()
         self._moving: dict[MessageTicket, None] = {}  # with requests under way, or a local ticket
-        self._background, self._refusals, self._early = BackgroundTransfers(link), Refusals(link), EarlyMessages(link)
+        self._background, self.refusals, self._early = BackgroundTransfers(link), Refusals(link), EarlyMessages(link)
         self._room = Room(link, self._background, _EAGER)
         self._sends: dict[int, MessageTicket] = {}  # those under way, by number
         self._peers = Counter[int]()  # how many are under way with each rank; -1: receives from any
@@ -171,22 +171,14 @@ class Messages:
             self.withdraw(ticket)
             raise
 
-    def may_have_refusals(self) -> bool:
-        """Whether `refusal` may have something to say, as far as a look now and then shows."""
-        return self._refusals.any()
-
-    def refused_late(self) -> bool:
-        """Whether there is something for `refusal`, as far as is known."""
-        return bool(self._refusals.late)
-
     def refusal(self, call: Call | Message | None) -> BaseException | None:
         """The error of sends that were over when they were refused, for ``call`` to raise (None: a small collective).
         Each is raised once, and none by steps of what is done for tensors of a device."""
         staged = call.memory if isinstance(call, Call) else call is not None and isinstance(call.tensor, Region)
-        if staged or not self._refusals.any():
+        if staged or not self.refusals.any():
             return None
         self.progress()
-        errors = [self._fail(trouble, message, time.monotonic()) for trouble, message in self._refusals.take()]
+        errors = [self._fail(trouble, message, time.monotonic()) for trouble, message in self.refusals.take()]
         if len(errors) < 2:
             return errors[0] if errors else None  # another thread is at it: the next call hears of it
         return type(errors[0])("\n".join(map(str, errors)))
@@ -207,7 +199,7 @@ class Messages:
             way = WHOLE
         else:
             way = TO_ASK_FOR if short or tags == SHARED_TAGS else AFTERWARDS
-            self._refusals.expect()
+            self.refusals.expect()
         header = Buffer(HEADER.size + (t.nbytes if way == WHOLE else 0))
         HEADER.pack_into(header.memory, 0, t.nbytes, message.dtype.code, way, message.tag, ticket.number, link.token)
         ticket.keep = header
@@ -407,7 +399,7 @@ class Messages:
         ticket.matched, ticket._source = True, source
         trouble = unlike(ticket, header)
         if trouble is not None and header.way != WHOLE:
-            self._refusals.refuse(self._background, header, ticket)  # before its data are asked for: see there
+            self.refusals.refuse(self._background, header, ticket)  # before its data are asked for: see there
         if header.way == WHOLE:
             if trouble is None and header.nbytes:
                 memmove(ticket.message.tensor.data_ptr(), memory.address + HEADER.size, header.nbytes)
@@ -453,13 +445,13 @@ class Messages:
         return moved
 
     def _hear_refusals(self, now: bool = False) -> None:
-        self._refusals.hear(self._sends, now)
-        while self._refusals.met:
-            ticket = self._refusals.met[0]
+        self.refusals.hear(self._sends, now)
+        while self.refusals.met:
+            ticket = self.refusals.met[0]
             if self._room.offers(ticket):
                 self._moving[ticket] = None  # its end is to come
                 self._room.take_back(ticket)
-            self._refusals.met.pop(0)
+            self.refusals.met.pop(0)
 
     def _end(self, ticket: MessageTicket, trouble: Trouble | None = None) -> None:
         self._uncount(ticket)

@@ -256,7 +256,7 @@ class HierarchicalTransport(Transport):
 
     def fast_message(self, *message: Any) -> int:
         """Does what ShmTransport's does, for messages between ranks of one host."""
-        if self._messages.may_have_refusals():
+        if self._messages.refusals.any():
             return NOT_BEGUN  # `post` raises what they say
         return self._local_messages.fast(*message)
 
