@@ -20,7 +20,10 @@ thread_local std::minstd_rand random_numbers;
 void be_late() {
   switch (random_numbers() % 64) {
     case 0: usleep(random_numbers() % 300); break;
-    case 1: case 2: case 3: case 4: sched_yield(); break;
+    case 1:
+    case 2:
+    case 3:
+    case 4: sched_yield(); break;
     default: break;
   }
 }
@@ -59,13 +62,20 @@ int main(int, char** argv) {
   // Sizes that cut the blocks' shares differently, so that a half is written and read by different blocks in
   // neighbouring calls. Of kernels with flags, those that come as the ninth and the tenth meet the words below.
   const Plan plans[] = {
-      {c10d_OneShot_int32_SUM, 37, 1, false},          {c10d_TwoShot_int32_SUM, 200, blocks, false},
-      {c10d_OneShot_int32_SUM, 90, blocks, false},     {c10d_TwoShot_float32_PREMUL_SUM, 151, blocks, true},
-      {c10d_TwoShot_int32_SUM, 61, 1, false},          {c10d_OneShot_float32_PREMUL_SUM, 90, blocks, true},
-      {c10d_TwoShot_int32_SUM, 1000, blocks, false},   {c10d_OneShot_int32_SUM, 70, blocks, false},
-      {c10d_Flagged_int32_SUM, 90, blocks, false},     {c10d_Flagged_int32_SUM, 75, blocks, false},
-      {c10d_OneShot_int32_SUM, 80, blocks, false},     {c10d_Flagged_int32_SUM, 90, blocks, false},
-      {c10d_OneShot_int32_SUM, 60, blocks, false},     {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
+      {c10d_OneShot_int32_SUM, 37, 1, false},
+      {c10d_TwoShot_int32_SUM, 200, blocks, false},
+      {c10d_OneShot_int32_SUM, 90, blocks, false},
+      {c10d_TwoShot_float32_PREMUL_SUM, 151, blocks, true},
+      {c10d_TwoShot_int32_SUM, 61, 1, false},
+      {c10d_OneShot_float32_PREMUL_SUM, 90, blocks, true},
+      {c10d_TwoShot_int32_SUM, 1000, blocks, false},
+      {c10d_OneShot_int32_SUM, 70, blocks, false},
+      {c10d_Flagged_int32_SUM, 90, blocks, false},
+      {c10d_Flagged_int32_SUM, 75, blocks, false},
+      {c10d_OneShot_int32_SUM, 80, blocks, false},
+      {c10d_Flagged_int32_SUM, 90, blocks, false},
+      {c10d_OneShot_int32_SUM, 60, blocks, false},
+      {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
       {c10d_ReduceScatter_float32_PREMUL_SUM, 77, blocks, true, kReduceScatter},
       {c10d_Broadcast_uint8_BOR, 300, blocks, false, kBroadcast},
   };

@@ -85,8 +85,8 @@ def test_ranks_that_the_kernels_do_not_take_go_as_before(size, mode):
         return transport_of(r).mode.name, len(r.driver.fused.launched)
 
     assert set(run(size, body, config={"cuda_mode": "auto"})) == {
-        (mode, 3 if 2 <= size <= 16 else 0)
-    }  # two in the trial
+        (mode, 4 if 2 <= size <= 16 else 0)
+    }  # three in the trial
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

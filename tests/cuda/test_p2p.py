@@ -70,7 +70,12 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
     group = Group(library, size)
     # With flags (for few pairs, as the others are reduced by the same code), one-shot, two-shot, several kernels.
     monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 128 if (dtype, redop) in FEW else 0)
-    for count in (rng.randrange(1, 128 // item + 1), rng.randrange(1, 256 // item + 1), rng.randrange(256 // item + 1, 1500 // item), 5001 // item):
+    for count in (
+        rng.randrange(1, 128 // item + 1),
+        rng.randrange(1, 256 // item + 1),
+        rng.randrange(256 // item + 1, 1500 // item),
+        5001 // item,
+    ):
         inputs = [torch.frombuffer(bytearray(rng.randbytes(count * item)), dtype=torch.uint8) for _ in range(size)]
         factors = {
             kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],

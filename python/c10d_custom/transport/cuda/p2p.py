@@ -148,8 +148,8 @@ class P2p:
             factor=float(asked.factor) if reducing and asked.redop == PREMUL_SUM else 0.0,
             divisor=divisor,
         )
-        for start, part, algorithm in self._parts(asked, algorithm):
-            share = ((-(-part // self._ranks) if algorithm == "TwoShot" else part) + 15) & -16
+        for start, part, kind in self._parts(asked, algorithm):
+            share = ((-(-part // self._ranks) if kind == "TwoShot" else part) + 15) & -16
             blocks = max(1, min(self._blocks, -(-share // (16 * self._threads))))
             token = self.launched = next(self._tokens)
             arguments = Arguments(
@@ -167,7 +167,7 @@ class P2p:
             arguments.pad[: self._ranks] = self._pads
             arguments.staging[: self._ranks] = self._stagings
             arguments.part[: len(parts)] = [address + start for address in parts]
-            function = self._kernels.function(*self._kernel(algorithm, asked))
+            function = self._kernels.function(*self._kernel(kind, asked))
             self._kernels.launch(function, stream, blocks, self._threads, arguments)
 
     def prepare(self, asked: Asked, algorithm: str = "") -> None:
