@@ -82,6 +82,7 @@ static inline u64 load_relaxed_system(const u64* p) { return __atomic_load_n(p, 
 static inline void store_release_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 static inline void store_relaxed_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 static inline void load_pair_relaxed_system(const u64* p, u64 (&value)[2]) {
+  if (delay) delay();
   sched_yield();
   for (u32 i = 0; i < 2; ++i) value[i] = load_relaxed_system(p + i);
 }
