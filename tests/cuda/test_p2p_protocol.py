@@ -33,7 +33,7 @@ MUTATIONS = {
         "word[0] >> 32 == flag && word[1] >> 32 == flag",
         "word[0] >> 63 == flag >> 31 && word[1] >> 63 == 1",
     ),
-    "one half of the words": ("(u64)(number & 1) * a_.ranks", "(u64)0 * a_.ranks"),
+    "one half of the words": ("(u64)(number & 1) * a_.ranks", "(u64)(number & 0) * a_.ranks"),
     "words of long ago": ("number_ % kCleaned < 2", "false"),
     "words of now are cleaned": ("words(a_.rank, 0, number_ + 1)", "words(a_.rank, 0, number_)"),
     "data that takes the place of signals": ("      call.gather();\n", ""),
