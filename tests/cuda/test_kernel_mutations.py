@@ -79,7 +79,6 @@ P2P = {
     "the host is not heard": ("a_.record->abort) != 0", "a_.record->abort) == 77"),
     "any call will do": (".flag) == expected()) return true;", ".flag) >> 32 == barriers_) return true;"),
     "another call is awaited": ("if (calls_another(rank) || told()) return false;", "if (told()) return false;"),
-    "another call's words are awaited": ("(calls_another(rank) || !patient(rank))", "!patient(rank)"),
     "words of one for all": ("words(a_.rank, rank, number_)", "words(a_.rank, rank * 0, number_)"),
     "a word twice": ("v.word[i + 1] = (u32)word[1]", "v.word[i + 1] = (u32)word[0]"),
     "words are sent to one": ("words(after(k), a_.rank, number_)", "words(after(1), a_.rank, number_)"),
