@@ -28,6 +28,10 @@ namespace c10d_custom {
 namespace p2p {
 
 constexpr u32 kMaxRanks = 16, kMaxBlocks = 64;
+constexpr u32 kWords = 16 << 10;  // of one rank's input in another's pad, see Flagged
+
+// Flags are the low 31 bits of a call's number, so no old word may lie there when the numbers come round.
+constexpr u32 kFlag = 1u << 31, kCleaned = 1u << 30;
 
 // Kinds of failure, shared with transport/cuda/p2p.py.
 enum Kind : u32 {
@@ -57,6 +61,7 @@ struct Pad {
   // Written by rank r: signal[s][b][r]. Barriers use the sets s in turn: a rank can be one barrier ahead of
   // another, not two, and so does not overwrite what has not been seen.
   Signal signal[2][kMaxBlocks][kMaxRanks];
+  // Behind it: u64 word[2][ranks][kWords], written by rank r: word[h][r], see Flagged. Halves as of the staging.
 };
 
 // Words of the host's memory that the device reaches.
@@ -112,6 +117,11 @@ class Call {
     number_ = own_.calls, barriers_ = own_.barriers;
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
+    if (number_ % kCleaned < 2) {  // the half of the next call, which no rank begins before a barrier of this one
+      u64* const next = words(a_.rank, 0, number_ + 1);
+      const u64 step = (u64)gridDim.x * blockDim.x, end = (u64)a_.ranks * kWords;
+      for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) store_relaxed_system(next + i, 0);
+    }
     return !sync_block_or(!whole);
   }
 
@@ -121,18 +131,56 @@ class Call {
   __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
 
   // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
-  C10D_COLD bool barrier(bool with_factor) {
+  __device__ bool barrier(bool with_factor) {
+    arrive(with_factor);
+    return gather();
+  }
+
+  // The first half of a barrier, by which the other ranks see what this one calls.
+  C10D_COLD void arrive(bool with_factor) {
     sync_block();
     signal_ = &own_.signal[++barriers_ & 1][blockIdx.x][0];
-    const u64 flag = (u64)barriers_ << 32 | a_.fingerprint;
+    const u64 flag = expected();
     for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) {
       Signal& mine = a_.pad[rank]->signal[barriers_ & 1][blockIdx.x][a_.rank];
       if (with_factor) mine.factor = a_.factor;
       store_release_system(&mine.flag, flag);
     }
+  }
+
+  // The second half.
+  C10D_COLD bool gather() {
     bool all = true;
-    for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) all = all && wait(rank, flag);
+    for (u32 rank = threadIdx.x; rank < a_.ranks; rank += blockDim.x) all = all && wait(rank);
     return !sync_block_or(!all);
+  }
+
+  // Into all other ranks' pads: the Vector at `offset` of this one's input.
+  __device__ void send(u64 offset, const Vector& v) {
+    const u64 flag = (u64)(number_ | kFlag) << 32;
+#pragma unroll 1
+    for (u32 k = 1; k < a_.ranks; ++k) {
+      u64* const to = words(after(k), a_.rank, number_) + offset / 4;
+      store_pair_relaxed_system(to, flag | v.word[0], flag | v.word[1]);
+      store_pair_relaxed_system(to + 2, flag | v.word[2], flag | v.word[3]);
+    }
+  }
+
+  // What a rank has sent from there, once it has come. False: give up.
+  __device__ bool receive(u32 rank, u64 offset, Vector& v) {
+    const u64* const from = words(a_.rank, rank, number_) + offset / 4;
+    const u32 flag = number_ | kFlag;
+#pragma unroll
+    for (u32 i = 0; i < 4; i += 2) {
+      u64 word[2];
+      for (u32 look = 1;; ++look) {
+        load_pair_relaxed_system(from + i, word);
+        if (word[0] >> 32 == flag && word[1] >> 32 == flag) break;
+        if (look % kLooks == 0 && (calls_another(rank) || !patient(rank))) return false;
+      }
+      v.word[i] = (u32)word[0], v.word[i + 1] = (u32)word[1];
+    }
+    return true;
   }
 
   // A rank's factor, after a barrier with factors and before the next.
@@ -153,18 +201,34 @@ class Call {
   // So many looks at a flag for one at the clock and at the host's memory, which is far away.
   static constexpr u32 kLooks = 64;
 
-  __device__ bool wait(u32 rank, u64 flag) {
+  __device__ u64 expected() const { return (u64)barriers_ << 32 | a_.fingerprint; }
+
+  // Where in a rank's pad lies what another sends it.
+  __device__ u64* words(u32 rank, u32 sender, u32 number) const {
+    return (u64*)(a_.pad[rank] + 1) + ((u64)(number & 1) * a_.ranks + sender) * kWords;
+  }
+
+  __device__ bool wait(u32 rank) {
     for (u32 look = 1;; ++look) {
-      const u64 seen = load_acquire_system(&signal_[rank].flag);
-      if (seen == flag) return true;
-      if (seen >> 32 == flag >> 32) return give_up(kMismatch, rank);
-      if (told()) return false;
-      if (look % kLooks != 0) continue;
-      if (load_relaxed_system(&a_.record->abort) != 0) return give_up(kAborted, a_.rank);
-      const u64 now = clock_ns();
-      if (begun_ == 0) begun_ = now;
-      if (now - begun_ > a_.timeout_ns) return give_up(kTimeout, rank);
+      if (load_acquire_system(&signal_[rank].flag) == expected()) return true;
+      if (calls_another(rank) || told()) return false;
+      if (look % kLooks == 0 && !patient(rank)) return false;
     }
+  }
+
+  // Whether a rank has come to this barrier with another call; then this one gives up.
+  __device__ bool calls_another(u32 rank) {
+    const u64 seen = load_relaxed_system(&signal_[rank].flag);
+    return seen >> 32 == barriers_ && seen != expected() && !give_up(kMismatch, rank);
+  }
+
+  // Whether to wait longer for a rank.
+  C10D_COLD bool patient(u32 rank) {
+    if (told()) return false;
+    if (load_relaxed_system(&a_.record->abort) != 0) return give_up(kAborted, a_.rank);
+    const u64 now = clock_ns();
+    if (begun_ == 0) begun_ = now;
+    return now - begun_ <= a_.timeout_ns || give_up(kTimeout, rank);
   }
 
   // Whether a rank has given up, this one among them.
@@ -252,6 +316,45 @@ C10D_DEVICE Vector fold_staged(const Arguments& a, const Call& call, u64 offset)
 }
 
 }  // namespace p2p
+
+// For the smallest sizes: every rank sends its input to all others, four bytes in one word with a flag, so that who has
+// seen the flag has the data: no fence, and nothing to wait for after the data. What makes halves safe and tells calls
+// apart are the barrier's signals, sent before the data and awaited after it, when they have long been there. As NCCL's
+// protocol LL (src/device/prims_ll.h), which trusts that two of four 32-bit stores come as one; a 64-bit access of a
+// vector is one by PTX's memory model. Not for PREMUL_SUM, whose factors come with the signals.
+struct Flagged {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    p2p::Call call(a);
+    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
+    if (call.begin()) {
+      call.arrive(false);
+#pragma unroll 1
+      for (u64 at = first; at < a.bytes; at += step) call.send(at, p2p::read(a, a.input, at));
+      bool whole = true;
+#pragma unroll 1
+      for (u64 at = first; at < a.bytes && whole; at += step) {
+        Vector result[1];
+        fold_vectors<R, 1, 4>(
+            result, a.ranks, a.divisor,
+            [&](u32 j, Vector* in) {
+              if (j == a.rank) {
+                in[0] = p2p::read(a, a.input, at);
+              } else {
+                in[0] = {};
+                whole = whole && call.receive(j, at, in[0]);
+              }
+            },
+            [](u32) { return 1.0; });
+        if (whole) p2p::write(a, a.output, at, result[0]);
+      }
+      call.gather();
+    }
+    call.end();
+  }
+};
 
 // For small sizes: every rank stages its input, then reduces all of all ranks'.
 struct OneShot {

@@ -5,6 +5,11 @@
 #include <sched.h>
 #include <time.h>
 
+// The compiler cannot know that no kernel folds no sources.
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #define __device__
 #define C10D_DEVICE static inline
 #define C10D_COLD __attribute__((noinline, unused))
@@ -65,6 +70,9 @@ static inline u32 float_to_half(float value) {
 
 // ---- Memory that other ranks read and write ----
 
+// Stands before every step that others can see: the tests make threads late there.
+inline void (*delay)() = nullptr;
+
 // A thread that waits lets others run: there are more of them than cores.
 static inline u64 load_acquire_system(const u64* p) {
   sched_yield();
@@ -73,6 +81,16 @@ static inline u64 load_acquire_system(const u64* p) {
 static inline u64 load_relaxed_system(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline void store_release_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 static inline void store_relaxed_system(u64* p, u64 value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
+static inline void load_pair_relaxed_system(const u64* p, u64 (&value)[2]) {
+  if (delay) delay();
+  sched_yield();
+  for (u32 i = 0; i < 2; ++i) value[i] = load_relaxed_system(p + i);
+}
+static inline void store_pair_relaxed_system(u64* p, u64 first, u64 second) {
+  store_relaxed_system(p, first);
+  if (delay) delay();
+  store_relaxed_system(p + 1, second);
+}
 static inline u32 add_acquire_release(u32* p, u32 value) { return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL); }
 static inline u32 exchange_if_zero(u32* p, u32 value) {
   u32 before = 0;
@@ -103,9 +121,6 @@ class Block {
   bool any_ = false;
 };
 inline thread_local Block* block;
-
-// Stands before every step that others can see: the tests make threads late there.
-inline void (*delay)() = nullptr;
 
 static inline void sync_block() {
   if (delay) delay();

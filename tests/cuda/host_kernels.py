@@ -19,7 +19,7 @@ BY_NAME = {(d.name, dtypes.REDUCE_OPS[op]): (d, op) for d, op in PAIRS}
 
 
 # The kernels of the p2p mode.
-FUSED = ["OneShot", "TwoShot", "AllGather", "ReduceScatter", "Broadcast"]
+FUSED = ["OneShot", "TwoShot", "Flagged", "AllGather", "ReduceScatter", "Broadcast"]
 
 
 def instances(algorithms, pairs):

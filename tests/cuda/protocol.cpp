@@ -20,7 +20,10 @@ thread_local std::minstd_rand random_numbers;
 void be_late() {
   switch (random_numbers() % 64) {
     case 0: usleep(random_numbers() % 300); break;
-    case 1: case 2: case 3: case 4: sched_yield(); break;
+    case 1:
+    case 2:
+    case 3:
+    case 4: sched_yield(); break;
     default: break;
   }
 }
@@ -29,6 +32,7 @@ constexpr u64 kHalf = 4096;
 
 struct Rank {
   p2p::Pad pad = {};
+  u64 word[2 * p2p::kMaxRanks * p2p::kWords] = {};
   alignas(16) u8 staging[2 * kHalf] = {};
   p2p::Record record = {};
   std::vector<u32> data;
@@ -56,12 +60,22 @@ int main(int, char** argv) {
   const unsigned seed = atoi(argv[5]), seconds = atoi(argv[6]);
   delay = be_late;
   // Sizes that cut the blocks' shares differently, so that a half is written and read by different blocks in
-  // neighbouring calls.
+  // neighbouring calls. Of kernels with flags, one runs while words are cleaned, and two meet those below.
   const Plan plans[] = {
-      {c10d_OneShot_int32_SUM, 37, 1, false},          {c10d_TwoShot_int32_SUM, 200, blocks, false},
-      {c10d_OneShot_int32_SUM, 90, blocks, false},     {c10d_TwoShot_float32_PREMUL_SUM, 151, blocks, true},
-      {c10d_TwoShot_int32_SUM, 61, 1, false},          {c10d_OneShot_float32_PREMUL_SUM, 90, blocks, true},
-      {c10d_TwoShot_int32_SUM, 1000, blocks, false},   {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
+      {c10d_OneShot_int32_SUM, 37, 1, false},
+      {c10d_TwoShot_int32_SUM, 200, blocks, false},
+      {c10d_OneShot_int32_SUM, 90, blocks, false},
+      {c10d_TwoShot_float32_PREMUL_SUM, 151, blocks, true},
+      {c10d_TwoShot_int32_SUM, 61, 1, false},
+      {c10d_OneShot_float32_PREMUL_SUM, 90, blocks, true},
+      {c10d_TwoShot_int32_SUM, 1000, blocks, false},
+      {c10d_Flagged_int32_SUM, 70, blocks, false},
+      {c10d_Flagged_int32_SUM, 90, blocks, false},
+      {c10d_Flagged_int32_SUM, 75, blocks, false},
+      {c10d_OneShot_int32_SUM, 80, blocks, false},
+      {c10d_Flagged_int32_SUM, 90, blocks, false},
+      {c10d_OneShot_int32_SUM, 60, blocks, false},
+      {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
       {c10d_ReduceScatter_float32_PREMUL_SUM, 77, blocks, true, kReduceScatter},
       {c10d_Broadcast_uint8_BOR, 300, blocks, false, kBroadcast},
   };
@@ -70,6 +84,10 @@ int main(int, char** argv) {
   for (unsigned r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>());
   std::vector<std::vector<p2p::Arguments>> arguments(ranks);
   for (unsigned r = 0; r < ranks; ++r) {
+    // Numbers begin anew in the middle: words of calls long ago have the flags of the third and fourth after that.
+    all[r]->pad.calls = -6u;
+    const u64 each = (u64)ranks * p2p::kWords;
+    for (u64 i = 0; i < 2 * each; ++i) all[r]->word[i] = (u64)(p2p::kFlag | 2 | (i >= each)) << 32 | 7;
     all[r]->data.resize(1000);
     all[r]->part.resize(ranks, std::vector<u32>(1000));
     for (const Plan& plan : plans) {

@@ -37,7 +37,10 @@ def test_every_kernel_compiles(library, capability, full):
     turn, turns = (0, 1) if full else (CAPABILITIES.index(capability), len(CAPABILITIES))
     units = [
         ([(algorithm, *p) for p in some[turn::turns][i : i + 30]], capability)
-        for algorithm, some in [("Reduce", pairs), *((a, p2p) for a in ("OneShot", "TwoShot", "ReduceScatter"))]
+        for algorithm, some in [
+            ("Reduce", pairs),
+            *((a, p2p) for a in ("Flagged", "OneShot", "TwoShot", "ReduceScatter")),
+        ]
         for i in range(0, len(some[turn::turns]), 30)
     ]
     units.append((instances(["AllGather", "Broadcast"], []), capability))

@@ -32,6 +32,7 @@ def test_every_collective_among_fused_ones(size, full):
 def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
     monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {})
     monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES_MANY", 4096)
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 1024)
     counts = [1, 1000, 1024 * 4, HALF // 2 - 1, HALF // 2, HALF // 2 + 1, 2 * HALF + 3]
 
     def body(r):
@@ -53,7 +54,7 @@ def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
             assert r.cpu.calls == agreed, "the hosts have met"
             assert len(r.driver.fused.launched) - before == max(1, -(-count * 2 // HALF))
             algorithms |= {key[0] for key in r.driver.fused.launched}
-        assert algorithms == {"OneShot", "TwoShot"}
+        assert algorithms == {"OneShot", "TwoShot", *(["Flagged"] if op != "PREMUL_SUM" else [])}
         return transport_of(r).mode.name
 
     assert run(3, body) == ["p2p"] * 3
@@ -84,8 +85,8 @@ def test_ranks_that_the_kernels_do_not_take_go_as_before(size, mode):
         return transport_of(r).mode.name, len(r.driver.fused.launched)
 
     assert set(run(size, body, config={"cuda_mode": "auto"})) == {
-        (mode, 3 if 2 <= size <= 16 else 0)
-    }  # two in the trial
+        (mode, 4 if 2 <= size <= 16 else 0)
+    }  # three in the trial
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -50,7 +50,7 @@ def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):
 
 
 def test_a_capture_is_refused_where_it_cannot_be(monkeypatch):
-    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {2: 1024})
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 1024)
 
     def refused(r, match, call):
         r.driver.is_capturing = True

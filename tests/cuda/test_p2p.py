@@ -14,6 +14,7 @@ from c10d_custom.call import Op
 from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import kernels, p2p
 from engine import engine, same
+from gpu import one_gpu
 from host_kernels import HostKernels
 from test_reduce_kernels import Place, pairs
 
@@ -22,11 +23,16 @@ pytestmark = pytest.mark.lane2
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 STAGING = 4096 + 32
 SECOND = 10**9
+FEW = {(p[0], p[1]) for p in one_gpu.PAIRS}
+
+# All_reduces of up to so many bytes have a flag in every word.
+with_flags = pytest.mark.parametrize("flagged", [0, 1 << 16])
 
 
 class Group:
     def __init__(self, library, size):
-        total = p2p.PAD_BYTES + STAGING + p2p.RECORD_BYTES + 256
+        pad = p2p.pad_bytes(size)
+        total = pad + STAGING + p2p.RECORD_BYTES + 256
         self.memory = [torch.zeros(total, dtype=torch.uint8) for _ in range(size)]
         base = self.pads = [m.data_ptr() + -m.data_ptr() % 256 for m in self.memory]
         self.device = HostKernels(library)
@@ -35,9 +41,9 @@ class Group:
                 self.device,
                 rank,
                 base,
-                [b + p2p.PAD_BYTES for b in base],
+                [b + pad for b in base],
                 STAGING,
-                base[rank] + p2p.PAD_BYTES + STAGING,
+                base[rank] + pad + STAGING,
                 blocks=2,
                 threads=3,
             )
@@ -62,8 +68,14 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
     rng = random.Random(1000 * dtype.code + redop)
     item, size = dtype.item_bytes, rng.choice([1, 2, 3, 4])
     group = Group(library, size)
-    # One-shot, two-shot, several kernels.
-    for count in (rng.randrange(1, 256 // item + 1), rng.randrange(256 // item + 1, 1500 // item), 5001 // item):
+    # With flags (for few pairs, as the others are reduced by the same code), one-shot, two-shot, several kernels.
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 128 if (dtype, redop) in FEW else 0)
+    for count in (
+        rng.randrange(1, 128 // item + 1),
+        rng.randrange(1, 256 // item + 1),
+        rng.randrange(256 // item + 1, 1500 // item),
+        5001 // item,
+    ):
         inputs = [torch.frombuffer(bytearray(rng.randbytes(count * item)), dtype=torch.uint8) for _ in range(size)]
         factors = {
             kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],
@@ -106,7 +118,9 @@ def sums(counts, timeout_ns=60 * SECOND, number=0):
     return call, results
 
 
-def test_a_rank_that_does_not_come(library):
+@with_flags
+def test_a_rank_that_does_not_come(library, monkeypatch, flagged):
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 5, 5], SECOND // 5)
     began = time.monotonic()
@@ -121,7 +135,9 @@ def test_a_rank_that_does_not_come(library):
     assert [group.ends[rank].failure() for rank in (0, 2)] == found
 
 
-def test_ranks_that_call_different_things(library):
+@pytest.mark.parametrize("flagged", [0, 20, 1 << 16])  # 20: rank 1's are not
+def test_ranks_that_call_different_things(library, monkeypatch, flagged):
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 6, 5])
     group.run(call)
@@ -130,7 +146,9 @@ def test_ranks_that_call_different_things(library):
     assert all(f.kind in (p2p.MISMATCH, p2p.PEER) for f in found)
 
 
-def test_the_host_ends_the_waiting(library):
+@with_flags
+def test_the_host_ends_the_waiting(library, monkeypatch, flagged):
+    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 5, 5])
     timer = threading.Timer(0.2, group.ends[0].abort)
@@ -197,7 +215,7 @@ def test_structures_are_the_kernels(library):
     assert [library.size_of(i) for i in range(4)] == [
         ctypes.sizeof(kernels.ReduceArguments),
         ctypes.sizeof(p2p.Arguments),
-        p2p.PAD_BYTES,
+        p2p._SIGNALS,
         p2p.RECORD_BYTES,
     ]
 

@@ -28,8 +28,17 @@ MUTATIONS = {
         "      if (with_factor) mine.factor = a_.factor;\n      store_release_system(&mine.flag, flag);",
         "      store_release_system(&mine.flag, flag);\n      if (with_factor) mine.factor = a_.factor;",
     ),
+    "a flag for two words": (" && word[1] >> 32 == flag", ""),
+    "the same flag for all calls": (
+        "word[0] >> 32 == flag && word[1] >> 32 == flag",
+        "word[0] >> 63 == flag >> 31 && word[1] >> 63 == 1",
+    ),
+    "one half of the words": ("(u64)(number & 1) * a_.ranks", "(u64)(number & 0) * a_.ranks"),
+    "words of long ago": ("number_ % kCleaned < 2", "false"),
+    "words of now are cleaned": ("words(a_.rank, 0, number_ + 1)", "words(a_.rank, 0, number_)"),
+    "data that takes the place of signals": ("      call.gather();\n", ""),
     "the first block ends the call": ("!= gridDim.x - 1", "!= 0"),
-    "no wait for one of the ranks": ("all = all && wait(rank, flag)", "all = all && (rank == 1 || wait(rank, flag))"),
+    "no wait for one of the ranks": ("all = all && wait(rank)", "all = all && (rank == 1 || wait(rank))"),
 }
 
 

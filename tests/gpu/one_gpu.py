@@ -55,9 +55,9 @@ FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 
 
 class Gpu:
-    """``shot``: bytes up to which a call is one-shot; ``half``: up to which it is one kernel."""
+    """Bytes: up to ``flagged``, words have flags; up to ``shot``, a call is one-shot; up to ``half``, one kernel."""
 
-    shot, half, threads = 64 << 10, 256 << 10, 512
+    flagged, shot, half, threads = 64 << 10, 128 << 10, 256 << 10, 512
 
     def __init__(self, ranks):
         from cupy.cuda import Device, Stream, runtime
@@ -65,7 +65,8 @@ class Gpu:
         from c10d_custom.transport.cuda.kernels import Kernels
 
         self._runtime, self.kernels = runtime, Kernels(0)
-        texts = [compiler.text_of([(a, *pair)]) for a in ("OneShot", "TwoShot", "ReduceScatter") for pair in PAIRS]
+        algorithms = *p2p.ALL_REDUCE, "ReduceScatter"
+        texts = [compiler.text_of([(a, *pair)]) for a in algorithms for pair in PAIRS]
         texts += [compiler.text_of([(algorithm, *p2p.MOVED)]) for algorithm in ("AllGather", "Broadcast")]
         with ThreadPoolExecutor(8) as pool:  # into the cache on disk
             list(pool.map(compiler.compiled, texts, [Device(0).compute_capability] * len(texts)))
@@ -111,7 +112,7 @@ class Gpu:
 class Host:
     """A rank's kernels run in the order of their launches, on a thread."""
 
-    shot, half, threads, blocks = 256, 2048, 3, 2
+    flagged, shot, half, threads, blocks = 128, 256, 2048, 3, 2
 
     def __init__(self, ranks, library):
         from host_kernels import HostKernels
@@ -170,9 +171,9 @@ class Ranks:
     """All that the ranks have on ``device``. ``end[rank]``: a P2p."""
 
     def __init__(self, device, size):
-        p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = {}, device.shot
+        p2p._FLAGGED_BYTES, p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = device.flagged, {}, device.shot
         self.device, self.size = device, size
-        self.pads = pads = [device.zeros(p2p.PAD_BYTES) for _ in range(size)]
+        self.pads = pads = [device.zeros(p2p.pad_bytes(size)) for _ in range(size)]
         stagings = [device.zeros(2 * device.half) for _ in range(size)]
         self.end = []
         for rank in range(size):
@@ -287,9 +288,9 @@ class Call:
 
 
 def counts_for(device, item):
-    """Nothing, one, odd ones; one-shot, two-shot, several kernels."""
-    shot, half = device.shot // item, device.half // item
-    return [0, 1, 7, shot - 1, shot, shot + 1, half, 2 * half + 77]
+    """Nothing, one, odd ones; with flags, one-shot, two-shot, several kernels."""
+    flagged, shot, half = (nbytes // item for nbytes in (device.flagged, device.shot, device.half))
+    return [0, 1, 7, flagged, flagged + 1, shot - 1, shot, shot + 1, half, 2 * half + 77]
 
 
 def bits(ranks, few):

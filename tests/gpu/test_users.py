@@ -1,4 +1,4 @@
-"""What users run on GPUs, shared or not: tensor parallelism, checkpoints of FSDP2, compiled DDP.
+"""What users run on GPUs, shared or not: tensor parallelism, checkpoints of FSDP2, compiled DDP and FSDP2.
 Against one process, exactly where the arithmetic is."""
 
 import copy
@@ -84,15 +84,21 @@ class Smooth(nn.Module):
         return self.two(self.norm(nn.functional.gelu(self.one(x))))
 
 
-def compiled(kind, folder):
-    """DDP under torch.compile learns as DDP does."""
+def compiled(kind, folder, sharded, mode):
+    """DDP, or FSDP2 if ``sharded``, under torch.compile learns as without. ``mode``: of torch.compile; with
+    "reduce-overhead" what lies between the collectives is replayed as CUDA graphs."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{dist.get_rank()}"
     device, rank = device_of(kind), dist.get_rank()
     torch.manual_seed(0)
     first, curves = Smooth(), []
     for compile_ in (False, True):
-        model = DDP(copy.deepcopy(first).to(device.name), device_ids=device.ids)
-        call = torch.compile(model, backend="inductor" if kind == "cuda" else "aot_eager") if compile_ else model
+        plain = copy.deepcopy(first).to(device.name)
+        if sharded:
+            model = fully_shard(plain, mesh=init_device_mesh(device.kind, (dist.get_world_size(),)))
+        else:
+            model = DDP(plain, device_ids=device.ids)
+        how = {"mode": mode} if kind == "cuda" else {"backend": "aot_eager"}
+        call = torch.compile(model, **how) if compile_ else model
         optimizer, inputs, curve = torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator().manual_seed(rank), []
         for _ in range(6):
             optimizer.zero_grad()
@@ -102,7 +108,7 @@ def compiled(kind, folder):
             curve.append(loss.item())
         curves.append(torch.tensor(curve))
         every = [torch.zeros(first.one.weight.shape) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, model.module.one.weight.detach().cpu())
+        dist.all_gather(every, whole([plain.one.weight.detach()])[0])
         assert all(torch.equal(every[0], w) for w in every), "the ranks' weights differ"
     from torch._dynamo.utils import counters
 
@@ -123,4 +129,10 @@ def test_checkpoint_of_fsdp2(ranks, device, tmp_path):
 
 @pytest.mark.world_sizes(2)
 def test_compiled_ddp(ranks, device, tmp_path):
-    check(ranks, compiled, device, str(tmp_path))
+    check(ranks, compiled, device, str(tmp_path), False, None)
+
+
+@pytest.mark.world_sizes(2)
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+def test_compiled_with_reduce_overhead(ranks, device, tmp_path, sharded):
+    check(ranks, compiled, device, str(tmp_path), sharded, "reduce-overhead")

@@ -40,7 +40,7 @@ def main():
         print(f"NOT RUN: {error}")
         return 3
     capability, began = cupy.cuda.Device(0).compute_capability, time.monotonic()
-    every = instances(["Reduce", "OneShot", "TwoShot", "ReduceScatter"])
+    every = instances(["Reduce", "Flagged", "OneShot", "TwoShot", "ReduceScatter"])
     every += [(algorithm, p2p.MOVED[0].code, p2p.MOVED[1]) for algorithm in ("AllGather", "Broadcast")]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         seconds = list(pool.map(compile_one, every, [capability] * len(every)))

@@ -105,7 +105,7 @@ PRESETS = {
         tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("programs", 30, "2", "test_programs.py"),
-        tests("what users run", 38, "2", "test_users.py"),
+        tests("what users run", 38, "2", "test_users.py", "-k", "not reduce_overhead"),
         tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
     ),
     "wide": (
@@ -113,7 +113,8 @@ PRESETS = {
         COMPILE,
         tests("conformance, 8 ranks", 180, "8", *CASES),
         tests("8 ranks, by GPU memory", 115, "8", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
-        tests("fused kernels, ranks of one process", 150, "2", "test_one_gpu.py", cpu=False),
+        tests("compiled DDP, FSDP2 as graphs", 38, "2", "test_users.py", "-k", "reduce_overhead"),
+        tests("fused kernels, ranks of one process", 125, "2", "test_one_gpu.py", cpu=False),
     ),
 }
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
 _ALIGN = 256
-_PAD = -(-p2p.PAD_BYTES // _ALIGN) * _ALIGN
 _MOST = 16 << 20  # bytes of staging: longer calls take several kernels
 _TRIED = 4096  # bytes that the trial adds up
 _BLOCKS = 36  # of a kernel
@@ -49,7 +48,8 @@ class Fused:
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
         self._staging = min(_MOST, staging_bytes)
-        self.nbytes = _PAD + self._staging + _TRIED
+        self._pad = -(-p2p.pad_bytes(size) // _ALIGN) * _ALIGN
+        self.nbytes = self._pad + self._staging + _TRIED
         self._address = 0  # of this rank's memory
         self._record: Any = None  # an address, from `allocate` to `free`
         self._p2p: Any = None  # a P2p, from `open` to `free`
@@ -64,33 +64,33 @@ class Fused:
 
     def open(self, pads: Sequence[int]) -> None:
         """``pads``: where the memory of each rank is."""
-        stagings = [pad + _PAD for pad in pads]
+        stagings = [pad + self._pad for pad in pads]
         kernels = self._driver.kernels()
         blocks = _BLOCKS if self._sharers == 1 else max(1, min(_BLOCKS, kernels.processors // self._sharers))
         self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
-        for one_shot in (True, False):  # for the trial, before kernels wait for each other
-            self._p2p.prepare(self._tried, one_shot)
+        for algorithm in p2p.ALL_REDUCE:  # for the trial, before kernels wait for each other
+            self._p2p.prepare(self._tried, algorithm)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
 
     @property
     def _tried(self) -> p2p.Asked:
-        at = [self._address + _PAD + self._staging]
+        at = [self._address + self._pad + self._staging]
         return p2p.Asked(Op.all_reduce, _INTS, _SUM, _TRIED // 4, at, at)
 
     def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
-        """Both kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the sum of
-        that. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
+        """All_reduce's kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the
+        sum of that, and so on. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
         (address,) = self._tried.inputs
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
-        for one_shot in (True, False):
-            self._p2p.run(stream, self._tried, int(seconds * 1e9), one_shot=one_shot)
+        for algorithm in p2p.ALL_REDUCE:
+            self._p2p.run(stream, self._tried, int(seconds * 1e9), algorithm=algorithm)
         self._driver.copy(stream, pinned, address, _TRIED)
         settle()
         if (error := self.error("trial of the kernels of p2p mode")) is not None:
             raise error
-        want = self._size * self._size * (self._size + 1) // 2
+        want = self._size ** (len(p2p.ALL_REDUCE) - 1) * self._size * (self._size + 1) // 2
         if any(value != want for value in (ctypes.c_int32 * (_TRIED // 4)).from_address(pinned)):
             raise TransportError("the kernels of p2p mode do not add up what the ranks gave")
 

@@ -26,13 +26,20 @@ if TYPE_CHECKING:
 
 MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
 TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
-PAD_BYTES = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16
+_SIGNALS = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16  # bytes: p2p::Pad
+_WORDS = 16 << 10  # kWords
 RECORD_BYTES = 24
+ALL_REDUCE = "Flagged", "OneShot", "TwoShot"
 _ALGORITHMS = {Op.all_gather: "AllGather", Op.reduce_scatter: "ReduceScatter", Op.broadcast: "Broadcast"}
 MOVED = BYTES, COPY  # of kernels that reduce nothing
+_FLAGGED_BYTES = 4 * _WORDS
 # Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
 _ONE_SHOT_BYTES = dict.fromkeys(range(1, 5), 512 << 10)
 _ONE_SHOT_BYTES_MANY = 256 << 10
+
+
+def pad_bytes(ranks: int) -> int:
+    return _SIGNALS + 2 * ranks * _WORDS * 8
 
 
 class Arguments(c.Structure):
@@ -82,7 +89,7 @@ class P2p:
     """One rank's end of the group.
 
     kernels: the Kernels of this rank's device. rank: this rank's index among the ranks of the group.
-    pads, stagings: for each rank the address, as this rank's device reaches it, of PAD_BYTES and of
+    pads, stagings: for each rank the address, as this rank's device reaches it, of `pad_bytes` and of
     ``staging_bytes`` bytes of device memory, the same number on all ranks, aligned to 256; this rank's own
     among them. record: the address of RECORD_BYTES of pinned host memory, aligned to 8, which host and device
     reach at the same address. Pads and record must be zero before any rank's first call, and everything stay
@@ -120,10 +127,10 @@ class P2p:
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
         self._tokens, self.launched = itertools.count(1), 0
 
-    def run(self, stream: int, asked: Asked, timeout_ns: int, number: int = 0, one_shot: bool | None = None) -> None:
+    def run(self, stream: int, asked: Asked, timeout_ns: int, number: int = 0, algorithm: str = "") -> None:
         """Enqueues ``asked``. ``timeout_ns``: how long each kernel may wait; more bytes than _half take several;
         ``number``: which of the group's calls it is, for the other ranks' kernels to compare; 0: not known, as in a
-        graph; ``one_shot``: which kind of all_reduce they are, None: as it is faster."""
+        graph; ``algorithm``: which kernels of an all_reduce's, instead of what is fastest."""
         inputs, outputs = asked.inputs, asked.outputs
         bits = functools.reduce(operator.or_, [*inputs, *outputs])
         parts = outputs if asked.op is Op.all_gather else inputs if asked.op is Op.reduce_scatter else []
@@ -141,8 +148,8 @@ class P2p:
             factor=float(asked.factor) if reducing and asked.redop == PREMUL_SUM else 0.0,
             divisor=divisor,
         )
-        for start, part, algorithm in self._parts(asked, one_shot):
-            share = ((-(-part // self._ranks) if algorithm == "TwoShot" else part) + 15) & -16
+        for start, part, kind in self._parts(asked, algorithm):
+            share = ((-(-part // self._ranks) if kind == "TwoShot" else part) + 15) & -16
             blocks = max(1, min(self._blocks, -(-share // (16 * self._threads))))
             token = self.launched = next(self._tokens)
             arguments = Arguments(
@@ -160,34 +167,37 @@ class P2p:
             arguments.pad[: self._ranks] = self._pads
             arguments.staging[: self._ranks] = self._stagings
             arguments.part[: len(parts)] = [address + start for address in parts]
-            function = self._kernels.function(*self._kernel(algorithm, asked))
+            function = self._kernels.function(*self._kernel(kind, asked))
             self._kernels.launch(function, stream, blocks, self._threads, arguments)
 
-    def prepare(self, asked: Asked, one_shot: bool | None = None) -> None:
+    def prepare(self, asked: Asked, algorithm: str = "") -> None:
         """Compiles its kernels, so that `run` only launches."""
-        for key in self._needed(asked, one_shot):
+        for key in self._needed(asked, algorithm):
             self._kernels.function(*key)
 
     def prepared(self, asked: Asked) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
         return all(self._kernels.has(*key) for key in self._needed(asked))
 
-    def _needed(self, asked: Asked, one_shot: bool | None = None) -> list[tuple[str, DType, int]]:
-        algorithms = dict.fromkeys(algorithm for _, _, algorithm in self._parts(asked, one_shot))
-        return [self._kernel(algorithm, asked) for algorithm in algorithms]
+    def _needed(self, asked: Asked, algorithm: str = "") -> list[tuple[str, DType, int]]:
+        return [self._kernel(each, asked) for each in dict.fromkeys(a for _, _, a in self._parts(asked, algorithm))]
 
     @staticmethod
     def _kernel(algorithm: str, asked: Asked) -> tuple[str, DType, int]:
         return (algorithm, asked.dtype, asked.redop) if asked.op in REDUCING else (algorithm, *MOVED)
 
-    def _parts(self, asked: Asked, one_shot: bool | None = None) -> Iterator[tuple[int, int, str]]:
+    def _parts(self, asked: Asked, algorithm: str) -> Iterator[tuple[int, int, str]]:
         """(start, bytes, algorithm) of each kernel: one at least, by which ranks compare what they call."""
         size = asked.count * asked.dtype.item_bytes
         most = self._half // self._ranks & -16 if asked.op is Op.reduce_scatter else self._half
         for start in range(0, max(1, size), most):
             part = min(most, size - start)
-            small = part <= self._one_shot if one_shot is None else one_shot
-            yield start, part, _ALGORITHMS.get(asked.op) or ("OneShot" if small else "TwoShot")
+            yield start, part, algorithm or _ALGORITHMS.get(asked.op) or self._all_reduce(part, asked.redop)
+
+    def _all_reduce(self, nbytes: int, redop: int) -> str:
+        if nbytes <= _FLAGGED_BYTES and redop != PREMUL_SUM:
+            return "Flagged"
+        return "OneShot" if nbytes <= self._one_shot else "TwoShot"
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended. Not to be asked once graphs may launch some."""
