@@ -1,4 +1,4 @@
-"""Which ranks of a default group are left, and a new group of them, over hosts and inside one (on_one_host.py).
+"""Which ranks of a default group are left, and a new group of them, over hosts and inside one.
 
 The lowest rank that is left presides; the others call it at its meeting point, and it tells them what to do:
 
@@ -19,11 +19,12 @@ The lowest rank that is left presides; the others call it at its meeting point, 
 
 from __future__ import annotations
 
+import errno
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed import DistError
 
@@ -32,17 +33,26 @@ from ..creation import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
 from ..launch.door import STRANGERS
-from ..threads import select, time
+from ..threads import select, socket, time
+from ..transport import SHRINKS
+from ..transport.hosts.layout import Hosts
+from ..transport.hosts.meeting_point import MeetingPoint
+from ..transport.hosts.own_sockets import own
 from ..transport.hosts.tcp_line import At, TcpLine
-from .store import connect, serve
+from ..transport.shm.segment import is_of_this_user
+from .handle import connect, serve
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
     from ..transport import LocalTransport
-    from ..transport.hosts.layout import Hosts
-    from ..transport.hosts.meeting_point import MeetingPoint
-    from . import Build
+    from ..transport.shm import ShmTransport
+
+    class Build(Protocol):
+        """Makes a group, collectively over its ``size`` ranks, within ``seconds``; an error on all of them where one
+        cannot take part, and then nothing of it is left. ``store``: the group's alone."""
+
+        def __call__(self, store: Any, rank: int, size: int, seconds: float, processes: Processes) -> Any: ...
 
 
 _FIRST, _MOST, _PART = 0.2e-3, 20e-3, 0.3  # s: between two looks; of the time that it has taken so far
@@ -61,11 +71,40 @@ class Promise:
     new: Any
 
 
+class LocalPoint(MeetingPoint):
+    """Of a rank of a group inside one host, made when it calls shrink_group. The ranks' marks in shared memory say that
+    they have come, and name their sockets, to which only processes of this user are let."""
+
+    def __init__(self, local: ShmTransport) -> None:
+        self.rank, self._local, self._secret = local.rank, local, b""
+        mark = SHRINKS | secrets.randbits(31)
+        self._server = own(socket.socket(socket.AF_UNIX))
+        self._server.bind(_name(mark))
+        self._server.listen()
+        self._server.setblocking(False)
+        local.set_mark(mark)
+
+    def call(self, rank: int) -> TcpLine:
+        link = own(socket.socket(socket.AF_UNIX))
+        link.setblocking(False)
+        states = self._local.states(0)
+        came = not link.connect_ex(_name(states[rank].mark if states else 0)) and is_of_this_user(link)
+        return TcpLine(link, self._secret, self.rank, rank, 0 if came else errno.EAGAIN)
+
+    def admits(self, link: socket.socket) -> bool:
+        return is_of_this_user(link)
+
+
+def _name(mark: int) -> str:
+    return f"\0c10d_custom-left-{mark:x}"
+
+
 class SurvivorsOverHosts:
     """One rank's part in it. ``promised``: its Promise, from giving it on, unless it has heard that nobody goes on with
     it."""
 
     promised: Promise | None = None
+    failed: tuple[str, str] | None = None  # the error that it raises
     _connect: Callable[[str, int], TCPStore] = staticmethod(connect)
 
     def __init__(self, old: Any, timeout: timedelta, build: Build | None = None) -> None:
@@ -78,7 +117,10 @@ class SurvivorsOverHosts:
         self.calls: dict[int, TcpLine] = {}  # to ranks that may preside, or of hosts from which nobody has come
 
     def _parts(self) -> tuple[LocalTransport, Hosts, MeetingPoint]:
-        return self.old.local, self.old.hosts, self.old.meeting_point
+        if hasattr(self.old, "meeting_point"):
+            return self.old.local, self.old.hosts, self.old.meeting_point
+        everyone = list(range(self.old.size))
+        return self.old, Hosts(self.rank, [everyone], 0, self.rank, len(everyone)), LocalPoint(self.old)
 
     def agree(self) -> tuple[TCPStore, Any]:
         """(the new store, the new group)"""
@@ -92,6 +134,8 @@ class SurvivorsOverHosts:
         finally:
             for line in self.calls.values():
                 line.close()
+            if not self.hosts.others:
+                self.point.close()
 
     # --- who is left
 
@@ -141,11 +185,8 @@ class SurvivorsOverHosts:
 
     def here(self) -> dict[str, Any]:
         """What this rank says of itself and its host."""
-        return {
-            "here": sorted(self.ended_here()),
-            "ended": sorted(self.known_to_have_ended()),
-            "promised": self.promised.name if self.promised else None,
-        }
+        promised = self.promised.name if self.promised else None
+        return {"here": sorted(self.ended_here()), "ended": sorted(self.known_to_have_ended()), "promised": promised}
 
     def _follow(self, line: TcpLine) -> Promise | None:
         """The promise that is to be kept; None: the president is lost."""
@@ -207,23 +248,24 @@ class SurvivorsOverHosts:
     # --- errors
 
     def failure(self, kind: str, text: str) -> CustomBackendError:
+        self.failed = kind, text
         return _KINDS.get(kind, TransportError)(f"shrink_group of group {self.name}, rank {self.rank}: {text}")
 
     def late(self) -> CustomBackendError:
-        return self.failure(CollectiveTimeoutError.__name__, self.text_of_missing(self.missing))
+        return self.failure(CollectiveTimeoutError.__name__, self._text_of_missing())
 
-    def text_of_missing(self, missing: Mapping[int, At]) -> str:
+    def _text_of_missing(self) -> str:
         seconds = f"{time.monotonic() - self.began:.1f} s"
-        if not missing:
+        if not self.missing:
             return f"the ranks that are left had not made a group in {seconds}"
-        (first, at), *more = ((self.old.who(rank), at.value) for rank, at in sorted(missing.items()))
+        (first, at), *more = ((self.old.who(rank), at.value) for rank, at in sorted(self.missing.items()))
         also = f" (nor did {', '.join(f'{who}: {at}' for who, at in more)})" if more else ""
         ended, hint = "ended", ""
         if self.hosts.others:
             ended, hint = "is known to have ended", f"; without a host that does not answer, {RESTART}"
         return (
-            f"{first} neither came nor {ended} in {seconds}: {at}{also}. Do all ranks that are alive call shrink_group? "
-            f"One that hangs has to be ended{hint}."
+            f"{first} neither came nor {ended} in {seconds}: {at}{also}. Do all ranks that are alive call "
+            f"shrink_group? One that hangs has to be ended{hint}."
         )
 
 
@@ -232,14 +274,11 @@ def _require(look: Callable[[], str | None]) -> None:
         raise TransportError(why)
 
 
-def wait(what: Iterable[TcpLine | MeetingPoint], seconds: float) -> bool:
-    """Whether one of those has something to say within that time."""
+def wait(what: Iterable[TcpLine], seconds: float, point: MeetingPoint | None = None) -> bool:
+    """Whether one of those has something to say, or somebody calls there, within that time."""
     poll = select.poll()
-    for each in what:
-        if not isinstance(each, TcpLine):
-            poll.register(each.fileno(), select.POLLIN)
-        elif not each.over():
-            poll.register(each.fileno(), each.events())
+    for each in [line for line in what if not line.over()] + ([point] if point else []):
+        poll.register(each.fileno(), select.POLLIN)
     return bool(poll.poll(max(seconds, 0.0) * 1e3))
 
 
@@ -254,54 +293,45 @@ class _President:
 
     def __init__(self, own: SurvivorsOverHosts) -> None:
         self.own = own
-        self._callers: list[TcpLine] = []  # that have not said who they are
-        self._lines: dict[int, TcpLine] = {}  # of the ranks that have called
+        self._callers: list[TcpLine] = []  # the oldest first
         # all that are left have come and said what they promised: if this rank keeps none, none is kept
         self._knows = False
-        self._failed: tuple[str, str] | None = None  # the error for all ranks
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
         ends = launcher.watches() and own.hosts.others  # else it ends this rank, too
         self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if ends else 0.0)
 
     def lead(self) -> Promise:
+        before, reason = list[int](), None  # who has failed to make a group; why
         try:
-            return self._lead()
+            while True:
+                members, promised = self._gather(), self.own.promised
+                self._knows = True
+                if promised is not None and all(said["promised"] == promised.name for said in self._said().values()):
+                    return self._keep(promised)
+                self.own.break_promise()
+                if members == before:  # it was nobody's death
+                    text = f"the ranks that are left made no group: {reason}; {RESTART}"
+                    raise self.own.failure(TransportError.__name__, text)
+                before, reason = members, self._make(members)
+                if self.own.promised is not None and reason is None:
+                    return self._keep(self.own.promised)
+                self._tell({"do": "again"})
+                self.own.break_promise()
+                time.sleep(_SETTLE if self.own.hosts.others else _SETTLE_HERE)
+                self._hear(0.0)
         except BaseException as error:
             self.give_up(error)
             raise
         finally:
-            for line in (*self._callers, *self._lines.values()):
+            for line in self._callers:
                 line.close()
-
-    def _lead(self) -> Promise:
-        failed: tuple[list[int], str] | None = None
-        while True:
-            members, promised = self._gather(), self.own.promised
-            self._knows = True
-            if promised is not None and all(said["promised"] == promised.name for said in self._said().values()):
-                return self._keep(promised)
-            self.own.break_promise()
-            if failed is not None and failed[0] == members:  # it was nobody's death
-                self._fail(TransportError.__name__, f"the ranks that are left made no group: {failed[1]}; {RESTART}")
-            reason = self._make(members)
-            if reason is None:
-                assert self.own.promised is not None
-                return self._keep(self.own.promised)
-            self._tell({"do": "again"})
-            self.own.break_promise()
-            failed = members, reason
-            time.sleep(_SETTLE if self.own.hosts.others else _SETTLE_HERE)
-            self._hear(0.0)
 
     # --- who has come, who has ended
 
     def _gather(self) -> list[int]:
         """The ranks that are left, all of which have come."""
-        told: dict[int, At] | None = None
         while (missing := self._missing()) or self._more_may_end():
-            self.own.missing = missing
-            if missing != told:
-                told = missing
+            if missing != self.own.missing:
                 self._tell({"do": "missing", "for": [(rank, at.name) for rank, at in missing.items()]})
             self._require_time(missing)
             self._hear(_MOST)
@@ -337,29 +367,23 @@ class _President:
         come = {self.own.rank, *self._said()}
         return any(0 < len(come.intersection(ranks)) < len(ranks) for ranks in self.own.hosts.ranks)
 
+    @property
+    def _lines(self) -> dict[int, TcpLine]:
+        """To the ranks that have called; of one that has called shrink_group again, the newest."""
+        return {line.peer: line for line in self._callers if line.at is At.OPEN and line.peer is not None}
+
     def _hear(self, seconds: float) -> None:
         """All that has been said, once something is or so long has passed."""
-        point, size = self.own.point, self.own.old.size
-        wait([point, *self._callers, *self._lines.values(), *self.own.calls.values()], seconds)
-        self._callers += point.answer()
-        for line in (*self._callers, *self._lines.values(), *self.own.calls.values()):
+        own, most = self.own, 2 * self.own.old.size + STRANGERS
+        wait((*self._callers, *own.calls.values()), seconds, own.point)
+        self._callers += own.point.answer()
+        for line in (*self._callers, *own.calls.values()):
             line.hear()
-        for rank, line in list(self._lines.items()):
-            if line.over():
-                self._drop(rank)
         for line in list(self._callers):
-            if line.at is At.CALLED and len(self._callers) <= size + STRANGERS:
-                continue
-            self._callers.remove(line)
-            if line.at is At.OPEN and line.peer is not None and line.peer > self.own.rank:
-                self._drop(line.peer)  # of an earlier call of shrink_group, by the same rank
-                self._lines[line.peer] = line
-            else:
+            useless = len(self._callers) > most if line.at is At.CALLED else (line.peer or 0) < own.rank
+            if useless or line.over():
+                self._callers.remove(line)
                 line.close()
-
-    def _drop(self, rank: int) -> None:
-        if rank in self._lines:
-            self._lines.pop(rank).close()
 
     # --- making a group
 
@@ -399,19 +423,16 @@ class _President:
         return promised
 
     def _require_time(self, missing: Mapping[int, At]) -> None:
+        self.own.missing = missing
         if time.monotonic() >= self._by:
-            self._fail(CollectiveTimeoutError.__name__, self.own.text_of_missing(missing))
-
-    def _fail(self, kind: str, text: str) -> NoReturn:
-        self._failed = kind, text
-        raise self.own.failure(kind, text)
+            raise self.own.late()
 
     def give_up(self, error: BaseException) -> None:
         """Tells the others that this rank presides no longer, without waiting for them."""
         if self._knows:
             self.own.break_promise()
         gave_up = f"{self.own.old.who(self.own.rank)}, which presided, gave up: {type(error).__name__}: {error}"
-        kind, text = self._failed or (AbortedError.__name__, gave_up)
+        kind, text = self.own.failed or (AbortedError.__name__, gave_up)
         self._tell({"do": "fail", "kind": kind, "error": text, "none": self._knows})
 
     def _tell(self, message: dict[str, Any]) -> None:

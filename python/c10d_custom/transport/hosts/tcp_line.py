@@ -6,7 +6,6 @@ Who calls begins. Nothing here waits."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hmac
 import json
@@ -14,7 +13,7 @@ import struct
 from enum import Enum
 from typing import Any
 
-from ...threads import select, socket
+from ...threads import socket
 
 _PROOF = 32  # bytes
 _CALLER = struct.Struct("<I")  # the caller's rank, before its proof
@@ -51,10 +50,6 @@ class TcpLine:
 
     def fileno(self) -> int:
         return self._link.fileno()
-
-    def events(self) -> int:
-        """The events for which to poll."""
-        return select.POLLOUT if self.at is At.SILENT else select.POLLIN
 
     def over(self) -> bool:
         return self.at not in (At.SILENT, At.CALLED, At.OPEN)
@@ -96,11 +91,10 @@ class TcpLine:
         *lines, self._unread = self._unread.split(b"\n")
         try:
             messages = [dict[str, Any](json.loads(line)) for line in lines]
+            if len(self._unread) > _LONGEST:
+                raise ValueError
         except (ValueError, TypeError):
-            messages = []
-            self.at = At.ENDED
-        if len(self._unread) > _LONGEST:
-            self.at = At.ENDED
+            messages, self.at = [], At.ENDED
         for message in messages:
             self.said |= message
         return messages
@@ -130,10 +124,9 @@ class TcpLine:
 
     def _send(self, data: bytes) -> None:
         """A few bytes now and then: they fit the socket's buffer, unless the peer is beyond help."""
-        with contextlib.suppress(BrokenPipeError, ConnectionError):  # what it has said before can still be heard
-            try:
-                sent = self._link.send(data, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                sent = 0
-            if sent < len(data):
-                self.at = At.ENDED
+        try:
+            self._link.sendall(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            self.at = At.ENDED
+        except ConnectionError:  # what it has said before can still be heard
+            pass
