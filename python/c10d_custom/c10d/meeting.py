@@ -16,7 +16,7 @@ from ..config import Config, restart_attempt, traced
 from ..creation import Gathering, Members, Processes
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
-from ..creation.local_datagrams import Letters, Mailbox, Neighbours
+from ..creation.local_datagrams import Letters, Neighbours, mailbox
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
@@ -177,35 +177,35 @@ class _Meeting:
                 return transport, own.plain
 
     def _transport(self, exchange: Exchange, attempt: Attempt | None, membership: Membership) -> ByDevice:
-        mailbox = _mailbox() if self.is_default or self.strangers else None
+        box = mailbox() if self.is_default or self.strangers else None
         try:
-            if mailbox is not None and self.rank:
-                exchange.sleep = mailbox.fetch  # rank 0's first letter follows its verdict
-            everywhere, by_letters = locations(exchange, mailbox.name if mailbox else "")
+            if box is not None and self.rank:
+                exchange.sleep = box.fetch  # rank 0's first letter follows its verdict
+            everywhere, by_letters = locations(exchange, box.name if box else "")
             exchange.sleep = time.sleep
             if attempt is not None:
                 attempt.settle()
             require_one_user(everywhere)
             one_host = len(by_host(everywhere)) == 1
             cpu: Transport
-            if mailbox is not None and by_letters:
+            if box is not None and by_letters:
                 neighbours = Neighbours(
-                    mailbox, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
+                    box, [place.mailbox for place in everywhere], {place.pid: place.started for place in everywhere}
                 )
                 ranks, left, processes = range(len(self.members)), exchange.left(), exchange.processes
                 look, waiting = membership.look, membership.waiting
                 letters = Letters(neighbours, ranks, self.rank, "", left, processes, look, waiting)
                 cpu = self._by_letters(letters, neighbours)
                 exchange.all_heard()
-                mailbox = None
+                box = None
             elif one_host:
                 cpu = ShmTransport(exchange, configuration(), self.name, self.members)
             else:
                 cpu = self._over_hosts(exchange, everywhere)
             return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)
         finally:
-            if mailbox is not None:
-                mailbox.close()
+            if box is not None:
+                box.close()
 
     def _over_hosts(self, exchange: Exchange, everywhere: Sequence[Location]) -> Transport:
         from ..creation import mpi_start  # what most groups do not need, and takes its time
@@ -251,13 +251,6 @@ def _install_signal(config: Config) -> None:
         from .trace_dump import install_signal
 
         install_signal(config)
-
-
-def _mailbox() -> Mailbox | None:
-    try:
-        return Mailbox()
-    except OSError:  # no descriptor: groups are then made through the store
-        return None
 
 
 def operations_of(group: ProcessGroup | Issuing | None) -> Issuing | None:

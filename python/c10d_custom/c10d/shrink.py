@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore, destroy_process_group, get_backend_co
 
 from ..errors import AbortedError, CustomBackendError, UsageError
 from ..launch import mpi_job
-from ..recovery.on_one_host import Survivors
 from ..recovery.over_hosts import SurvivorsOverHosts
 from ..transport.hosts.transport import HierarchicalTransport
 from . import issuing, process_group, registration
@@ -54,8 +53,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
             issuing.NewGroup(shrunk, rank, size, left, old.getGroupName(), processes=processes)
         )
 
-    kind = SurvivorsOverHosts if isinstance(transport, HierarchicalTransport) else Survivors
-    survivors = kind(old, wait, build)
+    survivors = SurvivorsOverHosts(old, wait, build)
     try:
         store, new = survivors.agree()
         new.set_timeout(own)

@@ -39,12 +39,12 @@ def may_share(said: Sequence[dict[str, Any] | None]) -> bool:
 
 def _namespaces() -> list[int]:
     """Which this process is in. One that is not to be seen is some other one's."""
-    return [_inode(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+    return [namespace(name) for name in _NAMESPACES]
 
 
-def _inode(path: str) -> int:
+def namespace(name: str) -> int:
     try:
-        return os.stat(path).st_ino
+        return os.stat(f"/proc/self/ns/{name}").st_ino
     except OSError:
         return -os.getpid()
 

@@ -1,28 +1,54 @@
 """How a process is met by those that it is to make groups with, whoever started them: its `Handle`, a text that a
 program passes on as it likes. It names the process, its host, its mailbox (creation/local_datagrams.py) and the store
-that it serves."""
+that it serves; who cannot serve or reach a store hears so in time."""
 
 from __future__ import annotations
 
 import functools
-import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistError, TCPStore
 
 from .._version import described
 from ..creation import started
-from ..creation.local_datagrams import Mailbox
+from ..creation.bounded_store import answered
+from ..creation.local_datagrams import mailbox
+from ..creation.sharing import namespace
 from ..creation.topology import Location, packed, unpacked
 from ..errors import TransportError, UsageError
 from ..launch.addresses import addresses
-from .store import connect, serve
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+from ..threads import socket
 
 _SCHEME = "custom"
-_WAIT = 1.0  # s: for one address
+_WAIT, _CONNECT = 1.0, 2.0  # s: for one of a member's addresses; for the only one of a store
 _IDENTITY = "identity"
+
+
+def serve(seconds: float) -> TCPStore:
+    """A store on a port that the kernel chooses; ``seconds``: for its calls."""
+    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=max(seconds, 0.001)), wait_for_workers=False)
+
+
+def connect(address: str, port: int, seconds: float = _CONNECT, identity: str = "") -> TCPStore:
+    """TransportError where nobody answers in that time, or an Endpoint of another identity."""
+
+    def connected() -> TCPStore:
+        # TCPStore goes on trying where nobody listens any more, for its time-out; which says nothing of one that is
+        # stopped.
+        least = min(seconds, _CONNECT)
+        socket.create_connection((address, port), least).close()
+        store = TCPStore(address, port, None, False, timedelta(seconds=least), wait_for_workers=False)
+        if identity and not (store.check([_IDENTITY]) and store.get(_IDENTITY).decode() == identity):
+            raise TransportError("it is another process's")
+        return store
+
+    try:
+        store: TCPStore = answered(connected, seconds)
+        return store
+    except (OSError, DistError) as error:
+        raise TransportError(f"the new store does not answer at {address}, port {port}: {error}") from error
 
 
 class Handle:
@@ -58,17 +84,14 @@ class Handle:
         here = self.place.host == Location.here().host
         for address in ["127.0.0.1"] if here else self.addresses:
             try:
-                return connect(address, self.port, seconds, (_IDENTITY, self.identity))
+                return connect(address, self.port, seconds, self.identity)
             except TransportError as error:
                 tried.append(str(error))
         raise TransportError(f"{self} does not answer: {'; '.join(tried) or 'it has no network address'}")
 
 
 def _pid_namespace() -> list[str | int]:
-    try:
-        return [Location.here().boot_id, os.stat("/proc/self/ns/pid").st_ino]
-    except OSError:
-        return [secrets.token_hex(8)]  # as nobody else's
+    return [Location.here().boot_id, namespace("pid")]
 
 
 @functools.lru_cache(1024)
@@ -82,11 +105,7 @@ class Endpoint:
 
     def __init__(self, seconds: float) -> None:
         self.used: list[int] = []
-        self.mailbox: Mailbox | None = None
-        try:
-            self.mailbox = Mailbox()
-        except OSError:  # no descriptor, or a sandbox: its groups are then made through stores
-            pass
+        self.mailbox = mailbox()
         self.store = serve(seconds)
         identity = secrets.token_hex(8)
         self.store.set(_IDENTITY, identity)

@@ -89,11 +89,10 @@ class Roster:
             return
         while self._untold:
             self._tell(self._untold.pop())
-        differing = {text: digest for text, digest, _ in self._heard() if digest != self.digest}
-        if not differing:
+        given = {text: texts for text, digest, texts in self._heard() if digest != self.digest}
+        if not given:
             return
-        given = {text: texts for text, _, texts in self._heard() if text in differing}
-        for text in differing:
+        for text in given:
             self._tell(Handle(text)).join(_PATIENCE)
         given[self._endpoint.handle.text] = [member.text for member in self.members]
         table = "\n".join(
@@ -111,10 +110,8 @@ class Roster:
 
     def absent(self) -> str:
         """Who has not come, for an error's end."""
-        away = [rank for rank in range(self.size) if rank not in self.waiting()]
-        named = "; ".join(
-            f"rank {rank}: {self.members[rank]}{self.unreached.get(self.members[rank].text, '')}" for rank in away
-        )
+        away = [(rank, self.members[rank]) for rank in sorted(set(range(self.size)) - self.waiting())]
+        named = "; ".join(f"rank {rank}: {member}{self.unreached.get(member.text, '')}" for rank, member in away)
         return f" Not known to have come: {named}." if away else ""
 
     def _tell(self, member: Handle) -> threading.Thread:

@@ -32,9 +32,8 @@ class MeetingPoint:
         self._server.setblocking(False)
 
     def offer(self, detector: FailureDetector) -> dict[str, Any]:
-        hub, reached = self._hosts.ranks[0][0], detector.reached()
-        wanted = {ranks[0] for ranks in self._hosts.ranks} if self.rank == hub else {hub}
-        found = {rank: address for rank, address in reached.items() if rank in wanted}
+        hub = self._hosts.ranks[0][0]
+        found = {rank: address for rank, address in detector.reached().items() if hub in (rank, self.rank)}
         return {"port": self._server.getsockname()[1], "reached": found}
 
     def settle(self, offers: Sequence[dict[str, Any]], secret: str) -> None:
