@@ -182,7 +182,7 @@ bool pair_rings_all_to_all(Collective&);  // all_to_all.cpp
 // What is left to do of a call on which all ranks have agreed, and whose inputs are all in their ranks' arenas.
 bool in_place(Collective&);  // in_place.cpp: all_reduce, all_gather, reduce_scatter
 
-// The same, over several hosts.
+// The ring form of a reduction that goes on to other hosts (backend/hosts).
 bool pipelined_ok(const Collective&);  // pipelined_reduce.cpp: whether the arguments make sense
 bool ring_pipelined_reduce(Collective&);
 

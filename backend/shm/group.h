@@ -106,7 +106,8 @@ class Group {
   void come(bool flag, const Differs& differs) {
     bool any;
     if (tree.come(flag, differs, &any)) advance(header().all_come, 2 * tree.rounds() + any);
-    // Now only: who dies on the way up, as the last of some, has not come.
+    // Only now: a rank that dies on its way up the tree, having filled a counter and told nobody above, must look as if
+    // it had not come, or the others would wait for it.
     ctl(rank).rounds.store(tree.rounds(), std::memory_order_release);
   }
   bool all_have_come() const { return header().all_come.value.load(std::memory_order_acquire) >= 2 * tree.rounds(); }
@@ -157,7 +158,7 @@ class Group {
   int reserve_ring(const GoesOn&);
 
   // The first failure of the group, told to all. Later ones are not recorded, but for one that is worse than a
-  // disagreement. `lack`: of kExhausted.
+  // disagreement. `error`: of kExhausted, which errno.
   void poison(Status kind, int32_t peer, uint64_t seq, int error = 0) { poison(kind, peer, int32_t(rank), seq, error); }
   void poison(Status kind, int32_t peer, int32_t by, uint64_t seq, int error = 0);
   bool disagreed(uint64_t number) const;

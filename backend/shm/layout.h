@@ -91,8 +91,9 @@ struct alignas(kLine) RankCtl {
   // Two fingerprints: while this rank writes the one of call s+1, slower ranks may still read the
   // one of call s. It cannot reach s+2 before all have entered s+1, hence are done with s.
   Fingerprint fingerprint[2];
-  // Of calls that wait for nobody (kDeviceAhead), by seq % kCallsAhead: in such a call a rank waits for those that are
-  // kCallsAhead calls behind, and may not yet have compared theirs with the one that it overwrites.
+  // Of kDeviceAhead calls, at seq % kCallsAhead. Such a call does not wait for the others to enter it, but only for a
+  // rank that is kCallsAhead calls behind: that one may still have to compare the fingerprint which would be
+  // overwritten.
   Fingerprint ahead[kCallsAhead];
   Signal arrive;      // seq of the last collective entered
   Signal in;          // blocks copied into this rank's ring, over the life of the group

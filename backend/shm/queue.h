@@ -4,7 +4,7 @@
 // is under way (run), else in a worker thread (crew.h), which the group has while there is something to do, or in a
 // thread that waits for one before the worker has come to it. Waking the worker takes longer than many a collective: it
 // is woken for large ones and for those that somebody is to be told of (watch). Small ones it leaves for a moment to
-// who issued them; the other ranks have got what they need of the next, its input, since it was the next.
+// who issued them: once a small one is the next, its input is announced, and the other ranks need no more of this one.
 //
 // The time-out of each runs from its turn: what waits behind others is no later for it. Nothing waits for ever, since
 // the first that fails ends the group, and with it all behind.
@@ -89,7 +89,7 @@ class CollectiveQueue {
     Ticket* ticket;
     bool small, announced;
   };
-  // For the worker, who is to be told where it would not look by itself.
+  // Whether the worker is to be woken for the next: the group ends, or somebody is to be told of its end (watch).
   bool urgent() const { return !jobs_.empty() && (closing_ || jobs_.front().ticket->seq <= urgent_); }
   void tell_after_a_call();
   void announce_next();

@@ -2,10 +2,10 @@
 //
 // Two ranks that have come to sit on one core and wait for each other by turns would stay there while another is idle:
 // each yields to the other, so both have always just run, and such tasks the kernel's balancer leaves where they are.
-// Only one that wakes is looked a core for. So a rank that is about to yield says where it sits; and one that finds
-// whom it waits for on its own core sleeps instead of yielding, once: it is woken on an idle core, if there is one.
-// Where there is none they go on by yielding, which is the best that they can do there: one that sleeps would find its
-// core taken by other work.
+// The kernel looks for a core only for one that wakes. So a rank that is about to yield says where it sits; and one
+// that finds whom it waits for on its own core sleeps instead of yielding, once: it is woken on an idle core, if there
+// is one. Where there is none they go on by yielding, which is the best that they can do there: one that sleeps would
+// find its core taken by other work.
 #pragma once
 #include <sched.h>
 #include <unistd.h>

@@ -117,7 +117,8 @@ _IDLE = 1.0  # s
 
 
 def start(target: Callable[[], object], name: str) -> threading.Thread:
-    """A daemon thread that runs ``target``, once it runs. Raises RuntimeError if the system has no more threads."""
+    """Starts a daemon thread and returns it once it runs ``target``. Raises RuntimeError if the system has no more
+    threads."""
     thread, started, errors = threading.Thread(target=target, name=name, daemon=True), threading.Event(), []
 
     def begin() -> None:

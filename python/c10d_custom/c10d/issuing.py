@@ -381,10 +381,11 @@ class Issuing:
         inputs: Sequence[torch.Tensor] | None = None,
         timeout: timedelta | None = None,
         tried: int = SLOW_PATH,
-        always_counts: bool = True,  # of coalesced ones: all_reduce, too, as torch's own groups do
+        always_counts: bool = True,
     ) -> Work | DoneWork:
         """``tensors`` are what the operations leave; a profiler is shown ``inputs``, or those where they are both;
-        ``tried``: what `_fast` has returned."""
+        ``tried``: what `_fast` has returned; ``always_counts``: whether autograd is told that the outputs have changed
+        though the operation is none of COUNTED, as torch's own groups do of coalesced ones."""
         if self._call_stacks is not None and tried == SLOW_PATH:
             self._call_stacks.note(self._transport.next_sequence())
         asynchronous, seconds = self._options(opts, timeout)

@@ -317,8 +317,9 @@ class Work(_TorchWork):
 class DeviceWork(Work):
     """Work on tensors of a device. It is settled when the GPU has been told of all of it: then futures resolve,
     and `wait` lets the current stream wait for the rest. ``stream_ops``: what tells of the GPU's side, one for
-    each operation. What was kept is so until the stream of the issue waits, which then frees it in its order, or the
-    GPU is done: another stream's wait says nothing to that one, from whose memory plain copies are made."""
+    each operation. What is kept for a call, plain copies of its tensors say, has memory of the stream on which it was
+    issued, which the allocator hands out again in that stream's order. So it is let go once that stream waits for the
+    Work, or the GPU is done: another stream's wait is not enough."""
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

@@ -228,7 +228,8 @@ class Letters(Gathering):
         self._mailbox = neighbours.mailbox
         self.sleep = self._mailbox.fetch
         self._gone: dict[str, Any] | None = None  # why one gave up
-        # And of the one before: who has given that up may have written late.
+        # Of this making of the group, and of the one before it under the same name: a rank that gave that one up may
+        # have sent its letter late.
         self._key, self._former_key = (
             hashlib.sha256(f"{neighbours.era}{neighbours.life(group) - before} {group}".encode()).digest()[:_KEY]
             for before in (0, 1)

@@ -44,8 +44,8 @@ def create(job: Job, ranks: Sequence[int], tag: int, seconds: float, check: Call
 
 
 def leave_out_the_lost(job: Job, seconds: float, check: Callable[[], None]) -> None:
-    """From now on, `create` does. Collective over all ranks of the job that are alive, where the library has a use for
-    it."""
+    """From now on `create` makes communicators of the ranks that are alive. With Open MPI this is collective over all
+    of those (it shrinks COMM_WORLD); other libraries need nothing for it."""
     global _left
     if is_open_mpi(job.MPI):
         left = _bounded(job.world.Shrink, "did not leave out the lost ranks", seconds, check)

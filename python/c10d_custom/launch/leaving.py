@@ -55,7 +55,8 @@ def pmix() -> list[int]:
 
 
 def tell_launcher() -> None:
-    """Nothing, where this launcher has no such way. MPI is of no use to this process afterwards."""
+    """Tells the launcher that this rank ends in good order, as MPI_Finalize would: by PMI under Hydra, by PMIx under
+    Open MPI's; any other is told nothing. MPI is of no use to this process afterwards."""
     if (fd := hydra()) is not None:
         over_hosts.lib.c10d_tell_hydra(fd)
     else:

@@ -46,8 +46,9 @@ _lock = threading.Lock()
 _job: Job | None = None
 _init: threading.Thread | None = None  # the thread in which MPI starts
 _ours_to_end = False
-_lost = _late = False  # a rank, to others
-_used_again = False  # since then
+# What `abandon` has been told: that a rank of this job is gone, or did not come in time.
+_lost = _late = False
+_used_again = False  # whether the ranks that are left have used MPI since the last `abandon`
 
 
 @dataclass(frozen=True)

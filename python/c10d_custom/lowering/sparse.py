@@ -42,7 +42,7 @@ class SparseSum:
         """Writes the sum into the tensor."""
         total, *others = (self._part(i, v) for i, v in zip(self._indices, self._values))
         for part in others:
-            total = total + part  # of coalesced ones: they are merged, and need not be sorted
+            total = total + part  # both are coalesced, so torch merges them and need not sort
         self._tensor.copy_(total.coalesce())
 
     def _part(self, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

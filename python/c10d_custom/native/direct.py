@@ -46,7 +46,8 @@ _REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 _GRAD_ENABLED = "_ZN3c108GradMode10is_enabledEv"
 _BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 _WORD_BYTES = 8
-# Of TensorImpl, whose last but one they are; it has at least so many, and one more where Python has no lock.
+# So many words of a TensorImpl are searched for its dispatch keys, which are its last word but one: it has at least as
+# many, and one more where Python has no global lock.
 _IMPL_WORDS = 22 + (not getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
@@ -59,7 +60,7 @@ def _keys(*names: str) -> int:
 
 _CPU = _keys("CPU")
 _COUNTED = _keys("ADInplaceOrView")  # which tensors of inference mode have not
-_HARMLESS = _COUNTED  # included in inference mode, less its default
+_HARMLESS = _COUNTED  # of a thread's included keys, less those by default: what inference mode leaves there
 _PLAIN = _keys("CPU", "ADInplaceOrView", "AutogradCPU", "AutocastCPU")
 _DIRECT = _PLAIN | _keys(
     *("CUDA", "AutogradCUDA", "AutocastCUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"),
@@ -189,7 +190,7 @@ except (ImportError, AttributeError, OSError, ValueError):  # not built, or a to
 
 # What a message's function returns: transport.FastMessage.
 OVER, POSTED, NOT_BEGUN = range(3)
-# DLPack's code of torch's dtypes that it has, by their names, less the bits of most.
+# DLPack's codes of the dtypes that both it and torch have, by torch's names for them without the number of bits.
 _DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
 _DLPACK |= {"float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14}
 

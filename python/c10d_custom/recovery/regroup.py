@@ -24,7 +24,7 @@ from .handle import Handle, handle_of
 if TYPE_CHECKING:
     from .handle import Endpoint
 
-_PATIENCE = 0.3  # s: that a member waits before it tells others so
+_PATIENCE = 0.3  # s: after which a member that still waits tells the others that it has come
 
 
 class Roster:

@@ -51,9 +51,9 @@ class Way(Enum):
 @dataclass
 class Facts:
     """Of a group of ``size`` ranks: ``gpus``: how many GPUs they have; ``sharers``: the most ranks that have one of
-    those; ``side_by_side``: whether those run kernels of
-    different processes at once; ``fused``: whether fused kernels serve them; ``in_place``: whether the ranks map each
-    other's tensors, as far as is known by now; ``half``: bytes that a rank puts into its staging memory at once."""
+    those; ``side_by_side``: whether those run kernels of different processes at once; ``fused``: whether fused kernels
+    serve them; ``in_place``: whether the ranks map each other's tensors, as far as is known by now; ``half``: bytes
+    that a rank puts into its staging memory at once."""
 
     size: int
     gpus: int

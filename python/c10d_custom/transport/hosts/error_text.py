@@ -79,8 +79,8 @@ class HostsErrorText(ErrorText):
         return f"Missing: {', '.join(self.who(r) for r in late)}. (This is collective #{self.f.seq}.)" if late else ""
 
     def late(self) -> bool:
-        # They had given up when it came. That they name it is not enough: a leader is waited for while it waits for
-        # the ranks of its host.
+        # Whether the others had given up when this rank came. That they name it as missing is not enough: a leader is
+        # waited for while it waits for the ranks of its host.
         return self.f.by >= 0 and self.f.elapsed_ns < _CAME_LATE
 
     def _of(self, status: int, found_by: str) -> CustomBackendError:
