@@ -30,7 +30,8 @@ namespace p2p {
 constexpr u32 kMaxRanks = 16, kMaxBlocks = 64;
 constexpr u32 kWords = 16 << 10;  // of one rank's input in another's pad, see Flagged
 
-// Flags are the low 31 bits of a call's number, so no old word may lie there when the numbers come round.
+// A word's flag: that it was written, and the low 31 bits of its call's number. Those come round after 2^31 calls. So
+// that no word of long ago passes for a new one, every kCleaned calls two calls in a row clear a half of the pad each.
 constexpr u32 kFlag = 1u << 31, kCleaned = 1u << 30;
 
 // Kinds of failure, shared with transport/cuda/p2p.py.
@@ -117,7 +118,7 @@ class Call {
     number_ = own_.calls, barriers_ = own_.barriers;
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
-    if (number_ % kCleaned < 2) {  // the half of the next call, which no rank begins before a barrier of this one
+    if (number_ % kCleaned < 2) {  // that of the next call, which no rank begins before a barrier of this one
       u64* const next = words(a_.rank, 0, number_ + 1);
       const u64 step = (u64)gridDim.x * blockDim.x, end = (u64)a_.ranks * kWords;
       for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) store_relaxed_system(next + i, 0);

@@ -192,6 +192,23 @@ class Call:
         self.copy_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 
+# Tags of messages: c10d's callers use those from 0 up; below are ours. Each of these has a range of its own: `number`
+# is less than 2^39, a window's less than 2^21.
+def tag_of_barrier(number: int) -> int:
+    """Of the words of a monitored barrier."""
+    return -1 - number
+
+
+def tag_of_window(window: int, number: int) -> int:
+    """Of the heads of a window over messages (0), or of the bytes of its put ``number``. Windows count from 1."""
+    return -(window << 40) - number
+
+
+def tag_of_pieces(number: int) -> int:
+    """Of what is said of a large message between GPUs, both ways: this one and the next below."""
+    return -(1 << 62) - 2 * number
+
+
 class Message:
     """One send or receive on one rank. ``peer``: a group rank, -1 for a receive from any source; ``timeout``: seconds.
     The rest: as a Call's."""

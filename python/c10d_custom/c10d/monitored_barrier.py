@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import dtypes
-from ..call import Message, Region
+from ..call import Message, Region, tag_of_barrier
 from ..errors import CollectiveMismatchError, CollectiveTimeoutError, CustomBackendError
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _LOOK = 0.05  # s between two looks at what the others do
 _ON_ITS_WAY = 1.0  # s: that another host's news of a collective may be here before the word that lets this rank go
 _GO, _GIVEN_UP = 0, 1
-
-
-def _tag(number: int) -> int:
-    return -1 - number  # c10d's callers use tags from 0 up
 
 
 class MonitoredBarriers:
@@ -133,7 +129,7 @@ class _MonitoredBarrier:
         left = max(self._deadline - time.monotonic(), 0.001)
         data, dtype = Region(addressof(word), 1, 1), dtypes.BY_DTYPE[torch.uint8]
         return self._group._transport.post(
-            Message(method, data, dtype, peer, _tag(self._number), left, method == "recv")
+            Message(method, data, dtype, peer, tag_of_barrier(self._number), left, method == "recv")
         )
 
     def _exchange(self, method: str, peer: int) -> int:

@@ -145,9 +145,9 @@ class SurvivorsOverHosts:
         return {self.hosts.here[index] for index, state in enumerate(states) if not state.alive}
 
     def known_to_have_ended(self) -> set[int]:
-        """Of all hosts: those that a detector has seen, or was told of: the old group's; and that of the promised one,
-        where no news can have been left unread, at which a kernel resets a connection. (Inside a host there is none.)
-        """
+        """The ranks of any host whose end a failure detector has seen or was told of: the old group's, and of a group
+        that this rank has promised, that one's. The old one may have seen a reset where a rank died with news unread,
+        which proves nothing; on the new one's connections there was no news. A group inside a host has no detector."""
         of: list[tuple[Any, Any]] = [(self.old, range(self.old.size))]
         if self.promised is not None:
             of.append((self.promised.new.cpu_transport, self.promised.members))
@@ -297,7 +297,8 @@ class _President:
         # all that are left have come and said what they promised: if this rank keeps none, none is kept
         self._knows = False
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
-        ends = launcher.watches() and own.hosts.others  # else it ends this rank, too
+        # Inside one host, a launcher that ends the other ranks ends this one, too.
+        ends = launcher.watches() and own.hosts.others
         self._settled_at = own.began + (min(_LAUNCHER_ENDS, own.seconds / 2) if ends else 0.0)
 
     def lead(self) -> Promise:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..call import Call, Message, Op, Region
+from ..call import Call, Message, Op, Region, tag_of_window
 from ..dtypes import BY_DTYPE
 from ..errors import CollectiveTimeoutError, TransportError, UsageError
 from ..threads import IDLE_WORKER, rest, threading, time
@@ -28,12 +28,6 @@ _BYTE, _WORD = BY_DTYPE[torch.uint8], BY_DTYPE[torch.int64]
 _EVER = 1e9  # s: a message waits as long as its window is there; waits for signals have time-outs of their own
 _SIGNAL = 2**64 - 1  # as the bytes of a head
 _OLDEST = 8  # messages that are looked at with each new one
-
-
-def _tag(window: int, number: int) -> int:
-    """Of the heads, and with a number of the put's bytes. c10d's callers use tags from 0 up, monitored barriers
-    below."""
-    return -(window << 40) - number
 
 
 class _Head(Structure):
@@ -66,7 +60,7 @@ class SentMemory(RemoteMemory):
         self._streams = [_Stream() for _ in range(transport.size)]
 
     def _post(self, name: str, peer: int, number: int, data: Any, is_recv: bool) -> Ticket:
-        message = Message(name, data, _BYTE, peer, _tag(self._number, number), _EVER, is_recv)
+        message = Message(name, data, _BYTE, peer, tag_of_window(self._number, number), _EVER, is_recv)
         return self._transport.post(message)
 
     # --- the sender's side

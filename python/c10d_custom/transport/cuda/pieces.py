@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...call import Region
+from ...call import Region, tag_of_pieces
 from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError, TransportError
 from .algorithm import MESSAGE_SLOTS, piece_bytes
 from .host_exchange import BYTES, Place, for_cpu
@@ -46,7 +46,6 @@ REFUSED, DEVICE, HOST = 1, 2, 3
 _MARK = 64  # bytes in front of the slots, by which the trial knows the memory
 _FRONT = 256
 _TRIAL = 1.0  # s
-_TAGS = -(1 << 40)  # those below are ours; c10d's callers have none below 0
 _numbers = itertools.count()  # of this process, for a rank may send from several GPUs
 
 
@@ -205,9 +204,10 @@ class Pieces:
 
 
 class Transfer:
-    """One message under way. ``ticket``: its StagedTicket; ``granted``: pieces that the receiver has taken, DEVICE, or
-    has a slot for, HOST; ``copied``: those whose copy between tensor and slot is enqueued; ``moved_on``: those that
-    this side is through with but for what it says; ``copying``: slots with such a copy that is not known to be over."""
+    """One message under way. ``ticket``: its StagedTicket. Numbers of pieces: ``granted``, which the receiver has
+    copied out of their slots (by way of DEVICE) or has slots for (HOST); ``copied``, whose copy between tensor and slot
+    is enqueued here; ``moved_on``, whose copy is over here, and all but what the other side is told of it. ``copying``:
+    slots with a copy that is not known to be over."""
 
     def __init__(self, pieces: Pieces, ticket: Any) -> None:
         m = ticket.message
@@ -226,7 +226,7 @@ class Transfer:
     def start(self, source: int) -> None:
         """The Head has come to its receive, which got it from ``source``."""
         self.peer = source if self.message.is_recv else self.peer
-        self.tag = _TAGS - 2 * self.head.number
+        self.tag = tag_of_pieces(self.head.number)
 
     def step(self) -> bool:
         """Does what can be done now. True if something moved."""

@@ -147,8 +147,8 @@ def _published(
 
 
 def heard_of(transport: Group, fault: Fault | None) -> None:
-    """Of a rank that leaves its group. Of a collective that failed on others, and of which this rank has no error, it
-    wants to hear no more."""
+    """Called by a rank that leaves its group. If a collective failed on others, and this rank has raised no error for
+    it, it counts as having heard all the same: the last to have heard deletes what was published."""
     if fault is None or fault.status not in (native.MISMATCH, native.TIMEOUT) or not fault.number:
         return
     if fault.number in transport.published:

@@ -18,8 +18,9 @@ fault fails all of them, and may still be reported after a disagreement.
 That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
 firewall may do: recovery/over_hosts.py takes it for proof that the process has ended, and its host has not. All
 ranks are told of each such end, but those of its own host, which see it in shared memory: were they to die with that
-news unread, the kernel would reset their connections. So may any other news that comes while a process dies, which is
-why the first ranks of two hosts have a silent connection besides.
+news unread, the kernel would reset their connections. Any other news that comes while a process dies has the same
+effect: so the first ranks of two hosts have a second connection, on which nothing is ever sent. Its end is always in
+good order, and proof.
 
 A rank that leaves in good order says so first, on each of its connections. A host without power or behind a cut cable
 closes no connection: that is for the waits' deadlines.
@@ -195,8 +196,8 @@ class FailureDetector:
                 return
 
     def _read(self, link: socket.socket, over: bool) -> None:
-        """What had come by that event. ``over``: the connection's end as well. One that has come since has an event to
-        come, in its turn."""
+        """Reads what that event told of. ``over``: it told of the connection's end, too, so read up to that. An end
+        that has come since is left to an event of its own: so ends are seen in their order."""
         while True:
             try:
                 data = link.recv(_READ)

@@ -135,8 +135,8 @@ class FlatExchange:
         return (c_void_p * len(values))(*values)
 
     def run(self, number: int, call: Call, deadline: float) -> bool:
-        """Runs the collective. False: only that all ranks ask for the same, of which the root alone has known that
-        parts differ."""
+        """Runs the collective. False: all ranks have agreed on the call, but its parts differ, which only the root knew
+        before; no result was written, and the caller is to move the parts another way."""
         uneven = self._exchange(number, call, deadline, payload=True)
         if not uneven:
             _FINISH[call.op](self, call)

@@ -101,9 +101,9 @@ def unlike(ticket: MessageTicket, header: MessageHeader) -> Trouble | None:
 
 
 def late_news(ticket: MessageTicket, check: Callable[[Sequence[int]], None]) -> Trouble | None:
-    """Of one whose bytes have moved. A send may have been refused. And who was interrupted while it sent has its tensor
-    back, and has said before that the group is of no more use: the bytes that are here may not be those that were sent.
-    ``check``: see Messages."""
+    """What is still wrong with a message whose bytes have moved. A send may have been refused by its receiver. A
+    receive fails if its sender was interrupted meanwhile: that one has its tensor back, may have changed it, and has
+    said before that the group is of no more use. ``check``: see Messages."""
     if ticket.refused is not None:
         return ticket.refused
     if ticket.message.is_recv:
