@@ -173,15 +173,15 @@ create = [link.create]
 link.create = lambda *arguments: create.pop()(*arguments) if create else die()
 """,
     "once it has promised": """
-from c10d_custom.recovery.over_hosts import SurvivorsOverHosts
-make = SurvivorsOverHosts.make
+from c10d_custom.recovery.survivors import Survivors
+make = Survivors.make
 def made(self, *arguments):
     make(self, *arguments)
     die()
-SurvivorsOverHosts.make = made
+Survivors.make = made
 """,
     "having told one of two": """
-from c10d_custom.recovery.over_hosts import _President
+from c10d_custom.recovery.survivors import _President
 def told(self, promised):
     list(self._lines.values())[0].say({"do": "keep", "name": promised.name})
     die()

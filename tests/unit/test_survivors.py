@@ -1,4 +1,4 @@
-"""How the ranks that are left of a group over hosts agree who they are (recovery/over_hosts.py): ranks are
+"""How the ranks that are left of a group over hosts agree who they are (recovery/survivors.py): ranks are
 threads here, hosts are made up, connections are real, and no group is made. Real ones: mpi/test_shrink.py."""
 
 import os
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, TransportError
-from c10d_custom.recovery import over_hosts as survivors_over_hosts
-from c10d_custom.recovery.over_hosts import Promise, SurvivorsOverHosts
+from c10d_custom.recovery import survivors
+from c10d_custom.recovery.survivors import Promise, Survivors
 from c10d_custom.transport.hosts.layout import Hosts
 from c10d_custom.transport.hosts.meeting_point import MeetingPoint
 from c10d_custom.transport.hosts.tcp_line import At, TcpLine
@@ -97,7 +97,7 @@ class Job:
         return dict(self.outcome)
 
 
-class Survivor(SurvivorsOverHosts):
+class Survivor(Survivors):
     """Makes groups in which nothing is."""
 
     def __init__(self, job, rank, seconds):
@@ -119,13 +119,13 @@ class Survivor(SurvivorsOverHosts):
 
 @pytest.fixture(autouse=True)
 def the_dead_say_nothing(monkeypatch):
-    give_up = survivors_over_hosts._President.give_up
+    give_up = survivors._President.give_up
 
     def unless_dead(self, error):
         if not isinstance(error, Dead):
             give_up(self, error)
 
-    monkeypatch.setattr(survivors_over_hosts._President, "give_up", unless_dead)
+    monkeypatch.setattr(survivors._President, "give_up", unless_dead)
 
 
 def agreed(outcome, *members):
@@ -144,7 +144,7 @@ def test_a_launcher_has_time_to_end_the_other_ranks_of_a_host_that_has_lost_one(
                 raise Dead
             return super().here()
 
-    monkeypatch.setattr(survivors_over_hosts.launcher, "watches", lambda: True)
+    monkeypatch.setattr(survivors.launcher, "watches", lambda: True)
     job = Job(2, 2)
     job.lose(3)
     assert agreed(job.run(0, 1, 2, kind={2: Ended}), 0, 1)
@@ -152,8 +152,8 @@ def test_a_launcher_has_time_to_end_the_other_ranks_of_a_host_that_has_lost_one(
 
 
 def test_a_launcher_has_half_of_a_short_time(monkeypatch):
-    monkeypatch.setattr(survivors_over_hosts.launcher, "watches", lambda: True)
-    monkeypatch.setattr(survivors_over_hosts, "_LAUNCHER_ENDS", 1000.0)
+    monkeypatch.setattr(survivors.launcher, "watches", lambda: True)
+    monkeypatch.setattr(survivors, "_LAUNCHER_ENDS", 1000.0)
     job = Job(2, 2)
     job.lose(3)
     assert agreed(job.run(0, 1, 2, seconds=2.0), 0, 1, 2)
@@ -219,7 +219,7 @@ def test_of_two_halves_that_refuse_each_other_none_goes_on():
 @pytest.mark.parametrize("told", [0, 1, 2])
 def test_the_president_is_lost_with_all_promises_in_its_hand(told, monkeypatch):
     """It may have told some to go on: all do, with the same group."""
-    tell = survivors_over_hosts._President._tell
+    tell = survivors._President._tell
 
     def dying(self, message):
         if message["do"] == "keep" and self.own.rank == 0:
@@ -228,7 +228,7 @@ def test_the_president_is_lost_with_all_promises_in_its_hand(told, monkeypatch):
             raise Dead
         tell(self, message)
 
-    monkeypatch.setattr(survivors_over_hosts._President, "_tell", dying)
+    monkeypatch.setattr(survivors._President, "_tell", dying)
     job = Job(2, 2)
     outcome = job.run(0, 1, 2, 3)
     assert sorted(outcome) == [1, 2, 3] and len({new.name for new in outcome.values()}) == 1, outcome
@@ -261,7 +261,7 @@ def test_the_president_is_lost_before_all_have_promised():
 
 
 def test_who_has_promised_and_hears_no_more_goes_on_with_nothing(monkeypatch):
-    tell = survivors_over_hosts._President._tell
+    tell = survivors._President._tell
     silent = threading.Event()
 
     def mute(self, message):
@@ -270,7 +270,7 @@ def test_who_has_promised_and_hears_no_more_goes_on_with_nothing(monkeypatch):
             raise Dead
         tell(self, message)
 
-    monkeypatch.setattr(survivors_over_hosts._President, "_tell", mute)
+    monkeypatch.setattr(survivors._President, "_tell", mute)
     job, doubts = Job(1, 1), []
 
     class Doubting(Survivor):
@@ -341,7 +341,7 @@ def test_a_stranger_is_not_heard_and_one_at_a_dead_rank_s_port_learns_nothing():
 
 
 def test_strangers_do_not_keep_the_ranks_out(monkeypatch):
-    monkeypatch.setattr(survivors_over_hosts, "STRANGERS", 3)
+    monkeypatch.setattr(survivors, "STRANGERS", 3)
     job = Job(1, 1)
     address = "127.0.0.1", job.olds[0].cpu_transport.meeting_point._server.getsockname()[1]
     strangers = [socket.create_connection(address) for _ in range(20)]

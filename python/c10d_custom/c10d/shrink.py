@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore, destroy_process_group, get_backend_co
 
 from ..errors import AbortedError, CustomBackendError, UsageError
 from ..launch import mpi_job
-from ..recovery.over_hosts import SurvivorsOverHosts
+from ..recovery.survivors import Survivors
 from ..transport.hosts.transport import HierarchicalTransport
 from . import issuing, process_group, registration
 
@@ -53,7 +53,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
             issuing.NewGroup(shrunk, rank, size, left, old.getGroupName(), processes=processes)
         )
 
-    survivors = SurvivorsOverHosts(old, wait, build)
+    survivors = Survivors(old, wait, build)
     try:
         store, new = survivors.agree()
         new.set_timeout(own)

@@ -16,7 +16,7 @@ A disagreement about collective N does not fail collectives before N, in which a
 fault fails all of them, and may still be reported after a disagreement.
 
 That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
-firewall may do: recovery/over_hosts.py takes it for proof that the process has ended, and its host has not. All
+firewall may do: recovery/survivors.py takes it for proof that the process has ended, and its host has not. All
 ranks are told of each such end, but those of its own host, which see it in shared memory: were they to die with that
 news unread, the kernel would reset their connections. Any other news that comes while a process dies has the same
 effect: so the first ranks of two hosts have a second connection, on which nothing is ever sent. Its end is always in

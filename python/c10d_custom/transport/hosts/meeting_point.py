@@ -1,4 +1,4 @@
-"""Where the ranks of a default group over hosts find each other after a loss (recovery/over_hosts.py), when what
+"""Where the ranks of a default group over hosts find each other after a loss (recovery/survivors.py), when what
 connected them may have died with a rank: each listens at a port, from the group's making on.
 
 There is no thread to it. The kernel answers for a process that is alive, and refuses for one that has ended; a call

@@ -99,7 +99,7 @@ def _name(mark: int) -> str:
     return f"\0c10d_custom-left-{mark:x}"
 
 
-class SurvivorsOverHosts:
+class Survivors:
     """One rank's part in it. ``promised``: its Promise, from giving it on, unless it has heard that nobody goes on with
     it."""
 
@@ -291,7 +291,7 @@ class _President:
     """What the lowest of the ranks that are left does: it hears who has come and who has ended, has them make a group,
     and says what comes of it."""
 
-    def __init__(self, own: SurvivorsOverHosts) -> None:
+    def __init__(self, own: Survivors) -> None:
         self.own = own
         self._callers: list[TcpLine] = []  # the oldest first
         # all that are left have come and said what they promised: if this rank keeps none, none is kept
