@@ -215,7 +215,7 @@ void Messenger::step(std::unique_lock<std::mutex>& hold, int64_t until) {
         std::lock_guard<std::mutex> look(mutex_);
         return progress();
       },
-      [] {}, [&](int64_t now) { return g_.leaves_core_of_messages(peer, now); });
+      [] {}, [&](int64_t now) { return g_.leaves_core_of_messages(peer, now); }, nullptr, false);
   hold.lock();
   if (moved) return;
   Doorbell& doorbell = g_.ctl(g_.rank).doorbell;

@@ -4,7 +4,8 @@
 // clang-format off
 //   who waits for                            stays awake                           and then
 //   a rank of this host                      1 us looking, then yielding its core; sleeps until it is woken
-//                                            where ranks outnumber cores, yielding
+//                                            where ranks outnumber cores,
+//                                            yielding, in a collective
 //   what MPI brings                          yielding its core                     sleeps 50 us between looks; after 100 ms, 1 ms
 //   what is rare: a rank that leaves arenas, not at all                            sleeps 0.5 ms between looks
 //     a lock, what others have called in a
@@ -19,10 +20,11 @@
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it at once and between
-// looks, and it goes to the very rank we wait for (4 ranks on 2 cores, a small all_reduce: 3.8 us instead of 7.2).
-// Where cores are busy with other work, a yield gives that work a whole time slice, and only a sleeper, woken, comes
-// before it: so a yield that took longer than ranks hold a core for is the last for a while, and longer and longer as
-// it goes on so.
+// looks, and it goes to the very rank we wait for (4 ranks on 2 cores, a small all_reduce: 3.8 us instead of 7.2). But
+// not in a message, which is between two: the others may be asleep (send and recv there: 8.3 us, and 9.1 without a
+// look). Where cores are busy with other work, a yield gives that work a whole time slice, and only a sleeper, woken,
+// comes before it: so a yield that took longer than ranks hold a core for is the last for a while, and longer and
+// longer as it goes on so.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -56,11 +58,13 @@ class Spinner {
 
   // Looks until `done` or the limit; `between` looks it may do something else. Returns whether it is done.
   // `leaves`: asked before the first yield, whether to sleep rather (seat.h). `line`: where `done` looks, if that is
-  // one line.
+  // one line. `for_all`: whether all ranks of a group are in what it waits for.
   template <class Done, class Between, class Leaves>
-  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves, const void* line = nullptr) {
+  bool spin(int64_t began, int64_t deadline, Done done, Between between, Leaves leaves, const void* line = nullptr,
+            bool for_all = true) {
     const Relaxing how = line ? relaxing() : Relaxing::kPause;
-    const int64_t looking = groups_larger_than_their_cores.load(std::memory_order_relaxed) ? 0 : kSpin;
+    const bool outnumbered = for_all && groups_larger_than_their_cores.load(std::memory_order_relaxed);
+    const int64_t looking = outnumbered ? 0 : kSpin;
     int64_t now = began;
     for (const int64_t until = std::min(deadline, began + looking); now < until; now = now_ns())
       for (int i = 0; i < 32; ++i) {

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 8192
 _CHECKED = 4096  # bytes of pinned memory that the trial uses
-_TRIAL = 5.0
+_TRIAL, _LEAST_TRIAL = 5.0, 1.0  # s; the least, though the ranks of the first call came late, and it with them
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
 _ALIKE = "mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"  # on all ranks
+_CONTAINERS = "Ranks in containers open each other's memory only with one IPC namespace (docker run --ipc=host)"
 _HOST_S_OWN = 2.0  # what host memory is to be faster by, for the CPU has a part in that way
 
 
@@ -155,11 +156,11 @@ class Setup:
                 self._close(peers)
                 return Mode("staged", mode.reason), None
         if peers is None and self.facts.fused:
-            mode = Mode("shared", f"{mode.name} mode does not work: {problem}", slower=True)
+            mode = Mode("shared", f"{mode.name} mode does not work: {problem}. {_CONTAINERS}", slower=True)
             self.facts.fused = False
             peers, problem = self._open()
         if peers is None:
-            return Mode("staged", f"{mode.name} mode does not work: {problem}", slower=True), None
+            return Mode("staged", f"{mode.name} mode does not work: {problem}. {_CONTAINERS}", slower=True), None
         if peers.in_place is not None and (problem := peers.in_place.try_it(self)):
             return replace(mode, reason=f"{mode.reason}; no collective is done in place: {problem}"), peers
         return mode, peers
@@ -216,7 +217,7 @@ class Setup:
 
     def trial_seconds(self) -> float:
         """That something tried may take."""
-        return min(_TRIAL, self.left())
+        return max(min(_TRIAL, self.left()), _LEAST_TRIAL)
 
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import Region
 from ...errors import AbortedError, CollectiveMismatchError
-from ...threads import threading, time
+from ...threads import GPU, rest, threading, time
 from ..message_thread import MessageThread
 from ..tickets import PyTicket
 from .algorithm import whole_bytes
@@ -124,17 +124,17 @@ class StagedTicket(PyTicket):
         return self.messages.late(self.message, "what was queued on its stream before")
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
-        until = time.monotonic() + seconds
+        began = time.monotonic()
         self.want()
         while not self._done:
             self.messages.progress()
-            left = until - time.monotonic()
-            if self._done or left <= 0:
+            waited = time.monotonic() - began
+            if self._done or waited >= seconds:
                 break
             if self.inner is not None and not self.inner.done():
-                self.inner.wait(min(left, 1e-3))
+                self.inner.wait(min(seconds - waited, 1e-3))
             else:
-                time.sleep(min(left, 50e-6))
+                rest(GPU, waited)
         return self._done
 
     def withdraw(self) -> None:
@@ -314,10 +314,11 @@ class StagedMessages:
 
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
-        until = time.monotonic() + seconds
-        while any(t.owes() for t in list(self._transfers)) and time.monotonic() < until and not self.cpu.broken():
+        began, waited = time.monotonic(), 0.0
+        while any(t.owes() for t in list(self._transfers)) and waited < seconds and not self.cpu.broken():
             if not self.progress():
-                time.sleep(50e-6)
+                rest(GPU, waited)
+            waited = time.monotonic() - began
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""
