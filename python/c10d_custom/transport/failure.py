@@ -43,7 +43,8 @@ class ErrorText:
         self.after = f"after {failure.elapsed_ns / 1e9:.3f} s"
 
     def exception(self) -> CustomBackendError:
-        interrupted = self.f.status == native.ABORTED and self.f.cause == native.INTERRUPTED  # this rank, for a handler
+        # This rank has aborted the group itself, because a signal handler raised.
+        interrupted = self.f.status == native.ABORTED and self.f.cause == native.INTERRUPTED
         error = self._broken() if self.f.status == native.BROKEN or interrupted else self._of(self.f.status, "")
         if self.f.status not in (
             native.ABORTED,
