@@ -2,12 +2,14 @@
 several: mpi/test_reconfigure.py."""
 
 import json
+import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from c10d_custom.errors import UsageError
@@ -117,20 +119,42 @@ def test_what_no_group_can_come_of_is_refused_and_costs_nothing():
         workers.end()
 
 
-def test_nobody_is_served_once_the_group_is_destroyed():
-    """Even while the program keeps the object."""
+@pytest.fixture
+def alone():
     dist.init_process_group("custom", enable_reconfigure=True, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        group, handle = dist.group.WORLD, dist._get_reconfigure_handle()
-        dist._reconfigure(1, [handle]).wait()
-        address = "127.0.0.1", Handle(handle).port
-        socket.create_connection(address, 5).close()
-    finally:
+    yield dist.group.WORLD
+    if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def test_nobody_is_served_once_the_group_is_destroyed(alone):
+    """Even while the program keeps the object, and a subgroup's."""
+    handle = dist._get_reconfigure_handle()
+    dist._reconfigure(1, [handle]).wait()
+    kept = dist.new_group([0])
+    address = "127.0.0.1", Handle(handle).port
+    socket.create_connection(address, 5).close()
+    dist.destroy_process_group()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, 5)
     with pytest.raises(UsageError, match="has been destroyed"):
-        dist._reconfigure(2, [handle], group)
+        dist._reconfigure(2, [handle], alone)
+    assert kept.size() == 1
+
+
+def test_what_it_says_of_itself(alone):
+    """Before and after it has ranks. (Of a group that was made otherwise: torch_api/.)"""
+    for _ in range(2):
+        backend = alone._get_backend(torch.device("cpu"))
+        assert dist._supports_reconfigure() and backend.supports_reconfigure
+        assert dist._supports_window() and backend.supports_window
+        assert not backend.supports_shrinking
+        with pytest.raises(RuntimeError, match="does not support shrink"):
+            backend.shrink([0])
+        assert backend.get_reconfigure_handle() == dist._get_reconfigure_handle()
+        dist._reconfigure(random.randrange(1 << 40), [dist._get_reconfigure_handle()]).wait()
+    window = dist._new_window(torch.zeros(1))
+    window.tensor_deregister()
 
 
 @pytest.fixture(scope="module")

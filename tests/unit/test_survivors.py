@@ -6,12 +6,15 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from c10d_custom.errors import AbortedError, CollectiveTimeoutError, TransportError
 from c10d_custom.recovery import survivors
+from c10d_custom.recovery.handle import connect, serve
 from c10d_custom.recovery.survivors import Promise, Survivors
 from c10d_custom.transport.hosts.layout import Hosts
 from c10d_custom.transport.hosts.meeting_point import MeetingPoint
@@ -383,3 +386,24 @@ def test_what_is_no_message_ends_the_line():
     assert called.hear() == [] and called.at is At.ENDED
     called.close()
     caller.close()
+
+
+@pytest.mark.parametrize("asked_for", ["1", "0"])
+def test_stores_on_a_torch_without_libuv(monkeypatch, asked_for):
+    """Debian's. USE_LIBUV=0 is what torch's own rendezvous needs there."""
+    whole, tried = dist.TCPStore, []
+
+    def without(*arguments, use_libuv=True, **named):
+        tried.append(use_libuv)
+        if use_libuv:
+            raise RuntimeError("use_libuv was requested but PyTorch was built without libuv support, run with USE_...")
+        return whole(*arguments, use_libuv=False, **named)
+
+    monkeypatch.setenv("USE_LIBUV", asked_for)
+    monkeypatch.setattr(dist, "TCPStore", without)
+    store = serve(5)
+    store.set("key", "value")
+    assert connect("127.0.0.1", store.port, 5).get("key") == b"value"
+    assert (True in tried) == (asked_for == "1")
+    sources = Path(survivors.__file__).parents[1].rglob("*.py")
+    assert [path.name for path in sources if "TCPStore(" in path.read_text()] == ["tcp_store.py"]  # nobody else makes one

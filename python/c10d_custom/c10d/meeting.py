@@ -17,7 +17,7 @@ from ..creation import Gathering, Members, Processes
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
 from ..creation.local_datagrams import Letters, Neighbours, mailbox
-from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
+from ..creation.topology import FIRST_TOPIC, by_host, locations
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
 from ..transport.by_device import ByDevice
@@ -151,6 +151,8 @@ class _Meeting:
             raise
         finally:
             gathering.processes.close()
+            if self.roster is not None:
+                self.roster.ruled_out = gathering.ruled_out
 
     def under(self, prefix: str, attempt: Attempt | None = None) -> _Met:
         """Under keys that begin so; ``attempt``: the one whose name ``prefix`` is, if it is one's. Raises
@@ -185,7 +187,6 @@ class _Meeting:
             exchange.sleep = time.sleep
             if attempt is not None:
                 attempt.settle()
-            require_one_user(everywhere)
             one_host = len(by_host(everywhere)) == 1
             cpu: Transport
             if box is not None and by_letters:

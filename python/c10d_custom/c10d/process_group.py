@@ -230,7 +230,9 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         before = self._closed
         super().shutdown(why)
         if self.endpoint is not None and self._closed > before:
-            self._store = HashStore()  # the endpoint's ends
+            for group in live():
+                if group._closed:
+                    group._store = HashStore()  # the endpoint's ends, though the program may keep such a group
             self.endpoint.close()
 
 

@@ -156,6 +156,7 @@ class Gathering(ABC):
         self._look_at, self._next_look = look, self.started + LOOK
         self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
+        self.ruled_out = False  # whether all ranks have come, and there can be no group of them
 
     def left(self) -> float:
         return max(0.001, self.deadline - time.monotonic())
@@ -186,6 +187,7 @@ class Gathering(ABC):
             else:
                 verdict = self._decided(decide, values)
             self._announce(topic, verdict)
+        self.ruled_out = "ruled out" in verdict
         if "lost" in verdict:
             raise PeerLostError(verdict["lost"])
         if "error" in verdict:
@@ -198,7 +200,7 @@ class Gathering(ABC):
         try:
             return {"ok": decide(values)}
         except TransportError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "ruled out": True}
         except PeerLostError as error:
             return {"lost": str(error)}
 

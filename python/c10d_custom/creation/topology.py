@@ -86,7 +86,9 @@ def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bo
 
     def decide(said: list[dict[str, Any]]) -> dict[str, Any]:
         said = [{name: what for name, what in value.items() if name != _REVISION} for value in said]
-        by_letters = _can_write([Location(**value) for value in said])
+        places = [Location(**value) for value in said]
+        _require_one_user(places)
+        by_letters = _can_write(places)
         if not by_letters:  # names that nobody can guess take three times the rest
             said = [{**value, "mailbox": ""} for value in said]
         return {"table": packed(said), "by letters": by_letters}
@@ -124,8 +126,8 @@ def by_host(all_places: Sequence[Location]) -> dict[str, list[int]]:
     return hosts
 
 
-def require_one_user(all_places: Sequence[Location]) -> None:
-    """Raises TransportError, on every rank alike, if the ranks of a host run as different users."""
+def _require_one_user(all_places: Sequence[Location]) -> None:
+    """Raises TransportError if the ranks of a host run as different users."""
     for ranks in by_host(all_places).values():
         users = {all_places[r].uid for r in ranks}
         if len(users) > 1:

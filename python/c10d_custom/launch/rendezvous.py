@@ -36,9 +36,10 @@ from . import launcher
 from .addresses import addresses
 from .mpi_job import INSTALL, job
 from .mpich_files import remove_files
+from .tcp_store import tcp_store
 
 if TYPE_CHECKING:
-    from torch.distributed import Store, TCPStore
+    from torch.distributed import Store
 
     from .mpi_job import Job
 
@@ -180,7 +181,7 @@ class _Meeting:
         """Rank 0's store, and what the others need to reach it. Its own connection is to loopback."""
         token = uuid.uuid4().hex
         try:
-            store = self._tcp_store("127.0.0.1", 0, True, self._left())
+            store = tcp_store("127.0.0.1", 0, True, self._left(), self.mpi.size)
             store.set("mpi/token", token)
         except Exception as error:
             return None, {"error": str(error)}
@@ -193,15 +194,10 @@ class _Meeting:
         seconds = min(CONNECT_SECONDS, self._left())
         try:
             socket.create_connection((address, offer["port"]), seconds).close()
-            store = self._tcp_store(address, offer["port"], False, seconds)
+            store = tcp_store(address, offer["port"], False, seconds, self.mpi.size)
             return store if store.get("mpi/token").decode() == offer["token"] else None
         except (OSError, RuntimeError, UnicodeDecodeError):
             return None
-
-    def _tcp_store(self, address: str, port: int, serve: bool, seconds: float) -> TCPStore:
-        from torch.distributed import TCPStore
-
-        return TCPStore(address, port, self.mpi.size, serve, timedelta(seconds=seconds), wait_for_workers=False)
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import functools
 import secrets
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError
 
 from .._version import described
 from ..creation import started
@@ -19,7 +18,11 @@ from ..creation.sharing import namespace
 from ..creation.topology import Location, packed, unpacked
 from ..errors import TransportError, UsageError
 from ..launch.addresses import addresses
+from ..launch.tcp_store import tcp_store
 from ..threads import socket
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _SCHEME = "custom"
 _WAIT, _CONNECT = 1.0, 2.0  # s: for one of a member's addresses; for the only one of a store
@@ -28,7 +31,7 @@ _IDENTITY = "identity"
 
 def serve(seconds: float) -> TCPStore:
     """A store on a port that the kernel chooses; ``seconds``: for its calls."""
-    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=max(seconds, 0.001)), wait_for_workers=False)
+    return tcp_store("127.0.0.1", 0, True, seconds)
 
 
 def connect(address: str, port: int, seconds: float = _CONNECT, identity: str = "") -> TCPStore:
@@ -39,7 +42,7 @@ def connect(address: str, port: int, seconds: float = _CONNECT, identity: str = 
         # stopped.
         least = min(seconds, _CONNECT)
         socket.create_connection((address, port), least).close()
-        store = TCPStore(address, port, None, False, timedelta(seconds=least), wait_for_workers=False)
+        store = tcp_store(address, port, False, least)
         if identity and not (store.check([_IDENTITY]) and store.get(_IDENTITY).decode() == identity):
             raise TransportError("it is another process's")
         return store

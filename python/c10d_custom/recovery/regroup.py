@@ -49,6 +49,7 @@ class Roster:
         self._untold = [member for member in self.members if member.text != own]
         self._word = json.dumps([own, self.digest, texts])
         self.unreached: dict[str, str] = {}
+        self.ruled_out = False  # whether all have come, and there can be no group of them
 
     @property
     def neighbours(self) -> Neighbours | None:
@@ -110,6 +111,8 @@ class Roster:
 
     def absent(self) -> str:
         """Who has not come, for an error's end."""
+        if self.ruled_out:
+            return ""
         away = [(rank, self.members[rank]) for rank in sorted(set(range(self.size)) - self.waiting())]
         named = "; ".join(f"rank {rank}: {member}{self.unreached.get(member.text, '')}" for rank, member in away)
         return f" Not known to have come: {named}." if away else ""
