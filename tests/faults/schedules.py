@@ -38,6 +38,10 @@ MOST = 6
 PATIENCE = 30.0  # s: of a regroup or shrink that is to succeed
 
 
+class Hangs(Exception):
+    """A worker, of that name."""
+
+
 class Forked:
     """A worker; what Workers asks of a Popen."""
 
@@ -51,8 +55,7 @@ class Forked:
         until = time.monotonic() + HANGS
         while b"\n" not in self._rest:
             if not select.select([self._link], [], [], max(until - time.monotonic(), 0))[0]:
-                self.send_signal(signal.SIGABRT)  # its stacks, on stderr
-                raise AssertionError(f"{self.name} hangs")
+                raise Hangs(self.name)
             try:
                 data = self._link.recv(1 << 16)
             except ConnectionError:
@@ -119,9 +122,26 @@ class Pool(Workers if __name__ != "__main__" else object):
         return self
 
     def hear(self, name):
-        line = self._processes[name].line()
-        assert line, f"{name} has ended with {self._status(name, 10)}"
+        try:
+            line = self._processes[name].line()
+        except Hangs:
+            pytest.fail(f"{name} hangs; load {os.getloadavg()[0]:.0f}\n{self._stacks()}")
+        assert line, f"{name} has ended with {self._status(name, 10)}\n{self._errors(name)}"
         return json.loads(line)
+
+    def _errors(self, name):
+        """What that worker has written to its stderr."""
+        return f"--- {name}\n{Path(self._folder.name, name).read_text()}"
+
+    def _stacks(self):
+        """Of all workers, which end: for whom the one that hangs waits, is seen in theirs."""
+        names = list(self._processes)
+        for name in names:
+            for number in (signal.SIGABRT, signal.SIGCONT):
+                self._processes[name].send_signal(number)
+        for name in names:
+            self._processes.pop(name).wait()
+        return "\n".join(map(self._errors, names))
 
     def process(self, name):
         return self._processes[name]
@@ -362,6 +382,8 @@ def main(path):
                 print(json.dumps([name, status]), flush=True)
             elif name := commands.readline().decode().strip():
                 if not (pid := os.fork()):
+                    errors = os.open(Path(path).with_name(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                    os.dup2(errors, 2)
                     link = socket.socket(socket.AF_UNIX)
                     link.connect(path)
                     return serve(link.makefile("r"), link.makefile("w"), 60)

@@ -169,17 +169,29 @@ def test_random_schedules(pool, seed):
     assert not [name for name in in_dev_shm() if "c10d" in name]
 
 
-def test_a_training_loses_a_rank_goes_on_and_takes_another_in(tmp_path):
+@pytest.mark.parametrize(
+    "started_by, codes",
+    [
+        pytest.param([], {"first": 0, "victim": -9, "second": 0, "new": 0}, id="itself"),
+        pytest.param(
+            ["--torchrun"],
+            {"first": 0, "victim": 0, "second": 0},
+            id="a torchrun for each",
+            marks=pytest.mark.full("the same, once the processes run"),
+        ),
+    ],
+)
+def test_a_training_loses_a_rank_goes_on_and_takes_another_in(started_by, codes, tmp_path):
     """And comes to the bits of a run with the same ranks that was never disturbed."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("train_and_regroup.py"), tmp_path],
+        [sys.executable, Path(__file__).with_name("train_and_regroup.py"), tmp_path, *started_by],
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0 and done.stdout, done.stderr
     said = json.loads(done.stdout)
-    assert said["codes"] == {"first": 0, "victim": -9, "second": 0, "new": 0}, said
+    assert said["codes"] == codes, said
     assert sorted(said["results"]) == ["first", "new", "second"], said
     assert [size for _, size in said["results"]["first"]["history"]] == [3, 2, 3], said
     assert said["results"]["new"]["history"] == [[40, 3]], said

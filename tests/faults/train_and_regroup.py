@@ -1,10 +1,11 @@
 """A DDP training that loses one of its 3 ranks, goes on with 2, and takes another process in, which gets all it needs
 by broadcasts. Needs torch 2.15.
 
-python tests/faults/train_and_regroup.py FOLDER     (prints JSON)
+python tests/faults/train_and_regroup.py FOLDER [--torchrun]     (prints JSON)
 
 A supervisor (a scheduler, a person) decides who trains: it writes plans, each a number and the handles of the members,
-to FOLDER. Workers look for a newer plan after each step, and when one of them is lost."""
+to FOLDER. Workers look for a newer plan after each step, and when one of them is lost. With --torchrun each worker has
+a torchrun of its own, which starts another in the place of the one that is lost: no other is restarted."""
 
 import json
 import os
@@ -75,6 +76,7 @@ class Worker:
                 dist.all_reduce(newest, dist.ReduceOp.MAX)  # all hear of a plan after the same step
                 changed = newest > self.plan
             except RuntimeError:  # out of a backward pass every error comes as one
+                (self.folder / "lost").touch()
                 changed = True
             if changed:
                 self.regroup()
@@ -98,13 +100,20 @@ def write(path, text):
     part.rename(path)
 
 
-def supervise(folder):
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "--monitor-interval", "0.1"]
+
+
+def supervise(folder, launcher):
     def start(name):
-        processes[name] = subprocess.Popen([sys.executable, __file__, folder, name])
-        while not (folder / f"handle-{name}").exists():
+        processes[name] = subprocess.Popen([sys.executable, *launcher, __file__, folder, name])
+
+    def await_file(name):
+        while not (folder / name).exists():
             time.sleep(0.02)
 
     def plan(number, *names):
+        for name in names:
+            await_file(f"handle-{name}")
         handles = [(folder / f"handle-{name}").read_text() for name in names]
         write(folder / f"plan-{number}", json.dumps(handles))
 
@@ -112,9 +121,10 @@ def supervise(folder):
     for name in ("first", "victim", "second"):
         start(name)
     plan(1, "first", "victim", "second")
-    processes["victim"].wait()
+    await_file("lost")
     plan(2, "first", "second")
-    start("new")
+    if not launcher:
+        start("new")
     plan(3, "first", "second", "new")
     codes = {name: process.wait() for name, process in processes.items()}
     results = {path.name.removeprefix("result-"): json.loads(path.read_text()) for path in folder.glob("result-*")}
@@ -125,7 +135,8 @@ def supervise(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) > 2:
-        work(Path(sys.argv[1]), sys.argv[2])
+    folder, what = Path(sys.argv[1]), (sys.argv[2:] or [""])[0]
+    if what in ("", "--torchrun"):
+        supervise(folder, TORCHRUN if what else [])
     else:
-        supervise(Path(sys.argv[1]))
+        work(folder, "new" if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else what)

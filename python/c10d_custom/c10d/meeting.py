@@ -217,7 +217,8 @@ class _Meeting:
 
         close_groups_first()  # before MPI ends
         with Watched(exchange, everywhere) as watched:
-            mpi = mpi_start.mpi_job(exchange, everywhere, self.members, self.strangers, watched.open)
+            strangers = self.strangers or self.roster is not None
+            mpi = mpi_start.mpi_job(exchange, everywhere, self.members, strangers, watched.open)
             mpi_job.at_finalize(end_groups_over_hosts)
             group = HostsGroup(
                 exchange,
