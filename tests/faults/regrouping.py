@@ -18,10 +18,11 @@ REFUSED = {"UsageError", "CollectiveMismatchError", "PeerLostError", "TransportE
 
 
 class Workers:
-    """By name, a letter each. ``command``: of a host and what to run there, what to run here."""
+    """By name, a letter each. ``command``: of a host and what to run there, what to run here; ``python``: its MPI is
+    that of the processes."""
 
-    def __init__(self, command=lambda host, run: run):
-        self._command, self._processes, self.handles = command, {}, {}
+    def __init__(self, command=lambda host, run: run, python=sys.executable):
+        self._command, self._python, self._processes, self.handles = command, python, {}, {}
         self._uuid = random.randrange(1 << 40)
 
     def __enter__(self):
@@ -36,7 +37,7 @@ class Workers:
         """``hosts``: of each; None: this one."""
         for i, name in enumerate(names):
             self._processes[name] = subprocess.Popen(
-                self._command(hosts[i] if hosts else None, [sys.executable, __file__, str(seconds)]),
+                self._command(hosts[i] if hosts else None, [self._python, __file__, str(seconds)]),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
                 text=True,
                 stdin=subprocess.PIPE,

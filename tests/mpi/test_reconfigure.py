@@ -1,6 +1,8 @@
 """A group that is made again, of processes that the program names (dist._reconfigure, torch 2.15), over several hosts.
 On one: faults/test_reconfigure.py."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,16 +26,22 @@ def hosts():
         yield hosts
 
 
+ENVIRONMENTS = {"mpich": sys.prefix, "intel": os.environ.get("C10D_TEST_INTEL_MPI")}
+
+
 @pytest.mark.parametrize(
-    "first, second",
+    "first, second, mpi",
     [
-        ("a", "b"),
-        pytest.param("ab", "cd", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
-        pytest.param("abc", "d", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
+        ("a", "b", "mpich"),
+        pytest.param("ab", "cd", "mpich", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
+        pytest.param("abc", "d", "mpich", marks=pytest.mark.full("as 1+1, with ranks that share a host")),
+        pytest.param("ab", "c", "intel", marks=pytest.mark.full("as MPICH's")),
     ],
 )
-def test_processes_of_two_hosts_make_groups(hosts, first, second):
-    with Workers(hosts.command) as workers:
+def test_processes_of_two_hosts_make_groups(hosts, first, second, mpi):
+    if (folder := ENVIRONMENTS[mpi]) is None:
+        pytest.skip("C10D_TEST_INTEL_MPI names no environment that has it (scripts/test --full makes one)")
+    with Workers(hosts.command, Path(folder, "bin", "python")) as workers:
         everyone = first + second
         workers.start(everyone, ["hosta"] * len(first) + ["hostb"] * len(second))
         workers.require_group(first)
