@@ -105,11 +105,10 @@ class Workers:
             self._processes.pop(name).wait(30)
 
     def end(self, *names):
-        for name in names or list(self._processes):
-            self.tell(name, "end")
-            assert self.hear(name) == {"ended": True}
-            process = self._processes.pop(name)
-            assert process.wait(60) == 0, name
+        names = names or list(self._processes)
+        assert self.ask(names, "end") == dict.fromkeys(names, {"ended": True})
+        for name in names:
+            assert self._processes.pop(name).wait(60) == 0, name
 
 
 def right(rank, size):

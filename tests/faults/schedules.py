@@ -5,6 +5,7 @@ Each step ends in a group in which all is right, or in errors on all that called
 Run as a program, this forks workers, which then start in milliseconds."""
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -21,6 +22,11 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
+    # All that workers use: a DDP's making alone imports hundreds of modules.
+    import belongings  # noqa: F401
+    import steps  # noqa: F401
+    import torch._dynamo.config
+    import torch.distributed.fsdp
     import torch.distributed.tensor
     import torch.nn.parallel  # noqa: F401
     from regrouping import serve
@@ -372,6 +378,7 @@ def main(path):
     waits = select.poll()
     waits.register(sys.stdin, select.POLLIN)
     commands = os.fdopen(0, "rb", buffering=0)
+    gc.freeze()  # or each worker looks at all of that, and copies it, when it ends
     while True:
         for fd, _ in waits.poll():
             if fd in running:
