@@ -131,7 +131,7 @@ class Pool(Workers if __name__ != "__main__" else object):
         try:
             line = self._processes[name].line()
         except Hangs:
-            pytest.fail(f"{name} hangs; load {os.getloadavg()[0]:.0f}\n{self._stacks()}")
+            pytest.fail(f"{name} hangs; load {os.getloadavg()[0]:.0f}\n{self.drop(signal.SIGABRT, signal.SIGCONT)}")
         assert line, f"{name} has ended with {self._status(name, 10)}\n{self._errors(name)}"
         return json.loads(line)
 
@@ -139,11 +139,11 @@ class Pool(Workers if __name__ != "__main__" else object):
         """What that worker has written to its stderr."""
         return f"--- {name}\n{Path(self._folder.name, name).read_text()}"
 
-    def _stacks(self):
-        """Of all workers, which end: for whom the one that hangs waits, is seen in theirs."""
+    def drop(self, *signals):
+        """All workers, whose end that is. What they have written."""
         names = list(self._processes)
         for name in names:
-            for number in (signal.SIGABRT, signal.SIGCONT):
+            for number in signals:
                 self._processes[name].send_signal(number)
         for name in names:
             self._processes.pop(name).wait()
@@ -178,6 +178,13 @@ class Schedule:
         self.host, self.group = {}, []  # of each that is alive; the group's members in the order of ranks
 
     def run(self, turns):
+        try:
+            self._run(turns)
+        except BaseException:
+            self.pool.drop(signal.SIGKILL)
+            raise
+
+    def _run(self, turns):
         for i in range(self.rng.randint(2, MOST)):
             self._start(self.pool.hosts[i % len(self.pool.hosts)])
         self.founders = set(self.host)
@@ -277,8 +284,13 @@ class Schedule:
         if len(self.group) > 1 and self.rng.random() < 0.5:
             self._pause(0.02)
             victim = self.rng.choice(self.group)
+            host = self.host[victim]
             self._kill(victim)
             said = {name: self.pool.hear(name) for name in self.group}
+            others_hosts = {self.host[name] for name in self.group}
+            if host not in others_hosts and all("does not prove" in value.get("text", "") for value in said.values()):
+                # It died with news of the loss before unread (docs/recovery.md, Who counts as gone).
+                return self.require_group(self.group)
             assert all("error" not in value for value in said.values()), said
             sizes = {value["size"] for value in said.values()}
             assert sizes <= {len(self.group), len(self.group) + 1} and len(sizes) == 1, (victim, said)
