@@ -11,8 +11,10 @@ import torch.distributed as dist
 from faults.regrouping import Workers
 from faults.schedules import SEEDS, Pool, Schedule
 from harness import Layout
+from harness.job import forwarded
 from programs.launch import start
 from rig import Hosts
+from rig.mpi import Mpi
 
 pytestmark = [
     pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not())),
@@ -64,6 +66,29 @@ def test_one_that_came_later_cannot_join_mpi_and_is_told_so(hosts):
             assert "Not known to have come" not in said["text"], said  # all have
         workers.require_group("ac")
         workers.require_group("ba")
+        workers.end()
+
+
+@pytest.mark.full("a refusal, with an mpirun for each process")
+def test_processes_of_several_jobs_of_mpirun_are_told_so(hosts, monkeypatch):
+    mpi = Mpi.named("openmpi")
+    if reason := mpi.why_not():
+        pytest.skip(reason)
+    for name, value in mpi.environment({}).items():
+        monkeypatch.setenv(name, value)
+
+    def command(host, run):
+        counts = [int(name == host) for name in hosts.names]
+        return mpi.command(counts, [mpi.python, *run[1:]], hosts, forwarded(os.environ))
+
+    with Workers(command) as workers:
+        workers.start("abc", ["hosta", "hostb", "hosta"])
+        workers.require_group("ac")
+        for said in workers.regroup("ab").values():
+            assert (
+                said["error"] == "TransportError" and "an MPI launcher started each of several jobs" in said["text"]
+            ), said
+        workers.require_group("ca")
         workers.end()
 
 
