@@ -88,7 +88,7 @@ def reconfigure(group: Any, options: Any) -> DoneWork:
     if over_hosts - {(member.place.host, member.place.pid) for member in roster.members}:
         mpi_job.abandon()  # those that are no longer members may have ended
     if isinstance(group.cpu_transport, HierarchicalTransport):
-        mpi_job.go_on()
+        mpi_job.go_on(roster.size)
     return DoneWork([])
 
 

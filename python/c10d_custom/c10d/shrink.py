@@ -63,7 +63,7 @@ def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:
         if new.size() < old.size():
             mpi_job.abandon()
         if isinstance(new.cpu_transport, HierarchicalTransport):
-            mpi_job.go_on()
+            mpi_job.go_on(new.size())
         with registration.ready_made(new):
             init_process_group(backend, store=store, rank=new.rank(), world_size=new.size(), timeout=own)
     except BaseException as error:

@@ -309,10 +309,12 @@ def abandon(late: bool = False) -> None:
     _lost, _late, _used_again = _lost or not late, _late or late, False
 
 
-def go_on() -> None:
-    """The ranks that are left use MPI among themselves."""
-    global _used_again
+def go_on(size: int) -> None:
+    """So many ranks, those that are left, use MPI among themselves. Where that is all of them, they have come back, and
+    end together."""
+    global _used_again, _lost
     _used_again = True
+    _lost = _lost and size < job().size
 
 
 _at_finalize: int | None = None  # an attribute of COMM_SELF, which MPI_Finalize deletes first of all
