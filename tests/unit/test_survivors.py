@@ -406,4 +406,6 @@ def test_stores_on_a_torch_without_libuv(monkeypatch, asked_for):
     assert connect("127.0.0.1", store.port, 5).get("key") == b"value"
     assert (True in tried) == (asked_for == "1")
     sources = Path(survivors.__file__).parents[1].rglob("*.py")
-    assert [path.name for path in sources if "TCPStore(" in path.read_text()] == ["tcp_store.py"]  # nobody else makes one
+    assert [path.name for path in sources if "TCPStore(" in path.read_text()] == [
+        "tcp_store.py"
+    ]  # nobody else makes one
