@@ -289,7 +289,7 @@ class Schedule:
             said = {name: self.pool.hear(name) for name in self.group}
             others_hosts = {self.host[name] for name in self.group}
             if host not in others_hosts and all("does not prove" in value.get("text", "") for value in said.values()):
-                # It died with news unread, or had been connected to the dead only: docs/recovery.md, Who counts as gone.
+                # It died with news unread, or was connected to the dead only: docs/recovery.md, Who counts as gone.
                 return self.require_group(self.group)
             assert all("error" not in value for value in said.values()), said
             sizes = {value["size"] for value in said.values()}
