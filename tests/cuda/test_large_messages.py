@@ -202,9 +202,9 @@ def test_a_rank_that_stops_amid_a_message_ends_it_for_both(mode):
             r.driver.user(r.driver.current_stream(), lambda: None, ready=lambda: bool(over))
         work = r.pg.recv([into], 0)
         messages, until = messages_of(r), time.monotonic() + 30
-        while not any(t.copied == MESSAGE_SLOTS for t in messages._transfers) and time.monotonic() < until:
+        while not any(t.copied == MESSAGE_SLOTS for t in messages._live) and time.monotonic() < until:
             messages.progress()
-        (transfer,) = messages._transfers
+        (transfer,) = messages._live
         r.pg.abort()
         with pytest.raises(CustomBackendError):
             work.wait()

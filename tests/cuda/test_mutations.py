@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, p2p, peers, pieces, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda import fused, p2p, peers, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
@@ -81,21 +81,9 @@ def hasty(seed, size, steps, config, seconds):
     run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
 
 
-def sent_at_once(self):
-    while self._fetching:
-        self._hand_over(self._fetching.popleft())
-    return False
-
-
 def over_at_once(self):
     while self.copying:
         yield self.copying.popleft()
-
-
-def given_at_once(self):
-    while self._leaving:
-        self._leaving.popleft().give_back()
-    return False
 
 
 def on_gpus_of_their_own(seed, size, steps, config, seconds):
@@ -252,12 +240,12 @@ MUTATIONS = {
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),
     "messages: sent before the bytes have come": (
         STAGED,
-        lambda: off(staged_messages.StagedMessages, "_send_on", sent_at_once),
+        lambda: off(staged_messages.Sending, "_copies_over", over_at_once),
         in_turns,
     ),
     "messages: memory given back under a copy": (
         STAGED,
-        lambda: off(staged_messages.StagedMessages, "_let_go", given_at_once),
+        lambda: off(staged_messages.StagedTicket, "over", staged_messages.StagedTicket.done),
         in_turns,
     ),
     "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), in_turns),
@@ -266,7 +254,7 @@ MUTATIONS = {
         f"pieces, {config['cuda_mode']}: {name}": (config, mutation, both_ways)
         for config in (SHARED, STAGED)
         for name, mutation in {
-            "moved on before they are copied": lambda: off(pieces.Transfer, "_copies_over", over_at_once),
+            "moved on before they are copied": lambda: off(staged_messages.StagedTicket, "_copies_over", over_at_once),
             "the caller's stream is not waited for": lambda: off(StreamOp, "begin"),
             "the caller's stream does not wait": lambda: off(StreamOp, "join"),
         }.items()

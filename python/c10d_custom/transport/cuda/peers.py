@@ -7,7 +7,6 @@ see the dead.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import time
@@ -21,6 +20,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
+from .mappings import offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 8192
-_CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL, _LEAST_TRIAL = 5.0, 1.0  # s; the least, though the ranks of the first call came late, and it with them
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
 _ALIKE = "mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"  # on all ranks
@@ -242,41 +241,32 @@ class Peers:
         sharers = self.facts.sharers
         self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
         self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
-        self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
     def allocate(self) -> str:
         """What the others open it by."""
-        self._pinned = self.driver.allocate_pinned(_CHECKED)
         rounds, fused = HALVES * self.facts.half, self.fused
-        own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
+        nbytes = rounds + (fused.nbytes if fused is not None else 0)
+        own, handle = offer(self.driver, nbytes, self.setup.trial_seconds(), self.cpu.broken)
+        self.staging[self.rank] = own
         if fused is not None:
             fused.allocate(self.setup.stream, own + rounds)
-        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
-        self.driver.copy(self.setup.stream, own, self._pinned, 64)
-        self.setup.settle()
-        return self.driver.export_memory(own).hex()
+            self.setup.settle()
+        return handle.hex()
 
     def open(self, handles: Sequence[str]) -> None:
-        """And reads what each has written there."""
-        for rank, handle in enumerate(handles):
+        for rank, handle in enumerate(bytes.fromhex(h) for h in handles):
             if rank != self.rank:
-                self.staging[rank] = self.driver.open_memory(bytes.fromhex(handle))
-            self.driver.copy(self.setup.stream, self._pinned, self.staging[rank], 64)
-            self.setup.settle()
-            if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
-                raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
+                seconds = self.setup.trial_seconds()
+                self.staging[rank] = open_offered(self.driver, handle, seconds, self.cpu.broken)
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
-
-    def _pattern(self, rank: int) -> bytes:
-        return bytes((17 * rank + i) % 251 for i in range(64))
 
     # --- trials
 
     def try_fused(self) -> None:
         if self.fused is not None:
             settle = functools.partial(self.setup.settle, more=1.0)
-            self.fused.try_it(self.setup.stream, self._pinned, self.setup.trial_seconds(), settle)
+            self.fused.try_it(self.setup.stream, self.setup.trial_seconds(), settle)
 
     def time_link(self) -> float:
         """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
@@ -324,9 +314,6 @@ class Peers:
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():
             self.driver.close_memory(address)
-        if self._pinned is not None:
-            self.driver.free_pinned(self._pinned)
-            self._pinned = None
 
     def free(self) -> None:
         if self.in_place is not None:
