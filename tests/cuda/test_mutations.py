@@ -30,7 +30,7 @@ def off(target, name, new=nothing, *more):
     return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
 
 
-_PUT = shared._Run._put
+_PUT = shared.SharedCollectives._put
 
 
 def awaited_before_it_is_put(self, put):
@@ -153,9 +153,9 @@ def another_root(asked):
 
 MUTATIONS = {
     "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
-    "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
+    "awaited before it is put": (SHARED, lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
-    "one half for all rounds": (SHARED, lambda: off(shared._Run, "_bases", one_half)),
+    "one half for all rounds": (SHARED, lambda: off(shared.SharedCollectives, "_bases", one_half)),
     "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
@@ -180,13 +180,13 @@ MUTATIONS = {
     ),
     "several GPUs: awaited before it is put": (
         SHARED,
-        lambda: off(shared._Run, "_put", awaited_before_it_is_put),
+        lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put),
         on_gpus_of_their_own,
     ),
     "several GPUs: no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet"), on_gpus_of_their_own),
     "several GPUs: one half for all rounds": (
         SHARED,
-        lambda: off(shared._Run, "_bases", one_half),
+        lambda: off(shared.SharedCollectives, "_bases", one_half),
         on_gpus_of_their_own,
     ),
     "fused: memory that is not zeroed": (P2P, lambda: off(FakeDriver, "zero"), on_gpus_of_their_own),

@@ -36,16 +36,11 @@ if TYPE_CHECKING:
 _BY_ROWS = 64 << 10
 
 
-class OutOfMemoryError(TransportError):
-    """There is no more memory on the GPU, or of the host's that can be pinned."""
-
-
 class Driver:
-    """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID
-    of this process, in which nothing can be opened that it has exported itself; ``identity``: a number that no other
-    Driver has, of any process at any time; ``mappings``: what of other processes is open here; ``side_by_side``:
-    whether it runs kernels of different processes at once. Every call but a query raises TransportError where CUDA
-    reports an error, which may be that of earlier work; or cupy's."""
+    """One GPU. ``uuid``: the same for all processes that see it; ``process``: the PID of this process, in which nothing
+    can be opened that it has exported itself; ``identity``: a number that no other Driver has, of any process at any
+    time; ``mappings``: what of other processes is open here; ``side_by_side``: whether it runs kernels of different
+    processes at once. Where CUDA reports an error, which may be that of earlier work, TransportError is raised."""
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -79,11 +74,10 @@ class Driver:
         """What a call gives: nothing, one thing, or a list."""
         status, *got = getattr(self._cuda, name)(*arguments)
         if status:
-            kind = OutOfMemoryError if status == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY else TransportError
-            raise kind(f"CUDA: {name}: {self.text(status)}")
+            raise TransportError(f"CUDA: {name}: {self._text(status)}")
         return got[0] if len(got) == 1 else got
 
-    def text(self, status: Any) -> str:
+    def _text(self, status: Any) -> str:
         _, meaning = self._cuda.cuGetErrorString(status)
         return f"{status.name}: {(meaning or b'').decode(errors='replace')}"
 
@@ -113,11 +107,11 @@ class Driver:
 
     def allocate(self, nbytes: int) -> int:
         """Address of memory that can be exported (torch's allocator may hand out some that cannot)."""
-        try:
-            return int(self._do("cuMemAlloc", nbytes))
-        except OutOfMemoryError:  # some may lie unused with torch
+        status, address = self._cuda.cuMemAlloc(nbytes)
+        if status:  # some may lie unused with torch
             torch.cuda.empty_cache()
-            return int(self._do("cuMemAlloc", nbytes))
+            address = self._do("cuMemAlloc", nbytes)
+        return int(address)
 
     def free(self, address: int) -> None:
         self._do("cuMemFree", address)
@@ -201,7 +195,7 @@ class Driver:
     def _past(self, name: str, what: int) -> bool:
         (status,) = getattr(self._cuda, name)(what)
         if status and status != self._cuda.CUresult.CUDA_ERROR_NOT_READY:
-            raise TransportError(f"CUDA: {self.text(status)}, in work queued on this device before")
+            raise TransportError(f"CUDA: {self._text(status)}, in work queued on this device before")
         return not status
 
     # --- work

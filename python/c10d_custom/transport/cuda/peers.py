@@ -57,34 +57,23 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory", slower=True)
-    if len(set(gpus)) == len(gpus) > 1 and not crossing:
+    used, visible = len(set(gpus)), min(w["visible"] for w in table)
+    if used == len(gpus) > 1 and not crossing:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
-    if wanted == "p2p" and table[0]["p2p_shared"] and len(gpus) > 1 and not crossing:
-        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
-        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({_shared(gpus)}, where MPS {mps} on)")
+    shared = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
     if wanted == "p2p" and len(gpus) > 1:
-        raise TransportError(
-            f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
-            f"{crossing}"
-        )
+        if not table[0]["p2p_shared"] or crossing:
+            raise TransportError(f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here are {shared}{crossing}")
+        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
+        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({shared}, where MPS {mps} on)")
     if crossing:
         return Mode("shared", f"{len(gpus)} ranks{crossing}")
-    used = len(set(gpus))
-    reason = _shared(gpus)
-    if len(gpus) > used < min(w["visible"] for w in table):
-        # Whoever has one for each rank hardly means this.
-        reason += (
-            f" of {min(w['visible'] for w in table)}: call torch.cuda.set_device(local rank) before the first tensor"
-        )
-        return Mode("shared", reason, slower=True)
-    return Mode("shared", reason)
-
-
-def _shared(gpus: Sequence[str]) -> str:
-    used = len(set(gpus))
-    return f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    if len(gpus) > used < visible:  # who has one for each rank hardly means this
+        hint = f" of {visible}: call torch.cuda.set_device(local rank) before the first tensor"
+        return Mode("shared", shared + hint, slower=True)
+    return Mode("shared", shared)
 
 
 def _crossing(table: Sequence[dict[str, Any]]) -> str:

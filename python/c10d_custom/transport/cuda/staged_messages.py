@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,37 +49,35 @@ class Pinned:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._lock = threading.RLock()
-        self._free: dict[int, list[int]] = {}  # bytes -> addresses
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # bytes -> addresses
         self._kept = 0
-        self._closed = False
 
     def _size(self, nbytes: int) -> int:
         return max(4096, 1 << max(0, nbytes - 1).bit_length())  # few sizes: what is kept fits again
 
     def take(self, nbytes: int) -> int:
-        with self._lock:
-            if kept := self._free.get(self._size(nbytes)):
-                self._kept -= self._size(nbytes)
-                return kept.pop()
-        return self._driver.allocate_pinned(self._size(nbytes))
+        size = self._size(nbytes)
+        try:
+            address = self._free[size].pop()
+        except IndexError:
+            return self._driver.allocate_pinned(size)
+        self._kept -= size
+        return address
 
     def give(self, address: int, nbytes: int) -> None:
         """No copy from or to it is under way."""
-        with self._lock:
-            if not self._closed and self._kept < _KEPT:
-                self._kept += self._size(nbytes)
-                self._free.setdefault(self._size(nbytes), []).append(address)
-                return
-        self._driver.free_pinned(address)
+        if self._kept >= _KEPT:
+            self._driver.free_pinned(address)
+        else:
+            self._kept += self._size(nbytes)
+            self._free[self._size(nbytes)].append(address)
 
     def close(self) -> None:
         """Frees what is not lent, and from now on what comes back."""
-        with self._lock:
-            self._closed = True
-            free, self._free = self._free, {}
-        for address in (a for addresses in free.values() for a in addresses):
-            self._driver.free_pinned(address)
+        self._kept = _KEPT
+        for addresses in self._free.values():
+            while addresses:
+                self._driver.free_pinned(addresses.pop())
 
 
 class StagedTicket(PyTicket):
