@@ -23,6 +23,7 @@ from c10d_custom.transport.cuda.driver import _BY_ROWS
 
 cuda = pytest.importorskip("cuda.bindings.driver", reason="CUDA's binding comes with the extra 'test'")
 
+
 def headers():
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations if spec else ():
@@ -267,7 +268,9 @@ def test_an_error_is_named(driver, fake):
         assert not driver.done(event)
         fake.fake_busy(0)
         fake.fake_fails(700)
-        with pytest.raises(TransportError, match="CUDA_ERROR_ILLEGAL_ADDRESS: what it means, in work queued on this device before"):
+        with pytest.raises(
+            TransportError, match="CUDA_ERROR_ILLEGAL_ADDRESS: what it means, in work queued on this device before"
+        ):
             driver.done(event)
 
 

@@ -11,6 +11,7 @@ thread, inside `activate`.
 from __future__ import annotations
 
 import contextlib
+import ctypes as c
 import functools
 import os
 import time
@@ -24,7 +25,7 @@ from ...call import copy_back
 from ...errors import TransportError, UsageError
 from ...extras import how_to_install
 from ...threads import threading
-from .mappings import Allocation, Mappings
+from .mappings import HANDLE_BYTES, Allocation, Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
@@ -136,11 +137,12 @@ class Driver:
 
     def export_memory(self, address: int) -> bytes:
         """The bytes by which another process opens an allocation, which begins there."""
-        return bytes(self._do("cuIpcGetMemHandle", address).reserved)
+        handle = self._do("cuIpcGetMemHandle", address)
+        return c.string_at(handle.getPtr(), HANDLE_BYTES)
 
     def open_memory(self, handle: bytes) -> int:
         what = self._cuda.CUipcMemHandle()
-        what.reserved = handle
+        c.memmove(what.getPtr(), handle, HANDLE_BYTES)
         flag = self._cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         return int(self._do("cuIpcOpenMemHandle", what, flag))
 

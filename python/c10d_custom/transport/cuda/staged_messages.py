@@ -186,7 +186,7 @@ class StagedTicket(PyTicket):
 
     def over(self) -> bool:
         """Nothing of it is under way any more, on the GPU or with the CPU transport."""
-        if not (self._failed or self._complete()) or (self.inner is not None and not self.inner.done()):
+        if not (self._failed or self._all_moved()) or (self.inner is not None and not self.inner.done()):
             return False
         return all(t.done() for t, _ in self.posted) and all(map(self._is_copied, self.copying))
 
@@ -249,11 +249,11 @@ class StagedTicket(PyTicket):
 
     def _through(self) -> bool:
         """Whether its ticket is done."""
-        return self._complete()
+        return self._all_moved()
 
     # --- for both
 
-    def _complete(self) -> bool:
+    def _all_moved(self) -> bool:
         return self.moved_on == self.count and not self.lent and not self.posted
 
     def _awaits_here(self) -> bool:
@@ -446,7 +446,7 @@ class Receiving(StagedTicket):
 
     def owes(self) -> bool:
         """Whether it is done here, but the other side is not told yet."""
-        return self.way == DEVICE and self._done and not self._failed and not self._complete()
+        return self.way == DEVICE and self._done and not self._failed and not self._all_moved()
 
 
 def _taken_while(slots: deque[Slot], over: Callable[[Slot], bool]) -> Iterator[Slot]:
@@ -526,7 +526,11 @@ class StagedMessages:
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
         began, waited = time.monotonic(), 0.0
-        while any(isinstance(t, Receiving) and t.owes() for t in list(self._live)) and waited < seconds and not self.cpu.broken():
+        while (
+            any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
+            and waited < seconds
+            and not self.cpu.broken()
+        ):
             if not self.progress():
                 rest(GPU, waited)
             waited = time.monotonic() - began
