@@ -1,8 +1,9 @@
 """CUDA as the transport uses it: its driver API by NVIDIA's binding, kernels.py, and torch.
 
-The binding lets go of the GIL in every call (cuda-bindings 12.9.1, 13.0 and newer): one that blocks (opening another
-process's memory, freeing, anything behind a wait on the GPU) holds up its own thread only. Nothing here waits for the
-GPU on purpose; who must, asks `done` until its deadline.
+The binding takes less than 1 us a call, and lets go of the GIL in each (cuda-bindings 12.9.1, 13.0 and newer), so that
+one that blocks (opening another process's memory, freeing, anything behind a wait on the GPU) holds up its own thread
+only; cupy's has few of these functions, and does not always. Nothing here waits for the GPU on purpose; who must, asks
+`done` until its deadline.
 
 Memory, streams and events are plain integers: an address, a cudaStream_t (which is a CUstream), a cudaEvent_t. Any
 thread, inside `activate`.
@@ -58,12 +59,12 @@ class Driver:
         self.identity = int.from_bytes(os.urandom(8), "little")
         self.mappings = Mappings(self)
         try:
-            self._do("cuInit", 0)
+            self._do(self._cuda.cuInit, 0)
         except RuntimeError as error:  # the binding's: there is no libcuda
             raise TransportError(f"CUDA's driver: {error}") from error
-        number = self._do("cuDeviceGet", self.device.index)
+        number = self._do(self._cuda.cuDeviceGet, self.device.index)
         # That of CUDA's runtime, torch's too; it stays until the process ends.
-        self._context = self._do("cuDevicePrimaryCtxRetain", number)
+        self._context = self._do(self._cuda.cuDevicePrimaryCtxRetain, number)
         # A driver that cannot tell: False.
         status, by_mps = cuda.cuDeviceGetAttribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, number)
         self.side_by_side = not status and by_mps != 0
@@ -71,12 +72,12 @@ class Driver:
         self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
-    def _do(self, name: str, *arguments: Any) -> Any:
-        """What a call gives: nothing, one thing, or a list."""
-        status, *got = getattr(self._cuda, name)(*arguments)
-        if status:
-            raise TransportError(f"CUDA: {name}: {self._text(status)}")
-        return got[0] if len(got) == 1 else got
+    def _do(self, function: Any, *arguments: Any) -> Any:
+        """What a call gives: nothing, one thing, or several."""
+        got = function(*arguments)
+        if got[0]:
+            raise TransportError(f"CUDA: {function.__name__}: {self._text(got[0])}")
+        return got[1] if len(got) == 2 else got[1:]
 
     def _text(self, status: Any) -> str:
         _, meaning = self._cuda.cuGetErrorString(status)
@@ -85,16 +86,16 @@ class Driver:
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
         """A context in which this is the calling thread's device, and what it calls spoils no capture of a graph."""
-        self._do("cuCtxPushCurrent", self._context)
+        self._do(self._cuda.cuCtxPushCurrent, self._context)
         try:
             relaxed = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            before = self._do("cuThreadExchangeStreamCaptureMode", relaxed)
+            before = self._do(self._cuda.cuThreadExchangeStreamCaptureMode, relaxed)
             try:
                 yield
             finally:
-                self._do("cuThreadExchangeStreamCaptureMode", before)
+                self._do(self._cuda.cuThreadExchangeStreamCaptureMode, before)
         finally:
-            self._do("cuCtxPopCurrent")
+            self._do(self._cuda.cuCtxPopCurrent)
 
     def now(self) -> float:
         """Of a clock by which work on the GPU is timed."""
@@ -111,18 +112,18 @@ class Driver:
         status, address = self._cuda.cuMemAlloc(nbytes)
         if status:  # some may lie unused with torch
             torch.cuda.empty_cache()
-            address = self._do("cuMemAlloc", nbytes)
+            address = self._do(self._cuda.cuMemAlloc, nbytes)
         return int(address)
 
     def free(self, address: int) -> None:
-        self._do("cuMemFree", address)
+        self._do(self._cuda.cuMemFree, address)
 
     def allocate_pinned(self, nbytes: int) -> int:
         """Address of host memory that copies run at full speed from and to."""
-        return int(self._do("cuMemHostAlloc", nbytes, self._cuda.CU_MEMHOSTALLOC_PORTABLE))
+        return int(self._do(self._cuda.cuMemHostAlloc, nbytes, self._cuda.CU_MEMHOSTALLOC_PORTABLE))
 
     def free_pinned(self, address: int) -> None:
-        self._do("cuMemFreeHost", address)
+        self._do(self._cuda.cuMemFreeHost, address)
 
     def allocation_of(self, address: int) -> Allocation | None:
         """The one that an address lies in; None if there is none, or none that can be exported."""
@@ -132,35 +133,35 @@ class Driver:
             status, number = self._cuda.cuPointerGetAttribute(attribute, address)
             if status or not number:
                 return None
-        base, nbytes = self._do("cuMemGetAddressRange", address)
+        base, nbytes = self._do(self._cuda.cuMemGetAddressRange, address)
         return Allocation(int(base), nbytes, number)
 
     def export_memory(self, address: int) -> bytes:
         """The bytes by which another process opens an allocation, which begins there."""
-        handle = self._do("cuIpcGetMemHandle", address)
+        handle = self._do(self._cuda.cuIpcGetMemHandle, address)
         return c.string_at(handle.getPtr(), HANDLE_BYTES)
 
     def open_memory(self, handle: bytes) -> int:
         what = self._cuda.CUipcMemHandle()
         c.memmove(what.getPtr(), handle, HANDLE_BYTES)
         flag = self._cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        return int(self._do("cuIpcOpenMemHandle", what, flag))
+        return int(self._do(self._cuda.cuIpcOpenMemHandle, what, flag))
 
     def close_memory(self, address: int) -> None:
-        self._do("cuIpcCloseMemHandle", address)
+        self._do(self._cuda.cuIpcCloseMemHandle, address)
 
     # --- streams and events
 
     def create_stream(self, highest: bool = False) -> int:
         """A stream that nobody else has (torch's own are handed out again after 32, and to the user, too), of the
         highest priority, or of one between that, which is left to the user, and the default."""
-        _, greatest = self._do("cuCtxGetStreamPriorityRange")  # a negative number
+        _, greatest = self._do(self._cuda.cuCtxGetStreamPriorityRange)  # a negative number
         priority = greatest if highest else min(0, greatest + 1)
         flag = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(self._do("cuStreamCreateWithPriority", flag, priority))
+        return int(self._do(self._cuda.cuStreamCreateWithPriority, flag, priority))
 
     def destroy_stream(self, stream: int) -> None:
-        self._do("cuStreamDestroy", stream)
+        self._do(self._cuda.cuStreamDestroy, stream)
 
     def idle(self, stream: int) -> bool:
         return self._past("cuStreamQuery", stream)
@@ -171,25 +172,27 @@ class Driver:
 
     def capturing(self) -> bool:
         """True while the current stream is captured into a graph."""
-        return bool(self._do("cuStreamIsCapturing", self.current_stream()))
+        return bool(self._do(self._cuda.cuStreamIsCapturing, self.current_stream()))
 
     def create_event(self, timed: bool = False) -> int:
         flags = self._cuda.CUevent_flags
-        return int(self._do("cuEventCreate", flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING))
+        return int(
+            self._do(self._cuda.cuEventCreate, flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING)
+        )
 
     def milliseconds(self, start: int, end: int) -> float:
         """Between two timed events, which are over."""
-        return float(self._do("cuEventElapsedTime", start, end))
+        return float(self._do(self._cuda.cuEventElapsedTime, start, end))
 
     def destroy_event(self, event: int) -> None:
-        self._do("cuEventDestroy", event)
+        self._do(self._cuda.cuEventDestroy, event)
 
     def record(self, event: int, stream: int) -> None:
-        self._do("cuEventRecord", event, stream)
+        self._do(self._cuda.cuEventRecord, event, stream)
 
     def wait(self, stream: int, event: int) -> None:
         """``stream`` waits for what was recorded last, by the time of this call."""
-        self._do("cuStreamWaitEvent", stream, event, 0)
+        self._do(self._cuda.cuStreamWaitEvent, stream, event, 0)
 
     def done(self, event: int) -> bool:
         return self._past("cuEventQuery", event)
@@ -204,7 +207,7 @@ class Driver:
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Between any two memories, pinned host memory too."""
-        self._do("cuMemcpyAsync", target, source, nbytes, stream)
+        self._do(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
 
     def copy_in(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """From pinned host memory to this GPU; a few bytes, too, without waiting for other processes' kernels."""
@@ -224,20 +227,20 @@ class Driver:
         what.dstMemoryType = self._cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
         what.dstDevice, what.dstPitch = target, width
         what.WidthInBytes, what.Height = width, rows
-        self._do("cuMemcpy2DAsync", what, stream)
+        self._do(self._cuda.cuMemcpy2DAsync, what, stream)
 
     def load(self, function: int) -> None:
         """Puts a kernel's code on the GPU. Where CUDA loads lazily and nobody asks, its first launch does, which a
         capture spoils, and which waits for kernels that run, such as wait for this one. Older drivers cannot."""
         try:
-            self._do("cuFuncLoad", function)
+            self._do(self._cuda.cuFuncLoad, function)
         except TransportError:
             raise
         except RuntimeError:  # the binding's: there is no such function
             pass
 
     def zero(self, stream: int, address: int, nbytes: int) -> None:
-        self._do("cuMemsetD8Async", address, 0, nbytes, stream)
+        self._do(self._cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
     def kernels(self) -> Kernels:
         """The kernels.Kernels of this GPU."""
