@@ -20,7 +20,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
-from .mappings import offer, open_offered
+from .offers import offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
