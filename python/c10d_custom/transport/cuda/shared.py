@@ -54,13 +54,14 @@ class SharedCollectives:
         self.k = 0
         self.put = self.driver.create_event()
         self.call: Any = None
+        self.agreed: Any = None
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """Enqueues it all. Waits for the other ranks, and for what this one has put."""
         way = algorithm.choose(call, self.peers.facts, self.config) or self._uneven(call, left)
         if way is Way.THROUGH_HOST:
             return self.staged.run(call, left)
-        self.call, self.left, self.agreed, self.awaited = call, left, cast("Any", None), True
+        self.call, self.left, self.agreed, self.awaited = call, left, None, True
         try:
             self.run_here(way)
         finally:
