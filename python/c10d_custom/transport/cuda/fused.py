@@ -57,7 +57,7 @@ class Fused:
         self._lock = threading.RLock()
 
     def allocate(self, stream: int, address: int) -> None:
-        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
+        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES + _TRIED)  # with the trial's data behind it
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
         self._address = address
         self._driver.zero(stream, address, self.nbytes)
@@ -78,10 +78,10 @@ class Fused:
         at = [self._address + self._pad + self._staging]
         return p2p.Asked(Op.all_reduce, _INTS, _SUM, _TRIED // 4, at, at)
 
-    def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
+    def try_it(self, stream: int, seconds: float, settle: Callable[[], None]) -> None:
         """All_reduce's kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the
-        sum of that, and so on. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
-        (address,) = self._tried.inputs
+        sum of that, and so on. ``settle``: waits for what is on the stream."""
+        (address,), pinned = self._tried.inputs, self._record + p2p.RECORD_BYTES
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for algorithm in p2p.ALL_REDUCE:

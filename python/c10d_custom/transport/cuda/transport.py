@@ -102,7 +102,8 @@ class CudaTransport:
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
         fused = self._fused
-        if not isinstance(call, Call) or fused is None or not self._is_fused(call):
+        facts: Any = self._collectives.peers.facts if fused is not None else None
+        if not isinstance(call, Call) or fused is None or choose(call, facts, self._config) is not Way.FUSED:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
@@ -114,8 +115,7 @@ class CudaTransport:
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        if (error := self.kernels_error(self._where(call))) is not None:
-            raise error
+        self._check_kernels(call)
         if self.cpu.broken():
             raise PeerLostError(
                 f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
@@ -128,9 +128,6 @@ class CudaTransport:
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
-
-    def _is_fused(self, call: Call) -> bool:
-        return self._fused is not None and choose(call, self._collectives.peers.facts, self._config) is Way.FUSED
 
     # --- collectives
 
@@ -201,7 +198,8 @@ class CudaTransport:
         number and when it began."""
         if self._fused is None:
             return None
-        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {self._entered(r)})")
+        peers = self.cpu.peers
+        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {peers()[r].calling})")
         if isinstance(error, AbortedError | PeerLostError) and number:
             self._hear()
             found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
@@ -227,9 +225,6 @@ class CudaTransport:
             here.end_for_all(native.TIMEOUT, failure.peer, here.rank, failure.number)
         else:
             self.cpu.abort()
-
-    def _entered(self, rank: int) -> str:
-        return self.cpu.peers()[rank].calling
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
