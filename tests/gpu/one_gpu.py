@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
 
 from c10d_custom import dtypes
 from c10d_custom.call import REDUCING, Op
-from c10d_custom.transport.cuda import compiler, p2p
+from c10d_custom.transport.cuda import algorithm, compiler, p2p
 from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
 from engine import engine, same
 
@@ -171,7 +171,7 @@ class Ranks:
     """All that the ranks have on ``device``. ``end[rank]``: a P2p."""
 
     def __init__(self, device, size):
-        p2p._FLAGGED_BYTES, p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = device.flagged, {}, device.shot
+        algorithm.FLAGGED_BYTES, algorithm.one_shot_bytes = device.flagged, lambda ranks: device.shot
         self.device, self.size = device, size
         self.pads = pads = [device.zeros(p2p.pad_bytes(size)) for _ in range(size)]
         stagings = [device.zeros(2 * device.half) for _ in range(size)]

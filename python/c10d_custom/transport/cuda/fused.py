@@ -17,6 +17,7 @@ from ...call import Op
 from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
+from .algorithm import FUSED_BLOCKS, FUSED_STAGING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
 _INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
 _ALIGN = 256
-_MOST = 16 << 20  # bytes of staging: longer calls take several kernels
 _TRIED = 4096  # bytes that the trial adds up
-_BLOCKS = 36  # of a kernel
 
 
 def _asked(call: Call) -> p2p.Asked:
@@ -47,7 +46,7 @@ class Fused:
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
-        self._staging = min(_MOST, staging_bytes)
+        self._staging = min(FUSED_STAGING, staging_bytes)
         self._pad = -(-p2p.pad_bytes(size) // _ALIGN) * _ALIGN
         self.nbytes = self._pad + self._staging + _TRIED
         self._address = 0  # of this rank's memory
@@ -66,7 +65,7 @@ class Fused:
         """``pads``: where the memory of each rank is."""
         stagings = [pad + self._pad for pad in pads]
         kernels = self._driver.kernels()
-        blocks = _BLOCKS if self._sharers == 1 else max(1, min(_BLOCKS, kernels.processors // self._sharers))
+        blocks = FUSED_BLOCKS if self._sharers == 1 else max(1, min(FUSED_BLOCKS, kernels.processors // self._sharers))
         self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
         for algorithm in p2p.ALL_REDUCE:  # for the trial, before kernels wait for each other
             self._p2p.prepare(self._tried, algorithm)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import REDUCING, Op
 from ...errors import UsageError
-from .algorithm import FUSED_RANKS
+from .algorithm import FLAGGED_BYTES, FUSED_RANKS, fused_all_reduce
 from .host_exchange import BYTES
 from .kernels import COPY, PREMUL_SUM, divisor_of
 
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
 TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 _SIGNALS = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16  # bytes: p2p::Pad
-_WORDS = 16 << 10  # kWords
+_WORDS = FLAGGED_BYTES // 4  # kWords
 RECORD_BYTES = 24
 ALL_REDUCE = "Flagged", "OneShot", "TwoShot"
 _ALGORITHMS = {Op.all_gather: "AllGather", Op.reduce_scatter: "ReduceScatter", Op.broadcast: "Broadcast"}
 MOVED = BYTES, COPY  # of kernels that reduce nothing
-_FLAGGED_BYTES = 4 * _WORDS
-# Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
-_ONE_SHOT_BYTES = dict.fromkeys(range(1, 5), 512 << 10)
-_ONE_SHOT_BYTES_MANY = 256 << 10
 
 
 def pad_bytes(ranks: int) -> int:
@@ -123,7 +119,6 @@ class P2p:
         self._kernels, self._rank, self._ranks = kernels, rank, len(pads)
         self._pads, self._stagings, self._record = list(pads), list(stagings), record
         self._half = staging_bytes // 2 & -16
-        self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
         self._tokens, self.launched = itertools.count(1), 0
 
@@ -192,12 +187,8 @@ class P2p:
         most = self._half // self._ranks & -16 if asked.op is Op.reduce_scatter else self._half
         for start in range(0, max(1, size), most):
             part = min(most, size - start)
-            yield start, part, algorithm or _ALGORITHMS.get(asked.op) or self._all_reduce(part, asked.redop)
-
-    def _all_reduce(self, nbytes: int, redop: int) -> str:
-        if nbytes <= _FLAGGED_BYTES and redop != PREMUL_SUM:
-            return "Flagged"
-        return "OneShot" if nbytes <= self._one_shot else "TwoShot"
+            kind = algorithm or _ALGORITHMS.get(asked.op) or fused_all_reduce(part, asked.redop, self._ranks)
+            yield start, part, kind
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended. Not to be asked once graphs may launch some."""
