@@ -28,10 +28,10 @@ MUTATIONS = {
         "      if (with_factor) mine.factor = a_.factor;\n      store_release_system(&mine.flag, flag);",
         "      store_release_system(&mine.flag, flag);\n      if (with_factor) mine.factor = a_.factor;",
     ),
-    "a flag for two words": (" && word[1] >> 32 == flag", ""),
+    "a flag for two words": (" && low[1] >> 32 == flag", ""),
     "the same flag for all calls": (
-        "word[0] >> 32 == flag && word[1] >> 32 == flag",
-        "word[0] >> 63 == flag >> 31 && word[1] >> 63 == 1",
+        "low[0] >> 32 == flag && low[1] >> 32 == flag && high[0] >> 32 == flag && high[1] >> 32 == flag",
+        "(low[0] & low[1] & high[0] & high[1]) >> 63 == flag >> 31",
     ),
     "one half of the words": ("(u64)(number & 1) * a_.ranks", "(u64)(number & 0) * a_.ranks"),
     "words of long ago": ("number_ % kCleaned < 2", "false"),
