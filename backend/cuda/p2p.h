@@ -17,6 +17,10 @@
 // When a half may be written: a block that has passed a barrier of call k knows that every rank has begun
 // call k, hence ended call k - 1 and its reading of that call's half, which is that of call k + 1.
 //
+// Tensors that all ranks reach (transport/cuda/registered.py) are read where they lie, as if they had been staged there:
+// nothing is, and there are no halves. What others read of a tensor is its rank's own again behind one more barrier.
+// Nobody writes in another rank's.
+//
 // Nothing waits for ever. A block that gives up (deadline, a rank that asks for something else, the host
 // says so, another block or rank has given up) skips the data, and the kernel ends. The first one of a rank
 // to do so tells the host and the other ranks. From then on all calls end at once: the group is broken.
@@ -82,7 +86,7 @@ struct Arguments {
   // AllGather: outputs, of which this rank's own may be input; ReduceScatter: inputs, of which that may be output.
   u8* part[kMaxRanks];
   u64 bytes;
-  u64 half;  // bytes of half a staging buffer, a multiple of 16
+  u64 half;  // bytes of half a staging buffer, a multiple of 16; 0: `staging` are the ranks' tensors
   // A multiple of 16. TwoShot: bytes of a rank's slice; ranks * slice >= bytes. ReduceScatter: of a part's place.
   u64 slice;
   Record* record;
@@ -144,12 +148,20 @@ class Call {
   // The k-th of the ranks from this one on, so that not all read the same one's memory; the last is this one.
   __device__ u32 after(u32 k) const { return a_.rank + k < a_.ranks ? a_.rank + k : a_.rank + k - a_.ranks; }
 
+  // Whether tensors are staged, and not read where they lie.
+  __device__ bool stages() const { return a_.half != 0; }
+
   __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
 
   // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
   __device__ bool barrier(bool with_factor) {
     arrive(with_factor);
     return gather();
+  }
+
+  // To be called last by those who have read what others had staged: that is free again behind it.
+  __device__ void leave() {
+    if (!stages()) barrier(false);
   }
 
   // The first half of a barrier, by which the other ranks see what this one calls.
@@ -344,7 +356,7 @@ C10D_DEVICE void move(const Arguments& a, const Call& call, u32 copies, u64 long
 }
 
 C10D_DEVICE void put(const Arguments& a, const Call& call, u8* staging, const u8* input) {
-  move<true>(a, call, 1, a.bytes, [&](u32) { return Copy{staging, input, a.bytes}; });
+  if (call.stages()) move<true>(a, call, 1, a.bytes, [&](u32) { return Copy{staging, input, a.bytes}; });
 }
 
 // Folds this thread's Vectors of `bytes` bytes of all ranks' staging, which begin at `start`; done(offset, Vector) is
@@ -445,12 +457,14 @@ struct TwoShot {
     };
     if (call.begin()) {
       u8* const staging = call.staging(a.rank);
-      p2p::move<true>(a, call, a.ranks, a.slice, [&](u32 k) { return slice_of(k, staging, a.input); });
+      if (call.stages()) {
+        p2p::move<true>(a, call, a.ranks, a.slice, [&](u32 k) { return slice_of(k, staging, a.input); });
+      }
       bool whole = call.barrier(R::Operation::kScalesInput);
       if (whole) {
         const p2p::Copy own = slice_of(a.rank, a.output, staging);
         p2p::fold_staged<R>(a, call, a.rank * a.slice, own.bytes, [&](u64 at, const Vector& v) {
-          store_vector(staging + a.rank * a.slice + at, v);
+          if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);  // else it is the output
           p2p::write(a, own.to, at, own.bytes, v);
         });
         whole = call.barrier(false);
@@ -460,6 +474,7 @@ struct TwoShot {
           const u32 rank = call.after(k + 1);
           return slice_of(rank, a.output, call.staging(rank));
         });
+        call.leave();
       }
     }
     call.end();
@@ -480,6 +495,7 @@ struct AllGather {
           const u32 rank = call.after(k + 1);
           return p2p::Copy{a.part[rank], call.staging(rank), a.part[rank] != a.input ? a.bytes : 0};
         });
+        call.leave();
       }
     }
     call.end();
@@ -495,11 +511,14 @@ struct ReduceScatter {
     p2p::Call call(a);
     if (call.begin()) {
       u8* const staging = call.staging(a.rank);
-      p2p::move<true>(a, call, a.ranks, a.bytes,
-                      [&](u32 k) { return p2p::Copy{staging + k * a.slice, a.part[k], a.bytes}; });
+      if (call.stages()) {
+        p2p::move<true>(a, call, a.ranks, a.bytes,
+                        [&](u32 k) { return p2p::Copy{staging + k * a.slice, a.part[k], a.bytes}; });
+      }
       if (call.barrier(R::Operation::kScalesInput)) {
         p2p::fold_staged<R>(a, call, a.rank * a.slice, a.bytes,
                             [&](u64 at, const Vector& v) { p2p::write(a, a.output, at, a.bytes, v); });
+        call.leave();
       }
     }
     call.end();
@@ -515,8 +534,12 @@ struct Broadcast {
     p2p::Call call(a);
     if (call.begin()) {
       if (a.rank == a.root) p2p::put(a, call, call.staging(a.rank), a.input);
-      if (call.barrier(false) && a.rank != a.root) {
-        p2p::move<false>(a, call, 1, a.bytes, [&](u32) { return p2p::Copy{a.output, call.staging(a.root), a.bytes}; });
+      if (call.barrier(false)) {
+        if (a.rank != a.root) {
+          p2p::move<false>(a, call, 1, a.bytes,
+                           [&](u32) { return p2p::Copy{a.output, call.staging(a.root), a.bytes}; });
+        }
+        call.leave();
       }
     }
     call.end();

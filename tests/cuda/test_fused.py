@@ -131,9 +131,9 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step):
     assert all(m.name == "shared" and "rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
 
 
-def test_staging_is_as_configured_or_16_mib():
+def test_staging_is_as_configured_or_32_mib():
     assert fused.Fused(None, 0, 2, 65536)._staging == 65536
-    assert fused.Fused(None, 0, 2, 64 << 20)._staging == 16 << 20
+    assert fused.Fused(None, 0, 2, 64 << 20)._staging == 32 << 20
 
 
 @pytest.mark.parametrize("size, blocks", [(2, 36), (4, 33)])

@@ -103,7 +103,7 @@ P2P = {
     ),
     "no share of its own": ("own = slice_of(a.rank, a.output", "own = slice_of(0 * a.rank, a.output"),
     "its share stays in staging": ("p2p::write(a, own.to, at, own.bytes, v);", ""),
-    "its share is not staged": ("store_vector(staging + a.rank * a.slice + at, v);", ""),
+    "its share is not staged": ("if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);", ""),
     "a share is not taken": ("a.ranks - 1, a.slice", "a.ranks - 2, a.slice"),
     "ranks past the last": (
         "return a_.rank + k < a_.ranks ? a_.rank + k : a_.rank + k - a_.ranks",
@@ -120,6 +120,7 @@ P2P = {
     "folded past the end": ("if (i == 0 || at + i * call.step < bytes) done", "if (i <= 1) done"),
     "every other is not folded": ("at += kVectors * call.step", "at += 2 * kVectors * call.step"),
     "each is folded twice": ("at += kVectors * call.step", "at += call.step"),
+    "what lies is staged past its end": ("if (call.stages()) store_vector", "store_vector"),
     "which calls have ended is not told": ("store_relaxed_system(&a_.record->ended, (u64)number_ + 1);", ""),
     "one call fewer has ended": ("(u64)number_ + 1);", "(u64)number_);"),
     "all_gather: all in one place": ("Copy{a.part[rank], call", "Copy{a.part[rank * 0], call"),
@@ -129,7 +130,7 @@ P2P = {
     "reduce_scatter: one input for all": ("a.part[k], a.bytes", "a.part[k * 0], a.bytes"),
     "reduce_scatter: another's part": ("a.rank * a.slice, a.bytes", "(a.ranks - 1 - a.rank) * a.slice, a.bytes"),
     "broadcast: the first is the root": ("call.staging(a.root), a.bytes", "call.staging(a.root * 0), a.bytes"),
-    "broadcast: the root takes, too": ("call.barrier(false) && a.rank != a.root", "call.barrier(false)"),
+    "broadcast: the root takes, too": ("if (a.rank != a.root) {", "{"),
     "broadcast: the root gives nothing": ("if (a.rank == a.root) p2p::put", "if (a.rank > a.root) p2p::put"),
 }
 MUTATIONS = [

@@ -17,8 +17,8 @@ MUTATIONS = {
     "one set of signals": ("signal[barriers_ & 1]", "signal[0]"),
     "one half of the staging": ("(number_ & 1 ? a_.half : 0)", "0"),
     "no barrier between the shots": ("whole = call.barrier(false);", ""),
-    "no barrier in an all_gather": ("if (call.barrier(false)) {", "if (a.ranks != 0) {"),
-    "no barrier in a broadcast": ("if (call.barrier(false) && a.rank != a.root)", "if (a.rank != a.root)"),
+    "no barrier in an all_gather": ("if (call.barrier(false)) {\n        p2p::move", "{\n        p2p::move"),
+    "no barrier in a broadcast": ("if (call.barrier(false)) {\n        if (a.rank", "{\n        if (a.rank"),
     "no barrier where all is reduced": ("if (call.barrier(R::Operation::kScalesInput)) {", "if (a.ranks != 0) {"),
     "no waiting for the block before its signal": ("    sync_block();\n", ""),
     "no waiting for the block after its signals": ("return !sync_block_or(!all);", "return all;"),
@@ -37,6 +37,7 @@ MUTATIONS = {
     "words of long ago": ("number_ % kCleaned < 2", "false"),
     "words of now are cleaned": ("words(a_.rank, 0, number_ + 1)", "words(a_.rank, 0, number_)"),
     "data that takes the place of signals": ("      call.gather();\n", ""),
+    "no barrier behind what lies": ("if (!stages()) barrier(false);", ""),
     "the first block ends the call": ("!= gridDim.x - 1", "!= 0"),
     "no wait for one of the ranks": ("all = all && wait(rank)", "all = all && (rank == 1 || wait(rank))"),
 }

@@ -9,6 +9,7 @@ collectives came to them first: a GPU's number in it, its ordinal, is part of wh
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -130,6 +131,13 @@ class ByDevice(Transport):
             with self._changed:
                 self._opening = None
                 self._changed.notify_all()
+
+    def registered(self, device: torch.device, nbytes: int, seconds: float) -> torch.Tensor | None:
+        """Of `CudaTransport.registered`, once a collective has come to that GPU."""
+        from .cuda.host_exchange import tell
+
+        told = functools.partial(tell, cast("LocalTransport", self), "empty", seconds)
+        return cast("torch.Tensor | None", self._cuda[device].registered(nbytes, told))
 
     def time_calls(self) -> None:
         """From now on it is wanted how long calls take on GPUs."""

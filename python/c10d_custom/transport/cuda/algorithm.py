@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 IN_PLACE_RANKS, FUSED_RANKS = 16, 16  # of a group, at most
 HALVES = 2  # of staging memory, which rounds take in turn
-FUSED_STAGING = 16 << 20  # bytes, at most, of the fused kernels' own: calls that fill more than half take several kernels
+FUSED_STAGING = 32 << 20  # bytes, at most, of the fused kernels' own: calls of more than half take several kernels
 FUSED_BLOCKS = 36  # of a kernel
 FLAGGED_BYTES = 64 << 10  # the most of an all_reduce in which every word has a flag; pads have room for so many
 _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
@@ -109,6 +109,11 @@ def rounds(call: Call, facts: Facts, config: Config) -> Way:
 def one_shot_bytes(ranks: int) -> int:
     """Prior art's: the most bytes of which every rank reads all inputs, in a fused all_reduce, not its slice of them."""
     return (512 if ranks <= 4 else 256) << 10
+
+
+def read_where_they_lie(nbytes: int, ranks: int) -> bool:
+    """Whether fused kernels read registered tensors of so many bytes themselves, which costs one more barrier."""
+    return nbytes > one_shot_bytes(ranks)
 
 
 def fused_all_reduce(nbytes: int, redop: int, ranks: int) -> str:

@@ -74,6 +74,14 @@ class Driver(Libcuda):
             torch.cuda.empty_cache()
             return super().allocate(nbytes)
 
+    def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
+        """Bytes, which keep ``owner`` as long as there are any."""
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device.index)
+        made = cupy.ndarray((nbytes,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))
+        return torch.from_dlpack(made)
+
     # --- streams and events
 
     def current_stream(self) -> int:

@@ -18,6 +18,7 @@ from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutEr
 from ...threads import threading
 from . import p2p
 from .algorithm import FUSED_BLOCKS, FUSED_STAGING
+from .registered import Registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,6 +55,7 @@ class Fused:
         self._p2p: Any = None  # a P2p, from `open` to `free`
         self._failure: p2p.Failure | None = None  # once the record is gone
         self._lock = threading.RLock()
+        self.registered = Registered(driver, rank, size)
 
     def allocate(self, stream: int, address: int) -> None:
         self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
@@ -97,15 +99,16 @@ class Fused:
 
     def prepare(self, call: Call) -> None:
         """Compiles what ``call`` needs: before the other ranks are told of it, whose kernels then wait for its."""
-        self._p2p.prepare(_asked(call))
+        self._p2p.prepare(self.registered.located(_asked(call)))
 
     def prepared(self, call: Call) -> bool:
-        return self._p2p.prepared(_asked(call))
+        return self._p2p.prepared(self.registered.located(_asked(call)))
 
     def run(self, stream: int, call: Call, number: int = 0) -> None:
         """Enqueues it; on the GPU its kernels wait up to its time-out for those of the other ranks. ``number``: the
         group's; 0: of a graph, which has none."""
-        self._p2p.run(stream, _asked(call), max(1, int(call.timeout * 1e9)), number)
+        asked = self.registered.located(_asked(call))
+        self._p2p.run(stream, asked, max(1, int(call.timeout * 1e9)), number)
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs
@@ -134,7 +137,8 @@ class Fused:
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
-                f"ranks replay the same CUDA graphs, in the same order? {over}"
+                "ranks replay the same CUDA graphs, in the same order? Do all give tensors of c10d_custom.empty, made in "
+                f"the same order, or none? {over}"
             )
         if failure.kind == p2p.AT_ONCE:
             return CollectiveMismatchError(
@@ -154,6 +158,7 @@ class Fused:
     # --- the end
 
     def free(self) -> None:
+        self.registered.free()
         with self._lock:
             if self._p2p is not None:
                 self._failure, self._p2p = self._p2p.failure(), None

@@ -58,7 +58,10 @@ class Asked:
     """A collective. ``inputs``, ``outputs``: addresses of its tensors on the device, as many as a Call has, with
     ``count`` items each; an output may be the input that is in its place, or a reduce_scatter's, any. The result is
     that of the CPU: in rank order, rounded once. ``factor``: of AVG what is divided by (None: the number of ranks), of
-    PREMUL_SUM this rank's."""
+    PREMUL_SUM this rank's. ``lie``: addresses of the ranks' tensors, as this rank's device reaches them, aligned to 16,
+    where kernels are to read them there, of any size: of an all_reduce and a broadcast the one that it has, of an
+    all_gather its input, of a reduce_scatter its inputs, one behind the other, each a multiple of 16 bytes; ``place``:
+    what must then be the same on all ranks."""
 
     op: Op
     dtype: DType
@@ -68,6 +71,8 @@ class Asked:
     outputs: Sequence[int]
     factor: Any = None
     root: int = 0
+    lie: Sequence[int] = ()
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class P2p:
         reducing = asked.op in REDUCING
         divisor = divisor_of(asked.redop, asked.factor, self._ranks) if reducing else 0
         common = dict(
-            half=self._half,
+            half=0 if asked.lie else self._half,
             record=self._record,
             timeout_ns=timeout_ns,
             rank=self._rank,
@@ -155,12 +160,12 @@ class P2p:
                 token=(token - 1) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(
                     *(asked.op, asked.dtype.code, asked.redop, divisor, asked.count, asked.root, number),
-                    *(start, part, share, self._blocks, self._threads),
+                    *(start, part, share, self._blocks, self._threads, *asked.place),
                 ),
                 **common,
             )
             arguments.pad[: self._ranks] = self._pads
-            arguments.staging[: self._ranks] = self._stagings
+            arguments.staging[: self._ranks] = asked.lie or self._stagings
             arguments.part[: len(parts)] = [address + start for address in parts]
             function = self._kernels.function(*self._kernel(kind, asked))
             self._kernels.launch(function, stream, blocks, self._threads, arguments)
@@ -185,6 +190,8 @@ class P2p:
         """(start, bytes, algorithm) of each kernel: one at least, by which ranks compare what they call."""
         size = asked.count * asked.dtype.item_bytes
         most = self._half // self._ranks & -16 if asked.op is Op.reduce_scatter else self._half
+        if asked.lie:
+            most, algorithm = max(1, size), _ALGORITHMS.get(asked.op, "TwoShot")
         for start in range(0, max(1, size), most):
             part = min(most, size - start)
             kind = algorithm or _ALGORITHMS.get(asked.op) or fused_all_reduce(part, asked.redop, self._ranks)

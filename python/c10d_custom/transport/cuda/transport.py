@@ -132,6 +132,13 @@ class CudaTransport:
     def _is_fused(self, call: Call) -> bool:
         return self._fused is not None and choose(call, self._collectives.peers.facts, self._config) is Way.FUSED
 
+    def registered(self, nbytes: int, tell: Callable[[bytes], list[bytes]]) -> Any:
+        """`Registered.make`, or None where no kernels read tensors where they lie. After a first collective."""
+        if self._fused is None:
+            return None
+        with self.driver.activate():
+            return self._fused.registered.make(nbytes, tell)
+
     # --- collectives
 
     def execute(self, call: Call) -> None:
