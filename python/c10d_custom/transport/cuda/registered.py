@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ...call import Op
 from ...errors import TransportError, UsageError
 from .algorithm import read_where_they_lie
-from .libcuda import HANDLE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .p2p import Asked
 
 _WHOLE = 2 << 20  # CUDA cuts smaller allocations from one block, and exports all of that
-_SAID = struct.Struct(f"<Q{HANDLE_BYTES}s400s")
+_SAID = struct.Struct("<Q64s400s")  # bytes; what CUDA exports it by; what went wrong
 
 
 class _Own:
