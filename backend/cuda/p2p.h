@@ -17,9 +17,9 @@
 // When a half may be written: a block that has passed a barrier of call k knows that every rank has begun
 // call k, hence ended call k - 1 and its reading of that call's half, which is that of call k + 1.
 //
-// Tensors that all ranks reach (transport/cuda/registered.py) are read where they lie, as if they had been staged there:
-// nothing is, and there are no halves. What others read of a tensor is its rank's own again behind one more barrier.
-// Nobody writes in another rank's.
+// Tensors that all ranks reach (transport/cuda/registered.py) are read where they lie, as if they had been staged
+// there: nothing is, and there are no halves. What others read of a tensor is its rank's own again behind one more
+// barrier. Nobody writes in another rank's.
 //
 // Nothing waits for ever. A block that gives up (deadline, a rank that asks for something else, the host
 // says so, another block or rank has given up) skips the data, and the kernel ends. The first one of a rank

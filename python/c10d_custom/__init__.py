@@ -146,8 +146,8 @@ def empty(
     write them where they lie; the results are the same. The tensor is this rank's own, and may outlive the group. In a
     group of one rank, or over several hosts, it is an ordinary tensor. See docs/zero-copy.md.
 
-    With ``device``, a GPU: a tensor there, likewise, of a group in p2p mode (docs/cuda.md). Collective: all ranks ask for
-    as many bytes, in one order with the group's other collectives.
+    With ``device``, a GPU: a tensor there, likewise, of a group in p2p mode (docs/cuda.md). Collective: all ranks ask
+    for as many bytes, in one order with the group's other collectives.
 
     Raises UsageError for a group of another backend, TransportError where there is not so much memory."""
     from .c10d.allocation import empty

@@ -125,7 +125,10 @@ P2P = {
     "one call fewer has ended": ("(u64)number_ + 1);", "(u64)number_);"),
     "all_gather: all in one place": ("Copy{a.part[rank], call", "Copy{a.part[rank * 0], call"),
     "all_gather: what one gave": ("call.staging(rank), a.part", "call.staging(rank * 0), a.part"),
-    "all_gather: without its own": ("move<false>(a, call, a.ranks, a.bytes", "move<false>(a, call, a.ranks - 1, a.bytes"),
+    "all_gather: without its own": (
+        "move<false>(a, call, a.ranks, a.bytes",
+        "move<false>(a, call, a.ranks - 1, a.bytes",
+    ),
     "reduce_scatter: inputs in one place": ("staging + k * a.slice", "staging + k * 0"),
     "reduce_scatter: one input for all": ("a.part[k], a.bytes", "a.part[k * 0], a.bytes"),
     "reduce_scatter: another's part": ("a.rank * a.slice, a.bytes", "(a.ranks - 1 - a.rank) * a.slice, a.bytes"),

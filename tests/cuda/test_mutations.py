@@ -252,11 +252,7 @@ MUTATIONS = {
         lambda: off(registered.Registered, "close_imports", registered.Registered.free),
         every_op,
     ),
-    "registered: the others' memory stays open": (
-        P2P,
-        lambda: off(registered.Registered, "close_imports"),
-        every_op,
-    ),
+    "registered: the others' memory stays open": (P2P, lambda: off(registered.Registered, "close_imports"), every_op),
     "registered: no comparison of places": (
         P2P,
         lambda: off(p2p.P2p, "_fingerprint", staticmethod(lambda *what: _FINGERPRINT(*what[:-2]))),

@@ -10,8 +10,8 @@ from c10d_custom.c10d.allocation import on_gpu
 from c10d_custom.errors import CollectiveMismatchError, CustomBackendError, TransportError, UsageError
 from c10d_custom.transport.cuda import algorithm
 from device_tensors import options
-from fused_ranks import OPS, P2P, gpus, run, transport_of
 from fused_ranks import _OPTIONS as OPTIONS
+from fused_ranks import OPS, P2P, gpus, run, transport_of
 from thread_ranks import run_ranks
 
 pytestmark = pytest.mark.lane2

@@ -199,7 +199,7 @@ class Ranks:
 
 class Call:
     """Inputs of all ranks, and places for their outputs with guards around them, ``off`` bytes past a multiple of 16;
-    ``in_place``: an output of each rank is its input, or one of them; ``lie``: what the ranks give is read where it lies,
+    ``in_place``: an output of each rank is its input, or one of them; ``lie``: what ranks give is read where it lies,
     if it can be. ``count``: of each tensor; ``other``: ranks that
     have one more. ``number``: by which failures call it."""
 
@@ -332,7 +332,11 @@ def burst(ranks, few):
     for _ in range(8 if few else 40):
         dtype, redop = rng.choice(PAIRS)
         count = rng.choice(counts_for(ranks.device, dtype.item_bytes))
-        calls.append(Call(ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS), lie=rng.random() < 0.3))
+        calls.append(
+            Call(
+                ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS), lie=rng.random() < 0.3
+            )
+        )
         for rank in range(ranks.size):
             ranks.end[rank].prepare(calls[-1].asked(rank))  # nothing is compiled or loaded while kernels wait
     for call in calls:

@@ -107,7 +107,7 @@ def rounds(call: Call, facts: Facts, config: Config) -> Way:
 
 
 def one_shot_bytes(ranks: int) -> int:
-    """Prior art's: the most bytes of which every rank reads all inputs, in a fused all_reduce, not its slice of them."""
+    """Prior art's: the most bytes of a fused all_reduce in which every rank reads all inputs, not its slice of them."""
     return (512 if ranks <= 4 else 256) << 10
 
 

@@ -137,8 +137,8 @@ class Fused:
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
-                "ranks replay the same CUDA graphs, in the same order? Do all give tensors of c10d_custom.empty, made in "
-                f"the same order, or none? {over}"
+                "ranks replay the same CUDA graphs, in the same order? Do all give the same tensor of c10d_custom.empty, "
+                f"or none? {over}"
             )
         if failure.kind == p2p.AT_ONCE:
             return CollectiveMismatchError(
