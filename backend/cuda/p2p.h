@@ -111,6 +111,7 @@ class Call {
         own_(*a.pad[a.rank]),
         number_(0),
         barriers_(0),
+        half_(0),
         owns_(false),
         begun_(0) {}
 
@@ -135,6 +136,7 @@ class Call {
       return false;
     }
     number_ = own_.calls, barriers_ = own_.barriers;
+    half_ = (number_ & 1 ? a_.half : 0);
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
     if (number_ % kCleaned < 2) {  // that of the next call, which no rank begins before a barrier of this one
@@ -151,7 +153,7 @@ class Call {
   // Whether tensors are staged, and not read where they lie.
   __device__ bool stages() const { return a_.half != 0; }
 
-  __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
+  __device__ u8* staging(u32 rank) const { return a_.staging[rank] + half_; }
 
   // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
   __device__ bool barrier(bool with_factor) {
@@ -285,6 +287,7 @@ class Call {
   Pad& own_;
   u32 number_;
   u32 barriers_;
+  u64 half_;   // where in the staging the call's begins
   bool owns_;  // the pad
   u64 begun_;  // waiting, by the clock; 0: not yet
   Signal* signal_;
@@ -317,7 +320,7 @@ struct Copy {
 // are under way at once, of as many copies as there are: other ranks' memory is far away, and each has its own link.
 template <bool kIsInput, class Of>
 C10D_DEVICE void move(const Arguments& a, const Call& call, u32 copies, u64 longest, Of of) {
-  constexpr u32 kMoved = 8;
+  constexpr u32 kMoved = 4;
   if (a.unit == 16) {
     u32 k = 0;
 #pragma unroll 1
@@ -360,27 +363,24 @@ C10D_DEVICE void put(const Arguments& a, const Call& call, u8* staging, const u8
 }
 
 // Folds this thread's Vectors of `bytes` bytes of all ranks' staging, which begin at `start`; done(offset, Vector) is
-// given each of them. As `move`, it has many loads under way.
+// given each of them. Two Vectors of each of four ranks are under way at once, or one, of a dtype of one byte.
 template <class R, class Done>
 C10D_DEVICE void fold_staged(const Arguments& a, const Call& call, u64 start, u64 bytes, Done done) {
-  constexpr bool kWide = R::Format::kItems < 16;
-  constexpr u32 kVectors = kWide ? 2 : 1;
+  constexpr u32 kVectors = R::Format::kItems < 16 ? 2 : 1;
 #pragma unroll 1
   for (u64 at = call.first; at < bytes; at += kVectors * call.step) {
     Vector result[kVectors];
-    fold_vectors<R, kVectors, (kWide ? 8 : 4)>(
+    const bool both = kVectors == 2 && at + call.step < bytes;
+    fold_vectors<R, kVectors, 4>(
         result, a.ranks, a.divisor,
         [&](u32 j, Vector* in) {
-#pragma unroll
-          for (u32 i = 0; i < kVectors; ++i) {
-            if (i == 0 || at + i * call.step < bytes) in[i] = load_vector(call.staging(j) + start + at + i * call.step);
-          }
+          const u8* const from = call.staging(j) + start + at;
+          in[0] = load_vector(from);
+          if (both) in[kVectors - 1] = load_vector(from + call.step);
         },
         [&](u32 j) { return call.factor(j); });
-#pragma unroll
-    for (u32 i = 0; i < kVectors; ++i) {
-      if (i == 0 || at + i * call.step < bytes) done(at + i * call.step, result[i]);
-    }
+    done(at, result[0]);
+    if (both) done(at + call.step, result[kVectors - 1]);
   }
 }
 

@@ -137,7 +137,7 @@ class Fused:
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
-                "ranks replay the same CUDA graphs, in the same order? Do all give the same tensor of c10d_custom.empty, "
+                "ranks replay the same CUDA graphs, in the same order? Do all give one tensor of c10d_custom.empty, "
                 f"or none? {over}"
             )
         if failure.kind == p2p.AT_ONCE:
