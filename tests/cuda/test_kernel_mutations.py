@@ -97,10 +97,7 @@ P2P = {
     ),
     "inputs are aligned": ("return a.unit == 16 && size == 16 ? load", "return size == 16 ? load"),
     "outputs are aligned": ("if (a.unit == 16 && size == 16) {", "if (size == 16) {"),
-    "the own staging for all": (
-        "from = call.staging(j) + start",
-        "from = call.staging(a.rank + 0 * j) + start",
-    ),
+    "the own staging for all": ("from = call.staging(j) + start", "from = call.staging(a.rank + 0 * j) + start"),
     "no share of its own": ("own = slice_of(a.rank, a.output", "own = slice_of(0 * a.rank, a.output"),
     "its share stays in staging": ("p2p::write(a, own.to, at, own.bytes, v);", ""),
     "its share is not staged": ("if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);", ""),

@@ -9,7 +9,6 @@ collectives came to them first: a GPU's number in it, its ordinal, is part of wh
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,10 +133,7 @@ class ByDevice(Transport):
 
     def registered(self, device: torch.device, nbytes: int, seconds: float) -> torch.Tensor | None:
         """Of `CudaTransport.registered`, once a collective has come to that GPU."""
-        from .cuda.host_exchange import tell
-
-        told = functools.partial(tell, cast("LocalTransport", self), "empty", seconds)
-        return cast("torch.Tensor | None", self._cuda[device].registered(nbytes, told))
+        return self._cuda[device].registered(self, nbytes, seconds)
 
     def time_calls(self) -> None:
         """From now on it is wanted how long calls take on GPUs."""
