@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from c10d_custom.errors import AbortedError, CustomBackendError, PeerLostError, UsageError
-from c10d_custom.transport.cuda import p2p
+from c10d_custom.transport.cuda import algorithm
 from c10d_custom.transport.cuda import transport as cuda_transport
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
@@ -50,7 +50,7 @@ def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):
 
 
 def test_a_capture_is_refused_where_it_cannot_be(monkeypatch):
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 1024)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", 1024)
 
     def refused(r, match, call):
         r.driver.is_capturing = True

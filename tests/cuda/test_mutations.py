@@ -7,12 +7,13 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, p2p, peers, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda import fused, p2p, peers, registered, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
 from test_device_messages import both_ways, in_turns
+from test_registered import different_tensors, every_op
 from test_shared import Program, program
 from thread_ranks import run_ranks
 
@@ -144,7 +145,7 @@ def parts_in_one_place(asked):
     return dataclasses.replace(real, outputs=outputs, inputs=inputs)
 
 
-_ASKED = fused._asked
+_ASKED, _FINGERPRINT = fused._asked, p2p.P2p._fingerprint
 
 
 def another_root(asked):
@@ -233,6 +234,17 @@ MUTATIONS = {
         P2P,
         lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),
         on_gpus_of_their_own,
+    ),
+    "registered: freed before the others have closed": (
+        P2P,
+        lambda: off(registered.Registered, "close_imports", registered.Registered.free),
+        every_op,
+    ),
+    "registered: the others' memory stays open": (P2P, lambda: off(registered.Registered, "close_imports"), every_op),
+    "registered: no comparison of places": (
+        P2P,
+        lambda: off(p2p.P2p, "_fingerprint", staticmethod(lambda *what: _FINGERPRINT(*what[:-2]))),
+        different_tensors,
     ),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),

@@ -223,9 +223,9 @@ class Lowering:
     def barrier(self, device: torch.device | None, timeout: float) -> Call:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
-    def nothing(self, device: torch.device, timeout: float) -> Call:
+    def nothing(self, device: torch.device, timeout: float, name: str) -> Call:
         """A collective of no elements: what the first on a device sets up, and no more."""
-        name, none = "init_process_group(device_id=...)", [Region(0, 0, 0)]
+        none = [Region(0, 0, 0)]
         return Call(Op.all_reduce, name, dtypes.BY_DTYPE[torch.uint8], timeout, none, none, device=device)
 
     def broadcast(self, t: torch.Tensor, root: int, timeout: float) -> Call:

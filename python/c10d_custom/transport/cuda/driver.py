@@ -150,6 +150,14 @@ class Driver:
     def close_memory(self, address: int) -> None:
         self._do(self._cuda.cuIpcCloseMemHandle, address)
 
+    def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
+        """Bytes, which keep ``owner`` as long as there are any."""
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device.index)
+        made = cupy.ndarray((nbytes,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))
+        return torch.from_dlpack(made)
+
     # --- streams and events
 
     def create_stream(self, highest: bool = False) -> int:

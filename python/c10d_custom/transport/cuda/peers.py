@@ -299,6 +299,8 @@ class Peers:
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
+        if self.fused is not None:
+            self.fused.registered.close_imports()
         mine = self.staging.pop(self.rank, None)
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():

@@ -27,7 +27,7 @@ from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
 from .guard import Guard
-from .host_exchange import Place
+from .host_exchange import Place, tell
 from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
 from .shared import SharedCollectives
@@ -37,6 +37,8 @@ from .stream_op import Captured, Events, StreamOp, come_to, poll
 from .timed import TimedOp
 
 if TYPE_CHECKING:
+    import torch
+
     from ...call import Message
     from ...config import Config
     from .. import LocalTransport, Ticket, Transport
@@ -128,6 +130,14 @@ class CudaTransport:
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
+
+    def registered(self, group: Transport, nbytes: int, seconds: float) -> torch.Tensor | None:
+        """`Registered.make`, or None where no kernels read tensors where they lie. After a first collective. ``group``:
+        takes collectives in their order."""
+        if self._fused is None:
+            return None
+        with self.driver.activate():
+            return self._fused.registered.make(nbytes, functools.partial(tell, group, "empty", seconds))
 
     # --- collectives
 
