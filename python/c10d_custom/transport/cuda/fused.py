@@ -17,6 +17,7 @@ from ...call import Op
 from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +58,7 @@ class Fused:
         self._lock = threading.RLock()
 
     def allocate(self, stream: int, address: int) -> None:
-        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
+        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES + 4)  # for `runs`
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
         self._address = address
         self._driver.zero(stream, address, self.nbytes)
@@ -113,6 +114,16 @@ class Fused:
         may launch some."""
         with self._lock:
             return self._p2p is not None and self._p2p.busy()
+
+    def runs(self, stream: int, until: float) -> bool:
+        """Whether a kernel has begun, of a graph on whatever stream, and not ended: found by a copy on ``stream``."""
+        with self._lock:
+            if self._p2p is None:
+                return False
+            said = self._record + p2p.RECORD_BYTES
+            self._driver.copy(stream, said, self._address + p2p.OWNER, 4)
+            came = come_to(self._driver, stream, until, lambda: False)
+            return not came or ctypes.c_uint32.from_address(said).value != 0
 
     def failure(self) -> p2p.Failure | None:
         """Why the kernels have given up."""
