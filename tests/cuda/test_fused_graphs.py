@@ -160,7 +160,7 @@ def test_a_group_s_end_waits_for_replays_on_the_current_stream(late, monkeypatch
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_group_s_end_waits_for_a_replay_that_has_begun_on_any_stream(late, monkeypatch):
-    """Rank 0's waits for rank 1's, to which that one's stream comes late. Where it does not end in time, it is ended."""
+    """Rank 0's waits for rank 1's, to which that one's stream comes late. What does not end in time is ended."""
     monkeypatch.setattr(cuda_transport, "_DRAIN", 0.5)
     gate = threading.Event()
 

@@ -49,14 +49,26 @@ BROKEN = {
     "together by their numbers": ("self._ordinals.setdefault(device, len(self._ordinals))", "device.index", order),
     "not compared": ("= self._ordinals.setdefault(device,", "= 0 * self._ordinals.setdefault(device,", mixed),
     "all have one place": ("len(self._ordinals))\n", "0)\n", mixed),
-    "carried out on the first": ("self._cuda[call.device].execute(call)", "[*self._cuda.values()][0].execute(call)", in_turn),
-    "each in an order of its own": ("if self._queue is None:\n                self", "if True:\n                self", in_turn),
+    "carried out on the first": (
+        "self._cuda[call.device].execute(call)",
+        "[*self._cuda.values()][0].execute(call)",
+        in_turn,
+    ),
+    "each in an order of its own": (
+        "if self._queue is None:\n                self",
+        "if True:\n                self",
+        in_turn,
+    ),
     "a message goes by the first": (
         'self._cuda[cast("torch.device", message.device)].post(',
         "[*self._cuda.values()][0].post(",
         messages,
     ),
-    "a message is issued on the first": ("return cuda.issue(call)\n        if", "return [*self._cuda.values()][0].issue(call)\n        if", messages),
+    "a message is issued on the first": (
+        "return cuda.issue(call)\n        if",
+        "return [*self._cuda.values()][0].issue(call)\n        if",
+        messages,
+    ),
     "a barrier marks its own GPU alone": ("if other is not cuda:", "if False:", barrier),
     "a barrier awaits its own GPU alone": ("in (*last.beside, last):", "in (last,):", barrier),
     "a barrier awaits the other GPUs alone": ("in (*last.beside, last):", "in last.beside:", barrier),
@@ -65,7 +77,11 @@ BROKEN = {
         "[]",
         tests.test_a_gpu_that_another_rank_has_used_before_does_without_waiting_kernels,
     ),
-    "one is closed": ("(self.cpu, list(self._cuda.values()), self", "(self.cpu, list(self._cuda.values())[:1], self", end),
+    "one is closed": (
+        "(self.cpu, list(self._cuda.values()), self",
+        "(self.cpu, list(self._cuda.values())[:1], self",
+        end,
+    ),
 }
 
 

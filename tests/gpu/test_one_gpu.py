@@ -62,5 +62,7 @@ def test_nothing_for_the_sanitizer(given, device, tool, size):
     out = run([*given, "--ranks", str(size), "--few", "--part", "bits", "--within", "10"], tool)
     print(out.stdout)
     if size > 1 and "Failure(kind=1" in out.stderr and "ERROR SUMMARY: 0 errors" in out.stdout:
-        pytest.skip("the sanitizer runs kernels one after the other: those of several ranks gave up, and without an error")
+        pytest.skip(
+            "the sanitizer runs kernels one after the other: those of several ranks gave up, and without an error"
+        )
     assert out.returncode == 0, out.stdout + out.stderr

@@ -1,5 +1,6 @@
 """What a kernel or a copy takes that each rank begins at the same time: some wait for their turn on the GPU, others do
-not (c10d_custom/transport/cuda/algorithm.py). Then all_reduce of NCCL, where it can, whose kernels wait for each other."""
+not (c10d_custom/transport/cuda/algorithm.py). Then all_reduce of NCCL, where it can, whose kernels wait for each
+other."""
 
 import functools
 import statistics

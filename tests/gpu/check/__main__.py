@@ -36,7 +36,9 @@ def arguments():
     parser.add_argument("--package", metavar="DIR", type=Path, help="where c10d_custom is (default: it is built)")
     parser.add_argument("--commit", help="what the report says was checked (default: git's answer, or unknown)")
     parser.add_argument("--only", metavar="WORD[,WORD...]", help="only parts whose names have one of the words")
-    parser.add_argument("--device", choices=("cuda", "simulated"), default="cuda", help="simulated: try the check itself")
+    parser.add_argument(
+        "--device", choices=("cuda", "simulated"), default="cuda", help="simulated: try the check itself"
+    )
     parser.add_argument("--short", action="store_true", help="a little of each part, likewise")
     args = parser.parse_args()
     if args.preset in WITHOUT_GPU:

@@ -91,7 +91,9 @@ PRESETS = {
         *BEGIN,
         COMPILE,
         tests("conformance, 4 ranks", 77, "4", *CASES),
-        tests("fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "ever and 8 or memcheck and 8"),
+        tests(
+            "fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "ever and 8 or memcheck and 8"
+        ),
         tests("1 MiB of staging", 45, "4", "test_conformance.py", *NARROW, settings=LITTLE),
         bench("ddp", 33, 400_000),
     ),
