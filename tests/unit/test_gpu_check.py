@@ -219,6 +219,7 @@ def test_list():
         assert f"{preset}: {sum(part.limit for part in parts):.0f} s at most" in out
         assert all(part.name in out for part in parts)
     assert [word in out for word in ("once: 540 s", "more: 300 s", "cores: 120 s")] == [True] * 3
+    assert sum(part.limit for part in PRESETS["once"][2:]) <= 475
 
 
 def test_what_the_python_at_hand_lacks_is_told(tmp_path):
