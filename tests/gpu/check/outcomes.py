@@ -1,7 +1,7 @@
 """A pytest plugin: writes each test's outcome to a file as it comes, so that a run that is cut short has told it.
 
 GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being
-its traceback, and {"begun"} for the test under way. --first N runs no more than N tests."""
+its traceback, and {"begun"} for the test under way. --few N runs no more than N tests: the last one, and the first."""
 
 import json
 import os
@@ -10,13 +10,13 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--first", type=int)
+    parser.addoption("--few", type=int)
 
 
 @pytest.hookimpl(trylast=True)  # after what -k leaves
 def pytest_collection_modifyitems(config, items):
-    if (first := config.getoption("first")) is not None:
-        del items[first:]
+    if (few := config.getoption("few")) is not None and len(items) > few:
+        items[:] = [*items[: few - 1], items[-1]]
 
 
 def _write(**line):

@@ -27,7 +27,7 @@ PYTEST = "{python} -m pytest -q --tb=short --device {device} -p no:cacheprovider
 
 def tests(name, limit, sizes, *arguments, **options):
     files = (f"tests/gpu/{a}" if a.startswith("test_") else a for a in arguments)
-    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, short=("--first", "2"), **options)
+    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, short=("--few", "2"), **options)
 
 
 def program(name, limit, module, *arguments, **options):
