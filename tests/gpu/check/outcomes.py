@@ -1,7 +1,8 @@
 """A pytest plugin: writes each test's outcome to a file as it comes, so that a run that is cut short has told it.
 
 GPU_CHECK_OUTCOMES names the file. Lines are JSON: {"test", "outcome", "when", "reason"}, the reason of a failure being
-its traceback, and {"begun"} for the test under way. --few N, where there is no GPU, runs no more than N tests that can run there: the last one, and the first."""
+its traceback, and {"begun"} for the test under way. --few N runs no more than N of the tests that need no real GPU: the
+last one, and the first."""
 
 import json
 import os
