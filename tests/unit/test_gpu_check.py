@@ -241,7 +241,7 @@ def test_a_package_that_is_not_there(tmp_path):
 
 def test_the_whole_command(tmp_path):
     """The whole command but for the build: the package is the one that is installed."""
-    out = gpu_check("rest", *INSTALLED, "--out", str(tmp_path), "--commit", "this one", "--only", "that end,compiled")
+    out = gpu_check("rest", *INSTALLED, "--out", str(tmp_path), "--commit", "this one", "--only", "that end,kernels")
     (file,) = tmp_path.glob("*-rest-this-one.json")
     said = json.loads(file.read_text())
     assert out.returncode == 0 and said["over"], out.stdout + out.stderr
