@@ -170,6 +170,8 @@ class Host:
 class Ranks:
     """All that the ranks have on ``device``. ``end[rank]``: a P2p."""
 
+    within = WITHIN
+
     def __init__(self, device, size):
         algorithm.FLAGGED_BYTES, algorithm.one_shot_bytes = device.flagged, lambda ranks: device.shot
         self.device, self.size = device, size
@@ -184,8 +186,9 @@ class Ranks:
             )
 
     def launch(self, call, ranks=None, seconds=None):
-        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: WITHIN) for each other."""
-        timeout_ns = int((seconds or WITHIN) * SECOND)
+        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: ``within``) for each
+        other."""
+        timeout_ns = int((seconds or self.within) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
             self.end[rank].prepare(call.asked(rank))
             self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
@@ -437,10 +440,12 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--few", action="store_true", help="fewer pairs and sizes, for slow tools")
+    parser.add_argument("--within", type=float, default=WITHIN, help="seconds that kernels wait for each other")
     parser.add_argument("--library", help="kernels built for the host")
     given = parser.parse_args()
     device = Host(given.ranks, ctypes.CDLL(given.library)) if given.library else Gpu(given.ranks)
     ranks = Ranks(device, given.ranks)
+    ranks.within = given.within
     for name in given.part or PARTS:
         print(f"{name}, {given.ranks} ranks of {device.blocks} blocks: {PARTS[name](ranks, given.few)} calls right")
 

@@ -65,7 +65,7 @@ def bursts(kind, seed, calls):
     them, and with the number of kernels that they took."""
     device, rank, size, rng = device_of(kind), dist.get_rank(), dist.get_world_size(), random.Random(seed)
     dist.all_reduce(device.put(torch.ones(1)))  # sets up
-    before, kernels, wrong, done = launched() if device.queues else 0, 0, [], 0
+    before, kernels, wrong, done = launched() if device.kernels else 0, 0, [], 0
     while done < calls and not wrong:
         burst = []
         for _ in range(rng.choice([1, 2, 6])):
@@ -86,7 +86,7 @@ def bursts(kind, seed, calls):
                 wrong.append(f"call {number}: {count} elements of {dtype}, {off - GUARD} off, are not right")
             if (got[:off] != 7).any() or (got[off + count :] != 7).any():
                 wrong.append(f"call {number}: memory beside its tensor was written")
-    if device.queues and launched() - before != kernels:
+    if device.kernels and launched() - before != kernels:
         wrong.append(f"{launched() - before} kernels were launched, not {kernels}")
     return wrong
 

@@ -19,6 +19,7 @@ from ...threads import threading
 from . import p2p
 from .algorithm import FUSED_BLOCKS, FUSED_STAGING
 from .registered import Registered
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +59,8 @@ class Fused:
         self.registered = Registered(driver, rank, size)
 
     def allocate(self, stream: int, address: int) -> None:
-        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES + _TRIED)  # with the trial's data behind it
+        # Behind the record: the trial's data; after it, what `runs` reads.
+        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES + _TRIED)
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
         self._address = address
         self._driver.zero(stream, address, self.nbytes)
@@ -115,6 +117,16 @@ class Fused:
         may launch some."""
         with self._lock:
             return self._p2p is not None and self._p2p.busy()
+
+    def runs(self, stream: int, until: float) -> bool:
+        """Whether a kernel has begun, of a graph on whatever stream, and not ended: found by a copy on ``stream``."""
+        with self._lock:
+            if self._p2p is None:
+                return False
+            said = self._record + p2p.RECORD_BYTES
+            self._driver.copy(stream, said, self._address + p2p.OWNER, 4)
+            came = come_to(self._driver, stream, until, lambda: False)
+            return not came or ctypes.c_uint32.from_address(said).value != 0
 
     def failure(self) -> p2p.Failure | None:
         """Why the kernels have given up."""

@@ -91,6 +91,10 @@ class _Told:
     handle: bytes
     storage: torch.UntypedStorage | None = None  # None: it is closed when the call is over
 
+    def lost(self) -> bool:
+        """Whether torch has its memory back, though the storage is kept: it was resized to nothing."""
+        return self.storage is not None and not self.storage.nbytes()
+
     def alone(self) -> bool:
         return self.storage is not None and _USE_COUNT(self.storage._cdata) <= 1
 
@@ -234,7 +238,8 @@ class InPlace:
         return place
 
     def _freed(self) -> list[int]:
-        gone = [n for n, t in self._told.items() if self._driver.allocation_of(t.allocation.base) != t.allocation]
+        told = self._told.items()
+        gone = [n for n, t in told if t.lost() or self._driver.allocation_of(t.allocation.base) != t.allocation]
         alone = {n: t.storage.nbytes() for n, t in self._told.items() if t.storage is not None and t.alone()}
         held = sum(alone.values())
         for number, nbytes in alone.items():

@@ -29,6 +29,7 @@ TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 _SIGNALS = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16  # bytes: p2p::Pad
 _WORDS = FLAGGED_BYTES // 4  # kWords
 RECORD_BYTES = 24
+OWNER = 24  # where in a pad: u32, not 0 while a kernel of its rank runs
 ALL_REDUCE = "Flagged", "OneShot", "TwoShot"
 _ALGORITHMS = {Op.all_gather: "AllGather", Op.reduce_scatter: "ReduceScatter", Op.broadcast: "Broadcast"}
 MOVED = BYTES, COPY  # of kernels that reduce nothing

@@ -367,11 +367,14 @@ class CudaTransport:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
-        """Whether the GPU is done with all of this group by then, and with what the calling thread's current stream
-        has, where that may replay calls of the group's."""
+        """Whether the GPU is done with all of this group by then, where there may be replays of the group's calls with
+        those that have begun, and with what the calling thread's current stream has."""
         until = time.monotonic() + seconds
         streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
-        return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
+        if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):
+            return False
+        fused = self._fused if self._captured else None
+        return fused is None or poll(lambda: not fused.runs(self.stream, until), until, lambda: False)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:
