@@ -16,7 +16,7 @@ from ..config import Config, restart_attempt, traced
 from ..creation import Gathering, Members, Processes
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
-from ..creation.local_datagrams import Letters, Neighbours, mailbox
+from ..creation.local_datagrams import Letters, Neighbours, letters_of, mailbox
 from ..creation.topology import FIRST_TOPIC, by_host, locations, require_one_user
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
@@ -199,7 +199,8 @@ class _Meeting:
                 exchange.all_heard()
                 box = None
             elif one_host:
-                cpu = ShmTransport(exchange, configuration(), self.name, self.members)
+                with letters_of(exchange) as letters:
+                    cpu = self._by_letters(letters)
             else:
                 cpu = self._over_hosts(exchange, everywhere)
             return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)

@@ -153,7 +153,7 @@ class Gathering(ABC):
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
-        self._look_at, self._next_look = look, self.started + LOOK
+        self.look, self._next_look = look, self.started + LOOK
         self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
 
@@ -268,10 +268,10 @@ class Gathering(ABC):
 
     def _look(self) -> None:
         """Now and then, at what a long wait may have to hear of."""
-        if self._look_at is None or time.monotonic() < self._next_look:
+        if self.look is None or time.monotonic() < self._next_look:
             return
         with self._answered():
-            self._look_at()
+            self.look()
         self._next_look = time.monotonic() + LOOK
 
     @contextlib.contextmanager
