@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from importlib.util import module_from_spec
@@ -40,6 +41,7 @@ __all__ = [
     "Lent",
     "allocate_lock",
     "lend",
+    "own",
     "queue",
     "rest",
     "select",
@@ -80,6 +82,16 @@ if _replaced():
     _made = _copies("_thread", "time", "select", "threading", "selectors", "socket", "queue")
     _thread, time, select, threading = (_made[name] for name in ("_thread", "time", "select", "threading"))
     selectors, socket, queue = (_made[name] for name in ("selectors", "socket", "queue"))
+
+
+_owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def own(link: socket.socket) -> socket.socket:
+    """The same, closed in each child that is forked: as long as that had it, peers would take this process for
+    alive."""
+    _owned.add(link)
+    return link
 
 
 class Waiting(NamedTuple):
@@ -173,6 +185,8 @@ _idle: deque[Any] = deque()
 def _forked() -> None:
     _errands.clear()
     _idle.clear()
+    for link in list(_owned):
+        link.close()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TransportError
 from ...launch.addresses import addresses, listen
 from ...launch.door import HERE, TOKEN_BYTES, Door, hello
-from ...threads import socket, time
-from .own_sockets import own
+from ...threads import own, socket, time
 
 if TYPE_CHECKING:
     from ...creation.exchange import Exchange
