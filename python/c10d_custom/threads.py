@@ -37,6 +37,7 @@ from .config import Config
 __all__ = [
     "GPU",
     "IDLE_WORKER",
+    "NEWS",
     "OVER_MPI",
     "Lent",
     "allocate_lock",
@@ -51,6 +52,7 @@ __all__ = [
     "start_new_thread",
     "threading",
     "time",
+    "wait_until",
 ]
 
 
@@ -109,6 +111,7 @@ class Waiting(NamedTuple):
 OVER_MPI = Waiting(1.5, 50e-6, 0.1)  # what MPI brings: backend/shm/waiting.h's awake_amid_transfers
 GPU = Waiting(1.0, 50e-6, 20e-3)
 IDLE_WORKER = Waiting(0.0, 100e-6, 0.05)  # of a thread that looks for what others may have to do
+NEWS = Waiting(0.0, 1e-3, 0.3, 5e-3)  # of why a call has failed, which another thread or the store brings
 
 
 def rest(kind: Waiting, waited: float) -> None:
@@ -117,6 +120,14 @@ def rest(kind: Waiting, waited: float) -> None:
         os.sched_yield()
     else:
         time.sleep(kind.often if waited < kind.patience else kind.rarely)
+
+
+def wait_until(answer: Callable[[], Any], kind: Waiting, seconds: float) -> Any:
+    """Asks again and again, for up to so many seconds, until the answer is true. Returns the last answer."""
+    began = time.monotonic()
+    while not (last := answer()) and (waited := time.monotonic() - began) < seconds:
+        rest(kind, waited)
+    return last
 
 
 @functools.cache

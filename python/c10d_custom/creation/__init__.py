@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
-from ..threads import select, time
+from ..threads import NEWS, select, time, wait_until
 
 
 def started(pid: int) -> int | None:
@@ -95,7 +95,7 @@ _SOONER, _SOONER_MOST = 0.1, 1.0
 _PART = 0.05  # of the time it has waited: see `_until`
 LOOK = 0.1  # s: between two calls of `look`
 _MEANWHILE = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
-_OBITUARY, _SLICE = 0.6, 5e-3  # s
+_OBITUARY = 0.6  # s
 _KINDS = {
     kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
 }  # of an error told to others
@@ -247,10 +247,7 @@ class Gathering(ABC):
 
     def _store_lost(self, error: BaseException) -> CustomBackendError:
         # Who serves it may have died, and the word of that come later.
-        until = time.monotonic() + min(_OBITUARY, self.left())
-        while not (obituary := self.processes.obituary()) and time.monotonic() < until:
-            time.sleep(_SLICE)
-        if obituary:
+        if obituary := wait_until(self.processes.obituary, NEWS, min(_OBITUARY, self.left())):
             return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
         return TransportError(
             f"group creation, rank {self.rank}: the store does not answer; has the process that serves "

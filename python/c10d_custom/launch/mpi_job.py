@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
-from ..threads import OVER_MPI, rest, socket, threading, time
+from ..threads import OVER_MPI, socket, threading, time, wait_until
 from . import launcher, leaving, libfabric, mapped_files, mpich_files
 from .mpich_files import remove_files
 
@@ -65,16 +65,8 @@ class Job:
     def wait_all(self, requests: Sequence[Any], deadline: float) -> bool:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
         then still under way."""
-        begun = time.monotonic()
-        while not self._complete(requests):
-            if (now := time.monotonic()) >= deadline:
-                return False
-            rest(OVER_MPI, now - begun)
-        return True
-
-    def _complete(self, requests: Sequence[Any]) -> bool:
         try:
-            return self.MPI.Request.Testall(requests)
+            return wait_until(lambda: self.MPI.Request.Testall(requests), OVER_MPI, deadline - time.monotonic())
         except self.MPI.Exception as error:
             raise TransportError(f"MPI: {error}") from error
 
