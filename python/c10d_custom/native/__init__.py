@@ -246,10 +246,7 @@ def address_of(function: Any) -> int:
 lib: Core = _loaded("_shm.so", Core)
 if (_found := lib.c10d_abi_version()) != ABI_VERSION:
     raise ImportError(f"_shm.so has ABI version {_found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
-try:
-    from . import _fast as extension
-except ImportError:  # of an archive
-    extension = _loaded("_fast.so", _as_module)
+extension = _loaded("_fast.so", _as_module)
 inside = partial(extension.ask, address_of(lib.c10d_inside))  # asked so often that what ctypes takes counts
 
 
