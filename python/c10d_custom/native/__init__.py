@@ -210,17 +210,17 @@ class Core(c.CDLL):
         return function
 
 
-def _loaded(file: str, load: Callable[[str], Any]) -> Any:
-    """What ``load`` makes of the path of a file beside this one. Where the package is in an archive (a zip file) the
+def _loaded(file: str, loader: Callable[[str], Any]) -> Any:
+    """What ``loader`` makes of the path of a file beside this one. Where the package is in an archive (a zip file) the
     system gets a copy for as long as it takes."""
     path = Path(__file__).with_name(file)
     if path.exists():
-        return load(str(path))
+        return loader(str(path))
     from importlib.resources import as_file, files
 
     try:
         with as_file(files(__package__).joinpath(file)) as copy:
-            return load(str(copy))
+            return loader(str(copy))
     except FileNotFoundError as error:
         raise ImportError(
             f"c10d-custom: {Path(__file__).parent} lacks {file}, of the native core. "
