@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cgroups.h"
+#include "os.h"
 #include "team.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
