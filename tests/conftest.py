@@ -27,9 +27,9 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--device",
-        choices=("cuda", "cpu"),
+        choices=("cuda", "cpu", "simulated"),
         default="cuda",
-        help="device of the tensors of tests/gpu (default: cuda; cpu: try them where there is no GPU)",
+        help="device of the tensors of tests/gpu (default: cuda; cpu, simulated: try them where there is no GPU)",
     )
     group.addoption(
         "--job",

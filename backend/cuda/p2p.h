@@ -17,6 +17,10 @@
 // When a half may be written: a block that has passed a barrier of call k knows that every rank has begun
 // call k, hence ended call k - 1 and its reading of that call's half, which is that of call k + 1.
 //
+// Tensors that all ranks reach (transport/cuda/registered.py) are read where they lie, as if they had been staged
+// there: nothing is, and there are no halves. What others read of a tensor is its rank's own again behind one more
+// barrier. Nobody writes in another rank's.
+//
 // Nothing waits for ever. A block that gives up (deadline, a rank that asks for something else, the host
 // says so, another block or rank has given up) skips the data, and the kernel ends. The first one of a rank
 // to do so tells the host and the other ranks. From then on all calls end at once: the group is broken.
@@ -82,7 +86,7 @@ struct Arguments {
   // AllGather: outputs, of which this rank's own may be input; ReduceScatter: inputs, of which that may be output.
   u8* part[kMaxRanks];
   u64 bytes;
-  u64 half;  // bytes of half a staging buffer, a multiple of 16
+  u64 half;  // bytes of half a staging buffer, a multiple of 16; 0: `staging` are the ranks' tensors
   // A multiple of 16. TwoShot: bytes of a rank's slice; ranks * slice >= bytes. ReduceScatter: of a part's place.
   u64 slice;
   Record* record;
@@ -101,7 +105,23 @@ struct Arguments {
 class Call {
  public:
   __device__ explicit Call(const Arguments& a)
-      : a_(a), own_(*a.pad[a.rank]), number_(0), barriers_(0), owns_(false), begun_(0) {}
+      : first(16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x)),
+        step(16 * (u64)gridDim.x * blockDim.x),
+        a_(a),
+        own_(*a.pad[a.rank]),
+        number_(0),
+        barriers_(0),
+        half_(0),
+        owns_(false),
+        begun_(0) {}
+
+  // Of every array, and on every rank, this thread does the Vector at `first`, that at `first` + `step`, and so on.
+  const u64 first, step;
+
+  // Whether the last Vector of `bytes` bytes is a part of one, and this thread's.
+  __device__ bool owns(u64 bytes) const {
+    return bytes % 16 != 0 && (u32)(bytes / 16) % (u32)(step / 16) == (u32)(first / 16);
+  }
 
   // Whether the group is whole. To be asked first, by all threads of the block.
   C10D_COLD bool begin() {
@@ -116,12 +136,13 @@ class Call {
       return false;
     }
     number_ = own_.calls, barriers_ = own_.barriers;
+    half_ = (number_ & 1 ? a_.half : 0);
     bool whole = true;
     if (threadIdx.x == 0) whole = !told();
     if (number_ % kCleaned < 2) {  // that of the next call, which no rank begins before a barrier of this one
       u64* const next = words(a_.rank, 0, number_ + 1);
-      const u64 step = (u64)gridDim.x * blockDim.x, end = (u64)a_.ranks * kWords;
-      for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) store_relaxed_system(next + i, 0);
+      const u64 end = (u64)a_.ranks * kWords;
+      for (u64 i = first / 16; i < end; i += step / 16) store_relaxed_system(next + i, 0);
     }
     return !sync_block_or(!whole);
   }
@@ -129,12 +150,20 @@ class Call {
   // The k-th of the ranks from this one on, so that not all read the same one's memory; the last is this one.
   __device__ u32 after(u32 k) const { return a_.rank + k < a_.ranks ? a_.rank + k : a_.rank + k - a_.ranks; }
 
-  __device__ u8* staging(u32 rank) const { return a_.staging[rank] + (number_ & 1 ? a_.half : 0); }
+  // Whether tensors are staged, and not read where they lie.
+  __device__ bool stages() const { return a_.half != 0; }
+
+  __device__ u8* staging(u32 rank) const { return a_.staging[rank] + half_; }
 
   // Waits for this block of all ranks; what they wrote before it is visible after it. False: give up.
   __device__ bool barrier(bool with_factor) {
     arrive(with_factor);
     return gather();
+  }
+
+  // To be called last by those who have read what others had staged: that is free again behind it.
+  __device__ void leave() {
+    if (!stages()) barrier(false);
   }
 
   // The first half of a barrier, by which the other ranks see what this one calls.
@@ -171,17 +200,16 @@ class Call {
   __device__ bool receive(u32 rank, u64 offset, Vector& v) {
     const u64* const from = words(a_.rank, rank, number_) + offset / 4;
     const u32 flag = number_ | kFlag;
-#pragma unroll
-    for (u32 i = 0; i < 4; i += 2) {
-      u64 word[2];
-      for (u32 look = 1;; ++look) {
-        load_pair_relaxed_system(from + i, word);
-        if (word[0] >> 32 == flag && word[1] >> 32 == flag) break;
-        if (look % kLooks == 0 && (calls_another(rank) || !patient(rank))) return false;
+    for (u32 look = 1;; ++look) {
+      u64 low[2], high[2];
+      load_pair_relaxed_system(from, low);
+      load_pair_relaxed_system(from + 2, high);
+      if (low[0] >> 32 == flag && low[1] >> 32 == flag && high[0] >> 32 == flag && high[1] >> 32 == flag) {
+        v = {{(u32)low[0], (u32)low[1], (u32)high[0], (u32)high[1]}};
+        return true;
       }
-      v.word[i] = (u32)word[0], v.word[i + 1] = (u32)word[1];
+      if (look % kLooks == 0 && (calls_another(rank) || !patient(rank))) return false;
     }
-    return true;
   }
 
   // A rank's factor, after a barrier with factors and before the next.
@@ -259,6 +287,7 @@ class Call {
   Pad& own_;
   u32 number_;
   u32 barriers_;
+  u64 half_;   // where in the staging the call's begins
   bool owns_;  // the pad
   u64 begun_;  // waiting, by the clock; 0: not yet
   Signal* signal_;
@@ -267,12 +296,12 @@ class Call {
 // Vectors of an array of `bytes` bytes that lies in memory as the caller has it: the last may be a part.
 C10D_DEVICE u32 size_at(u64 offset, u64 bytes) { return bytes - offset < 16 ? (u32)(bytes - offset) : 16; }
 
-C10D_DEVICE Vector read(const Arguments& a, const u8* input, u64 offset) {
-  const u32 size = size_at(offset, a.bytes);
+C10D_DEVICE Vector read(const Arguments& a, const u8* input, u64 offset, u64 bytes) {
+  const u32 size = size_at(offset, bytes);
   return a.unit == 16 && size == 16 ? load_vector(input + offset) : gather_vector(input + offset, a.unit, 0, size);
 }
-C10D_DEVICE void write(const Arguments& a, u8* output, u64 offset, const Vector& v) {
-  const u32 size = size_at(offset, a.bytes);
+C10D_DEVICE void write(const Arguments& a, u8* output, u64 offset, u64 bytes, const Vector& v) {
+  const u32 size = size_at(offset, bytes);
   if (a.unit == 16 && size == 16) {
     store_vector(output + offset, v);
   } else {
@@ -280,40 +309,79 @@ C10D_DEVICE void write(const Arguments& a, u8* output, u64 offset, const Vector&
   }
 }
 
-// Moves whole Vectors, from `at` on, where both sides are aligned to 16; four loads are under way at once. Where those
-// that are left begin.
-C10D_DEVICE u64 move(u8* to, const u8* from, u64 at, u64 end, u64 step) {
+// Of an input into staging memory, or of staging memory into an output. Staging memory is moved by whole Vectors.
+struct Copy {
+  u8* to;
+  const u8* from;
+  u64 bytes;
+};
+
+// Does this thread's part of `copies` copies, of(k) the k-th, none of which has more than `longest` bytes. kMoved loads
+// are under way at once, of as many copies as there are: other ranks' memory is far away, and each has its own link.
+template <bool kIsInput, class Of>
+C10D_DEVICE void move(const Arguments& a, const Call& call, u32 copies, u64 longest, Of of) {
+  constexpr u32 kMoved = 4;
+  if (a.unit == 16) {
+    u32 k = 0;
 #pragma unroll 1
-  for (; at + 3 * step + 16 <= end; at += 4 * step) {
-    Vector v[4];
+    for (u64 at = call.first; copies != 0 && at + 16 <= longest;) {
+      Vector v[kMoved];
+      u8* to[kMoved];
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) v[i] = load_vector(from + at + i * step);
+      for (u32 i = 0; i < kMoved; ++i) {
+        const Copy copy = of(k);
+        to[i] = at + 16 <= copy.bytes ? copy.to + at : nullptr;
+        if (to[i] != nullptr) v[i] = load_vector(copy.from + at);
+        if (++k == copies) k = 0, at += call.step;
+      }
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) store_vector(to + at + i * step, v[i]);
+      for (u32 i = 0; i < kMoved; ++i) {
+        if (to[i] != nullptr) store_vector(to[i], v[i]);
+      }
+    }
+    if (a.bytes % 16 == 0) return;
   }
-  return at;
+  // What is left: the parts of Vectors, or all.
+#pragma unroll 1
+  for (u32 k = 0; k < copies; ++k) {
+    const Copy copy = of(k);
+    u64 at = call.first;
+    if (a.unit == 16) at = call.owns(copy.bytes) ? copy.bytes - copy.bytes % 16 : copy.bytes;
+#pragma unroll 1
+    for (; at < copy.bytes; at += call.step) {
+      if constexpr (kIsInput) {
+        store_vector(copy.to + at, read(a, copy.from, at, copy.bytes));
+      } else {
+        write(a, copy.to, at, copy.bytes, load_vector(copy.from + at));
+      }
+    }
+  }
 }
 
-// An input, from `at` on, into staging memory; staging memory into an output.
-C10D_DEVICE void put(const Arguments& a, u8* staging, const u8* input, u64 at, u64 end, u64 step) {
-  if (a.unit == 16) at = move(staging, input, at, end, step);
-#pragma unroll 1
-  for (; at < end; at += step) store_vector(staging + at, read(a, input, at));
-}
-C10D_DEVICE void take(const Arguments& a, u8* output, const u8* staging, u64 at, u64 end, u64 step) {
-  if (a.unit == 16) at = move(output, staging, at, end, step);
-#pragma unroll 1
-  for (; at < end; at += step) write(a, output, at, load_vector(staging + at));
+C10D_DEVICE void put(const Arguments& a, const Call& call, u8* staging, const u8* input) {
+  if (call.stages()) move<true>(a, call, 1, a.bytes, [&](u32) { return Copy{staging, input, a.bytes}; });
 }
 
-// The Vector at `offset` of all ranks' staging, folded.
-template <class R>
-C10D_DEVICE Vector fold_staged(const Arguments& a, const Call& call, u64 offset) {
-  Vector result[1];
-  fold_vectors<R, 1, (R::Format::kItems < 16 ? 8 : 4)>(
-      result, a.ranks, a.divisor, [&](u32 j, Vector* in) { in[0] = load_vector(call.staging(j) + offset); },
-      [&](u32 j) { return call.factor(j); });
-  return result[0];
+// Folds this thread's Vectors of `bytes` bytes of all ranks' staging, which begin at `start`; done(offset, Vector) is
+// given each of them. Two Vectors of each of four ranks are under way at once, or one, of a dtype of one byte.
+template <class R, class Done>
+C10D_DEVICE void fold_staged(const Arguments& a, const Call& call, u64 start, u64 bytes, Done done) {
+  constexpr u32 kVectors = R::Format::kItems < 16 ? 2 : 1;
+#pragma unroll 1
+  for (u64 at = call.first; at < bytes; at += kVectors * call.step) {
+    Vector result[kVectors];
+    const bool both = kVectors == 2 && at + call.step < bytes;
+    fold_vectors<R, kVectors, 4>(
+        result, a.ranks, a.divisor,
+        [&](u32 j, Vector* in) {
+          const u8* const from = call.staging(j) + start + at;
+          in[0] = load_vector(from);
+          if (both) in[kVectors - 1] = load_vector(from + call.step);
+        },
+        [&](u32 j) { return call.factor(j); });
+    done(at, result[0]);
+    if (both) done(at + call.step, result[kVectors - 1]);
+  }
 }
 
 }  // namespace p2p
@@ -329,27 +397,26 @@ struct Flagged {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
       call.arrive(false);
 #pragma unroll 1
-      for (u64 at = first; at < a.bytes; at += step) call.send(at, p2p::read(a, a.input, at));
+      for (u64 at = call.first; at < a.bytes; at += call.step) call.send(at, p2p::read(a, a.input, at, a.bytes));
       bool whole = true;
 #pragma unroll 1
-      for (u64 at = first; at < a.bytes && whole; at += step) {
+      for (u64 at = call.first; at < a.bytes && whole; at += call.step) {
         Vector result[1];
         fold_vectors<R, 1, 4>(
             result, a.ranks, a.divisor,
             [&](u32 j, Vector* in) {
               if (j == a.rank) {
-                in[0] = p2p::read(a, a.input, at);
+                in[0] = p2p::read(a, a.input, at, a.bytes);
               } else {
                 in[0] = {};
                 whole = whole && call.receive(j, at, in[0]);
               }
             },
             [](u32) { return 1.0; });
-        if (whole) p2p::write(a, a.output, at, result[0]);
+        if (whole) p2p::write(a, a.output, at, a.bytes, result[0]);
       }
       call.gather();
     }
@@ -364,12 +431,11 @@ struct OneShot {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
-      p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
+      p2p::put(a, call, call.staging(a.rank), a.input);
       if (call.barrier(R::Operation::kScalesInput)) {
-#pragma unroll 1
-        for (u64 at = first; at < a.bytes; at += step) p2p::write(a, a.output, at, p2p::fold_staged<R>(a, call, at));
+        p2p::fold_staged<R>(a, call, 0, a.bytes,
+                            [&](u64 at, const Vector& v) { p2p::write(a, a.output, at, a.bytes, v); });
       }
     }
     call.end();
@@ -385,31 +451,30 @@ struct TwoShot {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
-    const auto end_of = [&](u64 start) { return start + a.slice < a.bytes ? start + a.slice : a.bytes; };
+    const auto slice_of = [&](u32 rank, u8* to, const u8* from) {
+      const u64 start = rank * a.slice, left = start < a.bytes ? a.bytes - start : 0;
+      return p2p::Copy{to + start, from + start, left < a.slice ? left : a.slice};
+    };
     if (call.begin()) {
-#pragma unroll 1
-      for (u64 start = 0; start < a.bytes; start += a.slice) {
-        p2p::put(a, call.staging(a.rank), a.input, start + first, end_of(start), step);
+      u8* const staging = call.staging(a.rank);
+      if (call.stages()) {
+        p2p::move<true>(a, call, a.ranks, a.slice, [&](u32 k) { return slice_of(k, staging, a.input); });
       }
       bool whole = call.barrier(R::Operation::kScalesInput);
       if (whole) {
-        const u64 start = a.rank * a.slice;
-#pragma unroll 1
-        for (u64 at = start + first; at < end_of(start); at += step) {
-          const Vector result = p2p::fold_staged<R>(a, call, at);
-          store_vector(call.staging(a.rank) + at, result);
-          p2p::write(a, a.output, at, result);
-        }
+        const p2p::Copy own = slice_of(a.rank, a.output, staging);
+        p2p::fold_staged<R>(a, call, a.rank * a.slice, own.bytes, [&](u64 at, const Vector& v) {
+          if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);  // else it is the output
+          p2p::write(a, own.to, at, own.bytes, v);
+        });
         whole = call.barrier(false);
       }
       if (whole) {
-#pragma unroll 1
-        for (u32 k = 1; k < a.ranks; ++k) {
-          const u32 rank = call.after(k);
-          const u64 start = rank * a.slice;
-          p2p::take(a, a.output, call.staging(rank), start + first, end_of(start), step);
-        }
+        p2p::move<false>(a, call, a.ranks - 1, a.slice, [&](u32 k) {
+          const u32 rank = call.after(k + 1);
+          return slice_of(rank, a.output, call.staging(rank));
+        });
+        call.leave();
       }
     }
     call.end();
@@ -423,15 +488,14 @@ struct AllGather {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
-      p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
+      p2p::put(a, call, call.staging(a.rank), a.input);
       if (call.barrier(false)) {
-#pragma unroll 1
-        for (u32 k = 1; k <= a.ranks; ++k) {
-          const u32 rank = call.after(k);
-          if (a.part[rank] != a.input) p2p::take(a, a.part[rank], call.staging(rank), first, a.bytes, step);
-        }
+        p2p::move<false>(a, call, a.ranks, a.bytes, [&](u32 k) {
+          const u32 rank = call.after(k + 1);
+          return p2p::Copy{a.part[rank], call.staging(rank), a.part[rank] != a.input ? a.bytes : 0};
+        });
+        call.leave();
       }
     }
     call.end();
@@ -445,18 +509,16 @@ struct ReduceScatter {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
-#pragma unroll 1
-      for (u32 rank = 0; rank < a.ranks; ++rank) {
-        p2p::put(a, call.staging(a.rank) + rank * a.slice, a.part[rank], first, a.bytes, step);
+      u8* const staging = call.staging(a.rank);
+      if (call.stages()) {
+        p2p::move<true>(a, call, a.ranks, a.bytes,
+                        [&](u32 k) { return p2p::Copy{staging + k * a.slice, a.part[k], a.bytes}; });
       }
       if (call.barrier(R::Operation::kScalesInput)) {
-        const u64 own = a.rank * a.slice;
-#pragma unroll 1
-        for (u64 at = first; at < a.bytes; at += step) {
-          p2p::write(a, a.output, at, p2p::fold_staged<R>(a, call, own + at));
-        }
+        p2p::fold_staged<R>(a, call, a.rank * a.slice, a.bytes,
+                            [&](u64 at, const Vector& v) { p2p::write(a, a.output, at, a.bytes, v); });
+        call.leave();
       }
     }
     call.end();
@@ -470,11 +532,14 @@ struct Broadcast {
   template <class R>
   C10D_DEVICE void run(const Arguments& a) {
     p2p::Call call(a);
-    const u64 first = 16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x), step = 16 * (u64)gridDim.x * blockDim.x;
     if (call.begin()) {
-      if (a.rank == a.root) p2p::put(a, call.staging(a.rank), a.input, first, a.bytes, step);
-      if (call.barrier(false) && a.rank != a.root) {
-        p2p::take(a, a.output, call.staging(a.root), first, a.bytes, step);
+      if (a.rank == a.root) p2p::put(a, call, call.staging(a.rank), a.input);
+      if (call.barrier(false)) {
+        if (a.rank != a.root) {
+          p2p::move<false>(a, call, 1, a.bytes,
+                           [&](u32) { return p2p::Copy{a.output, call.staging(a.root), a.bytes}; });
+        }
+        call.leave();
       }
     }
     call.end();

@@ -48,7 +48,7 @@ static int contiguous(const DLTensor* t, uint64_t* count) {
 }
 
 int raw_tensor_find(PyObject* o, RawTensor* found) {
-  if (!is_plain(o)) return 0;
+  if (!exchange || !is_plain(o)) return 0;
   DLTensor t;
   if (exchange->tensor_from_object(o, &t)) {
     PyErr_Clear();  // no memory of its own, or a dtype that DLPack does not know

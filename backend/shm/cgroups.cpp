@@ -1,37 +1,10 @@
 #include "cgroups.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
+
+#include "os.h"
 
 namespace c10d_custom {
-
-std::string file_text(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  std::string all;
-  char part[4096];
-  for (ssize_t got; (got = read(fd, part, sizeof part)) > 0;) all.append(part, size_t(got));
-  ::close(fd);
-  return all;
-}
-
-bool number_after(const std::string& text, const char* key, uint64_t* value) {
-  const size_t length = strlen(key);
-  for (size_t line = 0; line < text.size(); line = text.find('\n', line) + 1) {
-    if (!text.compare(line, length, key)) {
-      const char* const at = text.c_str() + line + length;
-      char* end;
-      *value = strtoull(at, &end, 10);
-      return end != at;
-    }
-    if (text.find('\n', line) == std::string::npos) break;
-  }
-  return false;
-}
 
 std::vector<Cgroup> own_cgroups(const std::string& root, const char* own, const std::string& controller) {
   std::vector<Cgroup> found;

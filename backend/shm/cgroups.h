@@ -1,16 +1,9 @@
-// Which cgroups this process is in, and what short files of the kernel say.
+// Which cgroups this process is in.
 #pragma once
-#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace c10d_custom {
-
-// A file's contents; "" where it cannot be read.
-std::string file_text(const std::string& path);
-
-// The number after `key` where a line begins with it; false: there is none.
-bool number_after(const std::string& text, const char* key, uint64_t* value);
 
 struct Cgroup {
   std::string folder;

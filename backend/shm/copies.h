@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cgroups.h"
+#include "os.h"
 #include "team.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -74,6 +74,8 @@ class TwoWays {
 // For one thread at a time.
 class CopyIn {
  public:
+  static constexpr uint64_t kWorth = 16 << 10;  // bytes: of less, the clock would be a part of the cost
+
   // `team`: who shares the copies; null: nobody.
   explicit CopyIn(Team* team = nullptr) : team_(team) {}
 
@@ -102,8 +104,6 @@ class CopyIn {
     return 0;
 #endif
   }
-
-  static constexpr uint64_t kWorth = 16 << 10;  // bytes: of less, the clock would be a part of the cost
 
   Team* const team_;
   TwoWays ways_;

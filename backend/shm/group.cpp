@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cgroups.h"
 #include "p2p.h"
 #include "queue.h"
 #include "topology.h"

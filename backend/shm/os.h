@@ -1,4 +1,4 @@
-// The system calls we live on: time, futexes shared between processes, threads.
+// The system calls we live on: time, futexes shared between processes, threads; what short files of the kernel say.
 #pragma once
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -12,6 +12,9 @@
 #include <climits>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -45,6 +48,32 @@ inline void futex_wait(const void* word, uint32_t expected, int64_t ns) {
 
 inline void futex_wake(const void* word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, nullptr, nullptr, 0); }
 inline void futex_wake_all(const void* word) { futex_wake(word, INT_MAX); }
+
+// A file's contents; "" where it cannot be read.
+inline std::string file_text(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  std::string all;
+  char part[4096];
+  for (ssize_t got; (got = read(fd, part, sizeof part)) > 0;) all.append(part, size_t(got));
+  close(fd);
+  return all;
+}
+
+// The number after `key` where a line begins with it; false: there is none.
+inline bool number_after(const std::string& text, const char* key, uint64_t* value) {
+  const size_t length = strlen(key);
+  for (size_t line = 0; line < text.size(); line = text.find('\n', line) + 1) {
+    if (!text.compare(line, length, key)) {
+      const char* const at = text.c_str() + line + length;
+      char* end;
+      *value = strtoull(at, &end, 10);
+      return end != at;
+    }
+    if (text.find('\n', line) == std::string::npos) break;
+  }
+  return false;
+}
 
 // Threads that run or want to, of the whole machine; -1: not known.
 inline long running_threads() {

@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 
-#include "cgroups.h"
+#include "os.h"
 
 namespace c10d_custom {
 namespace {

@@ -3,7 +3,7 @@
 // Between each two ranks, both ways, there is a Signal: how many times one has signalled the other. They lie in a block
 // of the receiver's arena, one for each sender, in rank order. Each has one writer, its sender, who writes them after
 // its data: `signal` is a release of all that its thread has put, and of all that it has read in its own memory;
-// `await` acquires it. Between those a put is memcpy.
+// `await` acquires it. Between those a put is a copy.
 //
 // Each signal is waited for once: a wait takes the next number of its sender that nobody waits for, and gives it back
 // if it fails. So waits that are begun in one order see puts in that order, and a wait that timed out has used nothing
@@ -44,8 +44,11 @@ class Window {
     std::set<uint64_t> given_back{};
   };
   explicit Window(Group& g) : g_(g) {}
+  void write(char* to, const char* from, uint64_t bytes);
 
   Group& g_;
+  std::mutex copy_mutex_;  // of whom CopyIn serves; who finds it held copies without
+  CopyIn copy_in_;
   std::mutex mutex_;  // of what the sides count
   std::vector<Side> sides_;
 };

@@ -21,7 +21,7 @@ using namespace c10d_custom;
 namespace {
 
 constexpr int64_t kSecond = 1000 * 1000 * 1000, kMs = 1000 * 1000;
-constexpr uint64_t kItems = 5000;
+constexpr uint64_t kItems = 20000;  // more than two of a put's blocks
 
 void meet(c10d_handle* g, uint32_t rank) {
   CallArgs a{};
@@ -132,18 +132,29 @@ void numbers(World& w, uint32_t me) {
   require(c10d_window_signal(own.window, 2) == kUsage && c10d_window_wait(own.window, 2, 0) == kUsage, "none", me, 0);
 }
 
-// Several threads of a rank wait for one peer, and several of that peer signal: each wait gets one signal.
+// Several threads of a rank wait for one peer, and several of that peer put, all at once, and signal: each wait gets
+// one signal.
 void threads(World& w, uint32_t me) {
   const Registered own(w, me);
-  constexpr int kThreads = 4, kEach = 50;
+  constexpr uint64_t kThreads = 4, kEach = 50, kPart = kItems / kThreads;
   std::vector<std::thread> all;
-  for (int t = 0; t < kThreads; ++t)
-    all.emplace_back([&] {
-      for (int i = 0; i < kEach; ++i)
+  for (uint64_t t = 0; t < kThreads; ++t)
+    all.emplace_back([&, t] {
+      const std::vector<int64_t> mine(kPart, int64_t(t + 1));
+      for (uint64_t i = 0; i < kEach; ++i) {
+        if (!me) c10d_window_put(own.window, 1, kInt64, mine.data(), kPart, t * kPart);
         require((me ? c10d_window_wait(own.window, 0, 60 * kSecond) : c10d_window_signal(own.window, 1)) == kOk,
-                "signals of threads", me, uint64_t(i));
+                "signals of threads", me, i);
+      }
     });
   for (auto& t : all) t.join();
+  for (uint64_t i = 0; me && i < kItems; ++i) require(own.data[i] == int64_t(i / kPart + 1), "puts of threads", me, i);
+  // What is put may lie in the window itself, both ways.
+  for (uint64_t i = 0; i < kItems; ++i) own.data[i] = int64_t(i);
+  c10d_window_put(own.window, me, kInt64, own.data, kItems - 1, 1);
+  for (uint64_t i = 1; i < kItems; ++i) require(own.data[i] == int64_t(i - 1), "one up", me, i);
+  c10d_window_put(own.window, me, kInt64, own.data + 1, kItems - 1, 0);
+  for (uint64_t i = 0; i < kItems - 1; ++i) require(own.data[i] == int64_t(i), "one down", me, i);
   meet(own.group, me);
   require(!me || c10d_window_wait(own.window, 0, 0) == kTimeout, "one too many", me, 0);
 }

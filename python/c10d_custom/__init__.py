@@ -135,17 +135,24 @@ def restore() -> None:
 
 
 def empty(
-    shape: int | Sequence[int], *, dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+    shape: int | Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
+    device: torch.device | str | int | None = None,
 ) -> torch.Tensor:
     """A CPU tensor of any contents, as torch.empty's, in memory that the ranks of ``group`` share (the default group if
     None). Where all ranks give such tensors, large all_reduces, all_gathers and reduce_scatters of that group read and
     write them where they lie; the results are the same. The tensor is this rank's own, and may outlive the group. In a
     group of one rank, or over several hosts, it is an ordinary tensor. See docs/zero-copy.md.
 
+    With ``device``, a GPU: a tensor there, likewise, of a group in p2p mode (docs/cuda.md). Collective: all ranks ask
+    for as many bytes, in one order with the group's other collectives.
+
     Raises UsageError for a group of another backend, TransportError where there is not so much memory."""
     from .c10d.allocation import empty
 
-    return empty(shape, dtype, group)
+    return empty(shape, dtype, group, device)
 
 
 def shrink_group(timeout: timedelta | None = None) -> ProcessGroup:

@@ -6,7 +6,7 @@ from __future__ import annotations
 # As setup.cfg has them.
 PACKAGES = {
     "mpi": ("mpi4py>=4", "mpich"),
-    "cuda12": ("cupy-cuda12x>=14", "cuda-bindings>=12,<13"),
+    "cuda12": ("cupy-cuda12x>=14", "cuda-bindings>=12.9.1,<13"),
     "cuda13": ("cupy-cuda13x>=14", "cuda-bindings>=13,<14"),
 }
 

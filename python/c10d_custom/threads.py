@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from importlib.util import module_from_spec
@@ -36,10 +37,12 @@ from .config import Config
 __all__ = [
     "GPU",
     "IDLE_WORKER",
+    "NEWS",
     "OVER_MPI",
     "Lent",
     "allocate_lock",
     "lend",
+    "own",
     "queue",
     "rest",
     "select",
@@ -49,6 +52,7 @@ __all__ = [
     "start_new_thread",
     "threading",
     "time",
+    "wait_until",
 ]
 
 
@@ -82,6 +86,16 @@ if _replaced():
     selectors, socket, queue = (_made[name] for name in ("selectors", "socket", "queue"))
 
 
+_owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def own(link: socket.socket) -> socket.socket:
+    """The same, closed in each child that is forked: as long as that had it, peers would take this process for
+    alive."""
+    _owned.add(link)
+    return link
+
+
 class Waiting(NamedTuple):
     """How a wait for one kind of thing looks for it. ``awake``: for how many times C10D_CUSTOM_SPIN_US it yields its
     core between looks; then it sleeps between them ``often``, and ``rarely`` once it has lasted ``patience``, all in
@@ -97,6 +111,7 @@ class Waiting(NamedTuple):
 OVER_MPI = Waiting(1.5, 50e-6, 0.1)  # what MPI brings: backend/shm/waiting.h's awake_amid_transfers
 GPU = Waiting(1.0, 50e-6, 20e-3)
 IDLE_WORKER = Waiting(0.0, 100e-6, 0.05)  # of a thread that looks for what others may have to do
+NEWS = Waiting(0.0, 1e-3, 0.3, 5e-3)  # of why a call has failed, which another thread or the store brings
 
 
 def rest(kind: Waiting, waited: float) -> None:
@@ -105,6 +120,14 @@ def rest(kind: Waiting, waited: float) -> None:
         os.sched_yield()
     else:
         time.sleep(kind.often if waited < kind.patience else kind.rarely)
+
+
+def wait_until(answer: Callable[[], Any], kind: Waiting, seconds: float) -> Any:
+    """Asks again and again, for up to so many seconds, until the answer is true. Returns the last answer."""
+    began = time.monotonic()
+    while not (last := answer()) and (waited := time.monotonic() - began) < seconds:
+        rest(kind, waited)
+    return last
 
 
 @functools.cache
@@ -173,6 +196,8 @@ _idle: deque[Any] = deque()
 def _forked() -> None:
     _errands.clear()
     _idle.clear()
+    for link in list(_owned):
+        link.close()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,6 +1,9 @@
 """The fused kernels of a simulated GPU: two pieces of work on the stream, between which a rank waits until all
 ranks' streams have come as far, or gives up as backend/cuda/p2p.h does.
 
+Of tensors that are read where they lie nothing is staged; the second reads them, and a third, for which a rank waits
+likewise until all have come to their second, writes the results.
+
 The first stages inputs in the half that is this call's, the second takes or folds what ranks have staged. Between
 the two, ranks are ordered by their arrivals alone: what a rank does after it is not ordered with what another
 rank's second piece still reads, as on real GPUs. Signals are kept here, not in the pads; calls and failures in
@@ -34,6 +37,7 @@ class FakeKernels:
         self.compiled = set()
         self.processors = 132
         self.launched = []  # (algorithm, dtype, redop)
+        self.halves = []  # of each, the bytes of a half; 0: of tensors that are read where they lie
 
     def function(self, algorithm, dtype, redop):
         key = algorithm, dtype.code, redop
@@ -61,10 +65,13 @@ class FakeKernels:
 
     def enqueue(self, stream, function, blocks, threads, arguments):
         self.launched.append(function)
+        self.halves.append(arguments.half)
         with self.world.lock:
             kernel = _Kernel(self.driver, function, blocks, threads, arguments)
             self.driver._enqueue(stream, kernel.first())
             self.driver._enqueue(stream, kernel.second())
+            if kernel.lie:
+                self.driver._enqueue(stream, kernel.third())
 
 
 class _Kernel:
@@ -73,7 +80,9 @@ class _Kernel:
         self.shape = blocks, threads
         n, self.me = a.ranks, a.rank
         spans = [driver._span(a.pad[r], _WORDS, "fused kernel") for r in range(n)]
-        stagings = [driver._span(a.staging[r], 2 * a.half, "fused kernel") for r in range(n)]
+        self.lie = a.half == 0
+        room = a.bytes * (n if key[0] == "ReduceScatter" else 1) if self.lie else 2 * a.half
+        stagings = [driver._span(a.staging[r], room, "fused kernel") for r in range(n)]
         self.pads, self.stagings = [s for s, _ in spans], [s for s, _ in stagings]
         self.staged, self.results = self._plan()
         tensors = [driver._span(address, a.bytes, "fused kernel") for address, _ in self.staged]
@@ -87,9 +96,10 @@ class _Kernel:
             self.world.wrong(f"rank {self.me} launches with a record that is not pinned memory")
         if not 0 < a.timeout_ns < 1 << 62:
             self.world.wrong(f"rank {self.me} launches a kernel that waits for ever")
-        if any(real % a.unit for real in reals) or any(at + a.bytes > a.half for _, at in self.staged):
+        if any(real % a.unit for real in reals) or any(at + a.bytes > (a.half or room) for _, at in self.staged):
             self.world.wrong("arguments of a fused kernel that do not fit")
         self.outcome = False  # until it has begun
+        self.barrier, self.folded = 0, []
         self.owns = False  # its rank's pad
         if not a.token:
             self.world.wrong(f"rank {self.me} launches a kernel without a token")
@@ -134,7 +144,16 @@ class _Kernel:
     def _signal(self, rank):
         if self.world.flags_lost and rank != self.me:
             return None
-        return self.world.signals.get((self.pads[rank], self.number))
+        return self.world.signals.get((self.pads[rank], self.number, self.barrier))
+
+    def _arrive(self, clock):
+        self.world.signals[(self.pads[self.me], self.number, self.barrier)] = (
+            self.a.fingerprint,
+            self.a.factor,
+            dict(clock),
+            self.shape,
+            self.key,
+        )
 
     def first(self):
         def run(clock):
@@ -150,17 +169,11 @@ class _Kernel:
             if self._told():
                 return
             self.outcome = None
-            for source, at in self.staged:
+            for source, at in () if self.lie else self.staged:
                 target = self.stagings[self.me] + self.half + at
                 self._touches(target, True, clock)
                 ctypes.memmove(target, source, self.a.bytes)
-            self.world.signals[(self.pads[self.me], self.number)] = (
-                self.a.fingerprint,
-                self.a.factor,
-                dict(clock),
-                self.shape,
-                self.key,
-            )
+            self._arrive(clock)
 
         op = self.world.op(
             "fused kernel",
@@ -190,22 +203,46 @@ class _Kernel:
             self.outcome = self._give_up(p2p.TIMEOUT, signals.index(None))
         return self.outcome is not None
 
-    def second(self):
-        def waits():
-            clock = {}
-            for rank in range(self.a.ranks) if self.outcome else ():
-                for component, tick in self._signal(rank)[2].items():
-                    clock[component] = max(clock.get(component, 0), tick)
-            return clock
+    def _waits(self):
+        clock = {}
+        for rank in range(self.a.ranks) if self.outcome else ():
+            for component, tick in self._signal(rank)[2].items():
+                clock[component] = max(clock.get(component, 0), tick)
+        return clock
 
+    def _end(self):
+        if self.owns:
+            _u32(self.pads[self.me] + _OWNER).value = 0
+            if self.record in self.world.pinned:
+                _u64(self.record + _ENDED).value = self.number + 1
+        for target, *_ in () if self.outcome else self.results:
+            ctypes.memset(target, 0xD5, self.a.bytes)  # garbage
+
+    def _last(self, ready, run):
+        op = self.world.op(
+            "fused kernel",
+            ready=ready,
+            run=run,
+            waits=self._waits,
+            writes=[(target, self.a.bytes) for target, _, _ in self.results],
+            buffers=self.buffers,
+        )
+        op.kernel = self
+        return op
+
+    def third(self):
         def run(clock):
-            if self.owns:
-                _u32(self.pads[self.me] + _OWNER).value = 0
-                if self.record in self.world.pinned:
-                    _u64(self.record + _ENDED).value = self.number + 1
+            self._end()
+            for target, data in self.folded if self.outcome else ():
+                ctypes.memmove(target, data, self.a.bytes)
+
+        return self._last(self._decided, run)
+
+    def second(self):
+        def run(clock):
+            if not self.lie:
+                self._end()
             if not self.outcome:
-                for target, _, _ in self.results:
-                    ctypes.memset(target, 0xD5, self.a.bytes)  # garbage
                 return
             signals = [self._signal(r) for r in range(self.a.ranks)]
             if any(s[3:] != (self.shape, self.key) for s in signals):
@@ -215,19 +252,20 @@ class _Kernel:
                 for source in sources:
                     self._touches(source, False, clock)
                 if self.key[0] in ("AllGather", "Broadcast"):
-                    ctypes.memmove(target, sources[0], self.a.bytes)
+                    data = ctypes.string_at(sources[0], self.a.bytes)
                 else:
-                    self._fold(target, sources, [s[1] for s in signals])
+                    data = self._fold(sources, [s[1] for s in signals])
+                if self.lie:
+                    self.folded.append((target, data))
+                else:
+                    ctypes.memmove(target, data, self.a.bytes)
+            if self.lie:
+                self.barrier, self.outcome = 1, None
+                self._arrive(clock)
 
-        op = self.world.op(
-            "fused kernel",
-            ready=self._decided,
-            run=run,
-            waits=waits,
-            writes=[(target, self.a.bytes) for target, _, _ in self.results],
-            buffers=self.buffers,
-        )
-        op.kernel = self
+        op = self._last(self._decided, run)
+        if self.lie:
+            op.writes = []
         return op
 
     def _touches(self, address, write, clock):
@@ -236,7 +274,7 @@ class _Kernel:
         label = f"a fused kernel of rank {self.me}"
         self.world._access((address, self.a.bytes), write, self.stream, stream.clock[self.stream], clock, label)
 
-    def _fold(self, target, sources, factors):
+    def _fold(self, sources, factors):
         _, code, redop = self.key
         dtype, n = dtypes.BY_CODE[code], len(sources)
         factors = factors if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
@@ -251,4 +289,4 @@ class _Kernel:
             (ctypes.c_double * len(factors))(*factors) if factors else None,
         ):
             self.world.wrong(f"a fused reduction of {dtype.name} with {redop}, which there is not")
-        ctypes.memmove(target, result, self.a.bytes)
+        return result

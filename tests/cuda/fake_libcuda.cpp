@@ -2,6 +2,7 @@
 // signature here. It counts the calls that would spoil another thread's capture, and can take its time in all of them.
 
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <atomic>
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace {
@@ -77,6 +79,15 @@ uintptr_t fake_loaded() { return loaded.exchange(0); }
 int fake_left() { return int(memory.size() + priorities.size() + events.size()); }
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
+// How the binding finds the others: the newest of each name.
+CUresult cuGetProcAddress(const char* name, void** out, int, cuuint64_t, CUdriverProcAddressQueryResult*) {
+  void* const here = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  *out = dlsym(here, (std::string(name) + "_v2").c_str());
+  if (!*out) *out = dlsym(here, name);
+  dlclose(here);
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceGet(CUdevice* d, int ordinal) { return *d = ordinal + 7, CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice d) {
   if (d != 7 || attribute != CU_DEVICE_ATTRIBUTE_MPS_ENABLED) return CUDA_ERROR_INVALID_VALUE;
@@ -175,8 +186,7 @@ CUresult cuEventQuery(CUevent) {
   return busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-#undef cuEventElapsedTime  // which drivers before 12.8 have under this name alone
-extern "C" CUresult cuEventElapsedTime(float* ms, CUevent first, CUevent last) {
+CUresult cuEventElapsedTime(float* ms, CUevent first, CUevent last) {
   std::lock_guard<std::mutex> l(lock);
   *ms = 1.5f;
   return timed[first] && timed[last] ? called() : CUDA_ERROR_INVALID_HANDLE;

@@ -6,6 +6,10 @@ may free it, and put another in its place, whose handle then is the same; who op
 the other gets the other's memory.
 """
 
+import ctypes
+
+import torch
+
 from c10d_custom.transport.cuda.mappings import Allocation
 from fake_world import GAP, Buffer, Segment
 
@@ -94,6 +98,13 @@ class FakeMemory:
             self.maps[address] = (buffer, True)
             self.world.buffers[f"memory {buffer.number}".ljust(64)] = buffer
             return address
+
+    def tensor(self, address, nbytes, owner):
+        with self.world.lock:
+            self._called("tensor")
+            memory = (ctypes.c_char * nbytes).from_address(self.maps[address][0].real)
+            memory.owner = owner
+            return torch.frombuffer(memory, dtype=torch.uint8)
 
     def free(self, address):
         with self.world.lock:

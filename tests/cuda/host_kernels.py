@@ -86,10 +86,10 @@ class HostKernels(kernels.Kernels):
         self._lock = threading.Lock()
 
     def _load(self, algorithm, dtype, redop):
-        return algorithm, getattr(self._library, compiler.name_of(algorithm, dtype, redop))
+        run = self._library.launch if algorithm == "Reduce" else self._library.launch_threads
+        return run, getattr(self._library, compiler.name_of(algorithm, dtype, redop))
 
     def launch(self, function, stream, blocks, threads, arguments):
-        algorithm, kernel = function
+        run, kernel = function
         assert blocks > 0
-        run = self._library.launch if algorithm == "Reduce" else self._library.launch_threads
         run(kernel, ctypes.c_uint(blocks), ctypes.c_uint(threads), ctypes.byref(arguments))

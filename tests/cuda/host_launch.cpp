@@ -19,6 +19,6 @@ EXPORT void launch_threads(void (*kernel)(const void*), unsigned blocks, unsigne
 EXPORT unsigned long long size_of(int what) {
   using namespace c10d_custom;
   const unsigned long long sizes[] = {sizeof(Reduce::Arguments), sizeof(p2p::Arguments), sizeof(p2p::Pad),
-                                      sizeof(p2p::Record)};
+                                      sizeof(p2p::Record), 4 * p2p::kWords};
   return sizes[what];
 }

@@ -206,6 +206,21 @@ def freed(seed):
     run(3, body, seed, seconds=8.0)
 
 
+def resized(seed):
+    """A tensor whose storage its user has resized to nothing is closed with the next call."""
+
+    def body(r):
+        t = device_tensor(r, LARGE, 1.0)
+        assert summed(r, t) == 3.0
+        r.synchronize()
+        r.world.barrier(r.size)
+        t.untyped_storage().resize_(0)
+        assert summed(r, device_tensor(r, 2 * LARGE, 1.0)) == 3.0
+        assert opened(r) == (0 if r.rank else 2), r.driver.opened
+
+    run(3, body, seed, seconds=8.0)
+
+
 def overlapping(seed):
     """A segment where a longer one was, beginning elsewhere: its handle is another one."""
 

@@ -28,15 +28,17 @@ void be_late() {
   }
 }
 
-constexpr u64 kHalf = 4096;
+constexpr u64 kHalf = 4096, kMost = 1000;  // bytes; elements
 
 struct Rank {
   p2p::Pad pad = {};
   u64 word[2 * p2p::kMaxRanks * p2p::kWords] = {};
   alignas(16) u8 staging[2 * kHalf] = {};
   p2p::Record record = {};
-  std::vector<u32> data;
-  std::vector<std::vector<u32>> part;  // of each rank
+  std::vector<u32> data = std::vector<u32>(kMost);
+  std::vector<u32> parts = std::vector<u32>(p2p::kMaxRanks * kMost);
+
+  u32* part(unsigned rank) { return parts.data() + rank * kMost; }
 };
 
 enum Kind { kAllReduce, kAllGather, kReduceScatter, kBroadcast };
@@ -48,6 +50,7 @@ struct Plan {
   unsigned blocks;
   bool scales;
   Kind kind = kAllReduce;
+  bool lie = false;  // what ranks give is read there
 };
 
 u32 input(unsigned call, unsigned rank, size_t i) { return (call * 31 + rank * 7 + i) % 1000 + 1; }
@@ -78,6 +81,10 @@ int main(int, char** argv) {
       {c10d_AllGather_uint8_BOR, 100, blocks, false, kAllGather},
       {c10d_ReduceScatter_float32_PREMUL_SUM, 77, blocks, true, kReduceScatter},
       {c10d_Broadcast_uint8_BOR, 300, blocks, false, kBroadcast},
+      {c10d_TwoShot_int32_SUM, 201, blocks, false, kAllReduce, true},
+      {c10d_AllGather_uint8_BOR, 101, blocks, false, kAllGather, true},
+      {c10d_ReduceScatter_float32_PREMUL_SUM, 77, blocks, true, kReduceScatter, true},
+      {c10d_Broadcast_uint8_BOR, 300, blocks, false, kBroadcast, true},
   };
   constexpr unsigned kPlans = sizeof(plans) / sizeof(plans[0]);
   std::vector<std::unique_ptr<Rank>> all;
@@ -88,16 +95,19 @@ int main(int, char** argv) {
     all[r]->pad.calls = -6u;
     const u64 each = (u64)ranks * p2p::kWords;
     for (u64 i = 0; i < 2 * each; ++i) all[r]->word[i] = (u64)(p2p::kFlag | 2 | (i >= each)) << 32 | 7;
-    all[r]->data.resize(1000);
-    all[r]->part.resize(ranks, std::vector<u32>(1000));
     for (const Plan& plan : plans) {
       p2p::Arguments a = {};
-      for (unsigned j = 0; j < ranks; ++j) a.pad[j] = &all[j]->pad, a.staging[j] = all[j]->staging;
+      for (unsigned j = 0; j < ranks; ++j) {
+        a.pad[j] = &all[j]->pad;
+        u32* const given = plan.kind == kReduceScatter ? all[j]->part(0) : all[j]->data.data();
+        a.staging[j] = plan.lie ? (u8*)given : all[j]->staging;
+      }
       a.input = a.output = (u8*)all[r]->data.data();
       a.bytes = plan.count * 4;
-      a.half = kHalf;
+      a.half = plan.lie ? 0 : kHalf;
       a.slice = (a.bytes / (plan.kind == kReduceScatter ? 1 : ranks) + 16) / 16 * 16;
-      for (unsigned j = 0; j < ranks; ++j) a.part[j] = (u8*)all[r]->part[j].data();
+      if (plan.lie && plan.kind == kReduceScatter) a.slice = 4 * kMost;
+      for (unsigned j = 0; j < ranks; ++j) a.part[j] = (u8*)all[r]->part(j);
       a.root = 1 % ranks;
       a.record = &all[r]->record;
       a.timeout_ns = seconds * 1000000000ull;
@@ -141,7 +151,7 @@ int main(int, char** argv) {
         std::vector<u32>& data = all[r]->data;
         for (size_t i = 0; i < plan.count; ++i) {
           data[i] = coded(plan, input(call, r, i));
-          for (unsigned j = 0; j < ranks; ++j) all[r]->part[j][i] = coded(plan, input(call, r, i) + j);
+          for (unsigned j = 0; j < ranks; ++j) all[r]->part(j)[i] = coded(plan, input(call, r, i) + j);
         }
         between.sync();
         between.sync();
@@ -153,7 +163,7 @@ int main(int, char** argv) {
           if (plan.kind == kBroadcast) want = input(call, 1 % ranks, i);
           bool right = data[i] == want || plan.kind == kAllGather;
           for (unsigned j = 0; plan.kind == kAllGather && j < ranks; ++j) {
-            right = right && all[r]->part[j][i] == input(call, j, i);
+            right = right && all[r]->part(j)[i] == input(call, j, i);
           }
           if (!right && __atomic_fetch_add(&wrong, 1, __ATOMIC_RELAXED) == 0) {
             fprintf(stderr, "call %u rank %u element %zu: %u instead of %u\n", call, r, i, data[i], want);

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions, ReduceScatterOptions
 
 from c10d_custom.errors import CollectiveMismatchError
-from c10d_custom.transport.cuda import in_place, shared, staged
+from c10d_custom.transport.cuda import shared, staged
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World
@@ -68,15 +68,15 @@ class Ways:
     def __enter__(self):
         self.noted = noted = []
 
-        def noting(kind, way):
-            def run(self, *arguments, real=kind.run):
+        def noting(kind, way, name="run"):
+            def run(self, *arguments, real=getattr(kind, name)):
                 noted.append(way)
                 return real(self, *arguments)
 
-            return mock.patch.object(kind, "run", run)
+            return mock.patch.object(kind, name, run)
 
-        self._patches = [noting(staged.StagedCollectives, "Staged"), noting(shared._Run, "Shared")]
-        self._patches.append(noting(in_place.InPlace, "Shared"))
+        self._patches = [noting(staged.StagedCollectives, "Staged")]
+        self._patches.append(noting(shared.SharedCollectives, "Shared", "run_here"))
         for patch in self._patches:
             patch.start()
         return self

@@ -157,8 +157,7 @@ def test_what_has_come_when_the_group_ends_still_goes_to_the_gpu():
         messages = next(iter(r.pg._transport._cuda.values()))._messages
         messages._by = 1  # as if another thread were at it
         work = r.pg.recv([t], 1, 1)
-        ((_, inner),) = messages._moving
-        assert inner.wait(20.0)
+        assert messages._live[-1].inner.wait(20.0)
         leave = messages.leave
         messages.leave = lambda: (leave(), setattr(messages, "_by", 0))
         r.pg.shutdown()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from c10d_custom.transport.cuda import fused, p2p
+from c10d_custom.transport.cuda import algorithm, fused
 from conformance.reference import reduce_in_order
 from conformance.values import raw, same_bytes
 from device_tensors import contents, device_tensor, options, warm
@@ -30,9 +30,8 @@ def test_every_collective_among_fused_ones(size, full):
 
 @pytest.mark.parametrize("op", ["SUM", "AVG", "MAX", "PREMUL_SUM"])
 def test_same_bits_as_the_reference_and_by_fused_kernels_alone(op, monkeypatch):
-    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {})
-    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES_MANY", 4096)
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 1024)
+    monkeypatch.setattr(algorithm, "one_shot_bytes", lambda ranks: 4096)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", 1024)
     counts = [1, 1000, 1024 * 4, HALF // 2 - 1, HALF // 2, HALF // 2 + 1, 2 * HALF + 3]
 
     def body(r):
@@ -132,9 +131,9 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step):
     assert all(m.name == "shared" and "rank 1" in m.reason and "out of luck" in m.reason for _, m in results)
 
 
-def test_staging_is_as_configured_or_16_mib():
+def test_staging_is_as_configured_or_32_mib():
     assert fused.Fused(None, 0, 2, 65536)._staging == 65536
-    assert fused.Fused(None, 0, 2, 64 << 20)._staging == 16 << 20
+    assert fused.Fused(None, 0, 2, 64 << 20)._staging == 32 << 20
 
 
 @pytest.mark.parametrize("size, blocks", [(2, 36), (4, 33)])

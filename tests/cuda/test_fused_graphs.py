@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from c10d_custom.errors import AbortedError, CustomBackendError, PeerLostError, UsageError
-from c10d_custom.transport.cuda import p2p
+from c10d_custom.transport.cuda import algorithm
 from c10d_custom.transport.cuda import transport as cuda_transport
 from device_tensors import contents, device_tensor, options, warm
 from fake_driver import FakeDriver
@@ -50,7 +50,7 @@ def test_a_captured_all_reduce_runs_at_each_replay(asynchronous):
 
 
 def test_a_capture_is_refused_where_it_cannot_be(monkeypatch):
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 1024)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", 1024)
 
     def refused(r, match, call):
         r.driver.is_capturing = True
@@ -152,6 +152,44 @@ def test_a_group_s_end_waits_for_replays_on_the_current_stream(late, monkeypatch
         if late:
             gate.set()
             r.synchronize()
+        return float(t[0])
+
+    found = run(2, body, laziness=1.0, clean=not late)
+    assert late or found == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_s_end_waits_for_a_replay_that_has_begun_on_any_stream(late, monkeypatch):
+    """Rank 0's waits for rank 1's, to which that one's stream comes late. What does not end in time is ended."""
+    monkeypatch.setattr(cuda_transport, "_DRAIN", 0.5)
+    gate = threading.Event()
+
+    def body(r):
+        warm(r)
+        t = torch.ones(1000)
+        r.keep.append(t)
+        r.driver.is_capturing = True
+        r.pg.allreduce([t], options(False))
+        r.driver.is_capturing = False
+        with r.driver.activate():
+            stream = r.driver.create_stream()
+            with r.driver.on(stream):
+                if r.rank:
+                    r.driver.user(stream, lambda: None, ready=gate.is_set)
+                r.driver.replay()
+        r.world.settle()
+        r.world.barrier(2)
+        if r.rank == 0:
+            if not late:
+                threading.Timer(0.1, gate.set).start()
+            r.pg.shutdown()
+            gate.set()
+        else:
+            assert gate.wait(20)
+            r.world.settle()
+            r.pg.shutdown()
+        with r.driver.activate():
+            r.driver.destroy_stream(stream)
         return float(t[0])
 
     found = run(2, body, laziness=1.0, clean=not late)

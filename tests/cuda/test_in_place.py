@@ -32,6 +32,7 @@ SCENARIOS = [
     ranks.dropped,
     ranks.in_use,
     ranks.for_a_call_alone,
+    ranks.resized,
     ranks.overlapping,
     ranks.more_than_are_kept,
     ranks.told_again,

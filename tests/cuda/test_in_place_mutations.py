@@ -34,6 +34,7 @@ IN_PLACE = {
     "what is freed is not told": ("told.freed[i] = number", "pass", [ranks.freed]),
     "what is freed is not heard": ("[n for n in told.freed if n])", "[])", [ranks.freed]),
     "another in the place of what is freed": ("!= t.allocation]", "is None]", [ranks.freed]),
+    "what was resized to nothing stays told": ("t.lost() or ", "", [ranks.resized]),
     "what is mapped is not kept": (
         "told.storage = storage  #",
         "told.storage = torch.UntypedStorage(0)  #",

@@ -189,29 +189,32 @@ def test_one_that_is_alone_times_out_and_the_group_goes_on(is_recv):
 @pytest.mark.parametrize("mode", ["auto", "staged"])
 def test_a_rank_that_stops_amid_a_message_ends_it_for_both(mode):
     """Its GPU takes no more pieces than there are slots."""
+    staging = 4 * SMALL["cuda_staging_bytes"]  # the CPU's transport takes no piece before its receive is there
+    count = 5 * staging // MESSAGE_SLOTS // 4 + 3
 
     def body(r):
         if r.rank == 0:
-            work = r.pg.send([device_tensor(r, N, 1.0)], 1)
+            work = r.pg.send([device_tensor(r, count, 1.0)], 1)
             with pytest.raises(CustomBackendError):
                 work.wait()
             return None
-        over, into = [], torch.zeros(N)
+        over, into = [], torch.zeros(count)
         r.keep.append(into)
         with r.driver.activate():
             r.driver.user(r.driver.current_stream(), lambda: None, ready=lambda: bool(over))
         work = r.pg.recv([into], 0)
         messages, until = messages_of(r), time.monotonic() + 30
-        while not any(t.copied == MESSAGE_SLOTS for t in messages._transfers) and time.monotonic() < until:
+        while not any(t.copied == MESSAGE_SLOTS for t in messages._live) and time.monotonic() < until:
             messages.progress()
-        (transfer,) = messages._transfers
+        (transfer,) = messages._live
         r.pg.abort()
         with pytest.raises(CustomBackendError):
             work.wait()
         over.append(1)
         return transfer.copied
 
-    assert run_ranks(2, body, config={"cuda_mode": mode}) == [None, MESSAGE_SLOTS]
+    config = {"cuda_mode": mode, "cuda_staging_bytes": staging}
+    assert run_ranks(2, body, config=config) == [None, MESSAGE_SLOTS]
 
 
 def test_a_gpu_that_does_not_come_to_a_message_is_named():

@@ -101,7 +101,7 @@ def test_memory_that_only_seems_shared_is_found_out():
         return next(iter(r.pg._transport._cuda.values())).mode
 
     modes = run_ranks(2, body, config={"cuda_mode": "shared"})
-    assert {m.name for m in modes} == {"staged"} and all("does not read what rank 1" in m.reason for m in modes)
+    assert {m.name for m in modes} == {"staged"} and all("is not read here" in m.reason for m in modes)
 
 
 def modes_of(size, world, gpus, caplog, **config):

@@ -7,12 +7,13 @@ from unittest import mock
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, p2p, peers, pieces, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda import fused, p2p, peers, registered, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
 from fake_kernels import FakeKernels
 from test_device_messages import both_ways, in_turns
+from test_registered import different_tensors, every_op
 from test_shared import Program, program
 from thread_ranks import run_ranks
 
@@ -30,7 +31,7 @@ def off(target, name, new=nothing, *more):
     return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
 
 
-_PUT = shared._Run._put
+_PUT = shared.SharedCollectives._put
 
 
 def awaited_before_it_is_put(self, put):
@@ -81,21 +82,9 @@ def hasty(seed, size, steps, config, seconds):
     run_ranks(size, body, seed=seed, laziness=1.0, config=config, seconds=seconds)
 
 
-def sent_at_once(self):
-    while self._fetching:
-        self._hand_over(self._fetching.popleft())
-    return False
-
-
 def over_at_once(self):
     while self.copying:
         yield self.copying.popleft()
-
-
-def given_at_once(self):
-    while self._leaving:
-        self._leaving.popleft().give_back()
-    return False
 
 
 def on_gpus_of_their_own(seed, size, steps, config, seconds):
@@ -156,7 +145,7 @@ def parts_in_one_place(asked):
     return dataclasses.replace(real, outputs=outputs, inputs=inputs)
 
 
-_ASKED = fused._asked
+_ASKED, _FINGERPRINT = fused._asked, p2p.P2p._fingerprint
 
 
 def another_root(asked):
@@ -165,9 +154,9 @@ def another_root(asked):
 
 MUTATIONS = {
     "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
-    "awaited before it is put": (SHARED, lambda: off(shared._Run, "_put", awaited_before_it_is_put)),
+    "awaited before it is put": (SHARED, lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
-    "one half for all rounds": (SHARED, lambda: off(shared._Run, "_bases", one_half)),
+    "one half for all rounds": (SHARED, lambda: off(shared.SharedCollectives, "_bases", one_half)),
     "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
@@ -192,13 +181,13 @@ MUTATIONS = {
     ),
     "several GPUs: awaited before it is put": (
         SHARED,
-        lambda: off(shared._Run, "_put", awaited_before_it_is_put),
+        lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put),
         on_gpus_of_their_own,
     ),
     "several GPUs: no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet"), on_gpus_of_their_own),
     "several GPUs: one half for all rounds": (
         SHARED,
-        lambda: off(shared._Run, "_bases", one_half),
+        lambda: off(shared.SharedCollectives, "_bases", one_half),
         on_gpus_of_their_own,
     ),
     "fused: memory that is not zeroed": (P2P, lambda: off(FakeDriver, "zero"), on_gpus_of_their_own),
@@ -246,18 +235,29 @@ MUTATIONS = {
         lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),
         on_gpus_of_their_own,
     ),
+    "registered: freed before the others have closed": (
+        P2P,
+        lambda: off(registered.Registered, "close_imports", registered.Registered.free),
+        every_op,
+    ),
+    "registered: the others' memory stays open": (P2P, lambda: off(registered.Registered, "close_imports"), every_op),
+    "registered: no comparison of places": (
+        P2P,
+        lambda: off(p2p.P2p, "_fingerprint", staticmethod(lambda *what: _FINGERPRINT(*what[:-2]))),
+        different_tensors,
+    ),
     "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin")),
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),
     "messages: sent before the bytes have come": (
         STAGED,
-        lambda: off(staged_messages.StagedMessages, "_send_on", sent_at_once),
+        lambda: off(staged_messages.Sending, "_copies_over", over_at_once),
         in_turns,
     ),
     "messages: memory given back under a copy": (
         STAGED,
-        lambda: off(staged_messages.StagedMessages, "_let_go", given_at_once),
+        lambda: off(staged_messages.StagedTicket, "over", staged_messages.StagedTicket.done),
         in_turns,
     ),
     "messages: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin"), in_turns),
@@ -266,7 +266,7 @@ MUTATIONS = {
         f"pieces, {config['cuda_mode']}: {name}": (config, mutation, both_ways)
         for config in (SHARED, STAGED)
         for name, mutation in {
-            "moved on before they are copied": lambda: off(pieces.Transfer, "_copies_over", over_at_once),
+            "moved on before they are copied": lambda: off(staged_messages.StagedTicket, "_copies_over", over_at_once),
             "the caller's stream is not waited for": lambda: off(StreamOp, "begin"),
             "the caller's stream does not wait": lambda: off(StreamOp, "join"),
         }.items()

@@ -12,7 +12,7 @@ import torch
 from c10d_custom import dtypes
 from c10d_custom.call import Op
 from c10d_custom.errors import UsageError
-from c10d_custom.transport.cuda import kernels, p2p
+from c10d_custom.transport.cuda import algorithm, kernels, p2p
 from engine import engine, same
 from gpu import one_gpu
 from host_kernels import HostKernels
@@ -63,13 +63,12 @@ class Group:
 
 @pairs
 def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
-    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES", {})
-    monkeypatch.setattr(p2p, "_ONE_SHOT_BYTES_MANY", 256)
+    monkeypatch.setattr(algorithm, "one_shot_bytes", lambda ranks: 256)
     rng = random.Random(1000 * dtype.code + redop)
     item, size = dtype.item_bytes, rng.choice([1, 2, 3, 4])
     group = Group(library, size)
     # With flags (for few pairs, as the others are reduced by the same code), one-shot, two-shot, several kernels.
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", 128 if (dtype, redop) in FEW else 0)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", 128 if (dtype, redop) in FEW else 0)
     for count in (
         rng.randrange(1, 128 // item + 1),
         rng.randrange(1, 256 // item + 1),
@@ -120,7 +119,7 @@ def sums(counts, timeout_ns=60 * SECOND, number=0):
 
 @with_flags
 def test_a_rank_that_does_not_come(library, monkeypatch, flagged):
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 5, 5], SECOND // 5)
     began = time.monotonic()
@@ -137,7 +136,7 @@ def test_a_rank_that_does_not_come(library, monkeypatch, flagged):
 
 @pytest.mark.parametrize("flagged", [0, 20, 1 << 16])  # 20: rank 1's are not
 def test_ranks_that_call_different_things(library, monkeypatch, flagged):
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 6, 5])
     group.run(call)
@@ -148,7 +147,7 @@ def test_ranks_that_call_different_things(library, monkeypatch, flagged):
 
 @with_flags
 def test_the_host_ends_the_waiting(library, monkeypatch, flagged):
-    monkeypatch.setattr(p2p, "_FLAGGED_BYTES", flagged)
+    monkeypatch.setattr(algorithm, "FLAGGED_BYTES", flagged)
     group = Group(library, 3)
     call, _ = sums([5, 5, 5])
     timer = threading.Timer(0.2, group.ends[0].abort)
@@ -212,11 +211,12 @@ def test_calls_of_different_numbers_do_not_meet(library, number, found):
 
 def test_structures_are_the_kernels(library):
     library.size_of.restype = ctypes.c_ulonglong
-    assert [library.size_of(i) for i in range(4)] == [
+    assert [library.size_of(i) for i in range(5)] == [
         ctypes.sizeof(kernels.ReduceArguments),
         ctypes.sizeof(p2p.Arguments),
         p2p._SIGNALS,
         p2p.RECORD_BYTES,
+        algorithm.FLAGGED_BYTES,
     ]
 
 

@@ -12,6 +12,7 @@ from c10d_custom.c10d.issuing import NewGroup
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.creation.local_datagrams import letters_of
 from c10d_custom.errors import CustomBackendError
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import transport as cuda_transport
@@ -61,8 +62,8 @@ def another_group(r, config):
     """A second group of the same ranks."""
     store = PrefixStore("another", r.pg._store)
     made = Config(**{**SMALL, **config})
-    exchange = Exchange(PrefixStore("its", store), r.rank, r.size, 30.0)
-    cpu = Met(ShmTransport(exchange, made, "another", list(range(r.size))), r.world, "another")
+    with letters_of(Exchange(PrefixStore("its", store), r.rank, r.size, 30.0)) as letters:
+        cpu = Met(ShmTransport(letters, made, "another", list(range(r.size))), r.world, "another")
     transport = ByDevice(cpu, made, one_host=True)
     new = NewGroup(store, r.rank, r.size, timedelta(seconds=60), "another")
     return CustomProcessGroup(transport, store, new)

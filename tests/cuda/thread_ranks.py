@@ -18,6 +18,7 @@ from c10d_custom.c10d.process_group import CustomProcessGroup
 from c10d_custom.call import Region
 from c10d_custom.config import Config
 from c10d_custom.creation.exchange import Exchange
+from c10d_custom.creation.local_datagrams import letters_of
 from c10d_custom.transport.by_device import ByDevice
 from c10d_custom.transport.cuda import driver as cuda_driver
 from c10d_custom.transport.cuda.stream_op import poll
@@ -238,11 +239,8 @@ def run_ranks(
     def one(rank):
         try:
             _here.drivers = [drivers[rank], *more[rank : rank + 1]]
-            cpu = Met(
-                ShmTransport(Exchange(PrefixStore("x", store), rank, size, 30.0), options, "test", list(range(size))),
-                world,
-                id(store),
-            )
+            with letters_of(Exchange(PrefixStore("x", store), rank, size, 30.0)) as letters:
+                cpu = Met(ShmTransport(letters, options, "test", list(range(size))), world, id(store))
             transport = ByDevice(cpu, options, one_host=True)
             pg = CustomProcessGroup(transport, store, NewGroup(store, rank, size, timedelta(seconds=seconds), "test"))
             made.append(pg)

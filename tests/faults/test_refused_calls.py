@@ -25,6 +25,8 @@ NAMED = {
     "recvmsg ENOSYS": "recvmsg: ",
     "sendmsg EPERM": "sendmsg: ",
     "sendmsg ENOSYS": "sendmsg: ",
+    "setsockopt EPERM": "setsockopt: ",
+    "setsockopt ENOSYS": "setsockopt: ",
     "socket EPERM": "socket: ",
     "socket ENOSYS": "socket: ",
 }

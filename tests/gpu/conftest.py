@@ -1,5 +1,7 @@
-"""Tests that need a GPU. Without one they are skipped; --device cpu runs their bodies on CPU tensors instead."""
+"""Tests that need a GPU. Without one they are skipped; --device cpu runs their bodies on CPU tensors instead, --device
+simulated on a simulated GPU."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 def lacking(kind):
     """Why these tests cannot be as they are asked for; None if they can."""
-    return None if kind == "cpu" or torch.cuda.is_available() else "no CUDA device"
+    return None if kind != "cuda" or torch.cuda.is_available() else "no CUDA device"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -25,16 +27,17 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def device(request):
-    """ "cuda", or "cpu" to try the tests where there is no GPU."""
+def device(request, tmp_path_factory):
+    """ "cuda", or "cpu" or "simulated" to try the tests where there is no GPU."""
+    os.environ.setdefault("C10D_TEST_KERNELS", str(tmp_path_factory.mktemp("kernels")))  # host_gpu.py's
     return request.config.getoption("device")
 
 
 @pytest.fixture
 def needs_queues(device):
     """For tests of what a device without streams cannot have."""
-    if device == "cpu":
-        pytest.skip("the CPU has no streams")
+    if device != "cuda":
+        pytest.skip("only a GPU has streams")
 
 
 @pytest.fixture

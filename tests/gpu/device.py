@@ -1,12 +1,15 @@
-"""The device that a rank's tensors are on: a GPU or, so that these tests can be tried without one, the CPU.
+"""The device that a rank's tensors are on: a GPU or, so that these tests can be tried without one, a simulated one
+(tests/cuda/host_gpu.py), or the CPU.
 
-The CPU has no streams here: `stream`, `event` and `busy` stand for nothing. What only a GPU can show
+These two have no streams here: `stream`, `event` and `busy` stand for nothing. What only a GPU can show
 (that the host does not wait, say) is asked under `device.queues` alone.
 """
 
 import contextlib
 import functools
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,11 +18,15 @@ import torch.distributed as dist
 @functools.cache
 def device_of(kind):
     """This rank's device; ranks take the GPUs in turn."""
-    return Cuda(dist.get_rank() % torch.cuda.device_count()) if kind == "cuda" else Cpu()
+    if kind == "cuda":
+        return Cuda(dist.get_rank() % torch.cuda.device_count())
+    return Simulated() if kind == "simulated" else Cpu()
 
 
 class Cuda:
-    kind, queues = "cuda", True
+    """``kernels``: whether fused kernels may serve its tensors."""
+
+    kind, queues, kernels = "cuda", True, True
 
     def __init__(self, index):
         self.index, self.name = index, f"cuda:{index}"
@@ -96,7 +103,7 @@ class _Nothing:
 
 
 class Cpu:
-    kind, name, queues, ids, index = "cpu", "cpu", False, None, None
+    kind, name, queues, kernels, ids, index = "cpu", "cpu", False, False, None, None
 
     def put(self, tensor):
         return tensor.clone()
@@ -127,3 +134,15 @@ class Cpu:
 
     def free_bytes(self):
         return 0
+
+
+class Simulated(Cpu):
+    """All tensors of this process count as its GPU's from now on, and are the CPU's for torch."""
+
+    kernels = True
+
+    def __init__(self):
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
+        import host_gpu
+
+        host_gpu.install()

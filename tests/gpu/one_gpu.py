@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
 
 from c10d_custom import dtypes
 from c10d_custom.call import REDUCING, Op
-from c10d_custom.transport.cuda import compiler, p2p
+from c10d_custom.transport.cuda import algorithm, compiler, p2p
 from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
 from engine import engine, same
 
@@ -170,8 +170,10 @@ class Host:
 class Ranks:
     """All that the ranks have on ``device``. ``end[rank]``: a P2p."""
 
+    within = WITHIN
+
     def __init__(self, device, size):
-        p2p._FLAGGED_BYTES, p2p._ONE_SHOT_BYTES, p2p._ONE_SHOT_BYTES_MANY = device.flagged, {}, device.shot
+        algorithm.FLAGGED_BYTES, algorithm.one_shot_bytes = device.flagged, lambda ranks: device.shot
         self.device, self.size = device, size
         self.pads = pads = [device.zeros(p2p.pad_bytes(size)) for _ in range(size)]
         stagings = [device.zeros(2 * device.half) for _ in range(size)]
@@ -184,8 +186,9 @@ class Ranks:
             )
 
     def launch(self, call, ranks=None, seconds=None):
-        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: WITHIN) for each other."""
-        timeout_ns = int((seconds or WITHIN) * SECOND)
+        """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: ``within``) for each
+        other."""
+        timeout_ns = int((seconds or self.within) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
             self.end[rank].prepare(call.asked(rank))
             self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
@@ -199,10 +202,13 @@ class Ranks:
 
 class Call:
     """Inputs of all ranks, and places for their outputs with guards around them, ``off`` bytes past a multiple of 16;
-    ``in_place``: an output of each rank is its input, or one of them. ``count``: of each tensor; ``other``: ranks that
+    ``in_place``: an output of each rank is its input, or one of them; ``lie``: what ranks give is read where it lies,
+    if it can be. ``count``: of each tensor; ``other``: ranks that
     have one more. ``number``: by which failures call it."""
 
-    def __init__(self, ranks, dtype, redop, count, rng, off=0, in_place=False, other=None, op=Op.all_reduce, number=0):
+    def __init__(
+        self, ranks, dtype, redop, count, rng, off=0, in_place=False, other=None, op=Op.all_reduce, number=0, lie=False
+    ):
         size = self.size = ranks.size
         self.device, self.dtype, self.redop, self.op = ranks.device, dtype, redop, op
         self.counts = [count] * size
@@ -219,7 +225,7 @@ class Call:
         self.nbytes, self._off = count * dtype.item_bytes, GUARD + off
         room = max(self.counts) * dtype.item_bytes + 2 * GUARD
         self._guard = torch.full((room,), 0xA5, dtype=torch.uint8)
-        self._data, self._inputs, self._outputs = [], [], []
+        self._data, self._inputs, self._outputs, self._lie = [], [], [], []
         for rank, count in enumerate(self.counts):
             data = [
                 torch.frombuffer(bytearray(rng.randbytes(max(1, count * dtype.item_bytes))), dtype=torch.uint8)
@@ -234,9 +240,15 @@ class Call:
                 outputs[rank] = inputs[0]
             elif in_place and op is Op.reduce_scatter:
                 outputs = [inputs[rank]]
+            if op is Op.reduce_scatter or (op is Op.all_reduce and not in_place) or off % 16:
+                lie = False
+            self._lie.append([*inputs, *outputs][0] + self._off)
             self._data.append(data)
             self._inputs.append(inputs)
             self._outputs.append(outputs)
+
+        if not lie:
+            self._lie = []
 
     def _outputs_of(self, rank):
         return {Op.all_gather: self.size, Op.broadcast: int(rank != self.root)}.get(self.op, 1)
@@ -255,7 +267,9 @@ class Call:
         factor = self.factors[rank] if self.redop == PREMUL_SUM and self.factors else None
         if self.redop == AVG and self.factors:
             factor = self.factors[0]
-        return p2p.Asked(self.op, self.dtype, self.redop, self.counts[rank], inputs, outputs, factor, self.root)
+        return p2p.Asked(
+            self.op, self.dtype, self.redop, self.counts[rank], inputs, outputs, factor, self.root, self._lie
+        )
 
     def enqueue(self, end, rank, timeout_ns, stream):
         end.run(stream, self.asked(rank), timeout_ns, self.number)
@@ -303,7 +317,7 @@ def bits(ranks, few):
         ops = [op for op in OPS if op in REDUCING or redop == SUM]  # what only moves has no reduce op
         for i, (op, count) in enumerate([(op, count) for op in ops for count in some]):
             off = rng.choice([0, 0, dtype.item_bytes % 16, 1 if dtype.item_bytes == 1 else dtype.item_bytes % 16])
-            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op)
+            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op, lie=i % 3 == 0)
             ranks.launch(call)
             ranks.settle()
             what = f"{op.name} of {dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
@@ -321,7 +335,11 @@ def burst(ranks, few):
     for _ in range(8 if few else 40):
         dtype, redop = rng.choice(PAIRS)
         count = rng.choice(counts_for(ranks.device, dtype.item_bytes))
-        calls.append(Call(ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS)))
+        calls.append(
+            Call(
+                ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS), lie=rng.random() < 0.3
+            )
+        )
         for rank in range(ranks.size):
             ranks.end[rank].prepare(calls[-1].asked(rank))  # nothing is compiled or loaded while kernels wait
     for call in calls:
@@ -422,10 +440,12 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--few", action="store_true", help="fewer pairs and sizes, for slow tools")
+    parser.add_argument("--within", type=float, default=WITHIN, help="seconds that kernels wait for each other")
     parser.add_argument("--library", help="kernels built for the host")
     given = parser.parse_args()
     device = Host(given.ranks, ctypes.CDLL(given.library)) if given.library else Gpu(given.ranks)
     ranks = Ranks(device, given.ranks)
+    ranks.within = given.within
     for name in given.part or PARTS:
         print(f"{name}, {given.ranks} ranks of {device.blocks} blocks: {PARTS[name](ranks, given.few)} calls right")
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import c10d_custom
+from c10d_custom.transport.cuda import algorithm
 from conformance.reference import reduce_in_order
 from conformance.test_all_gather import all_gather, all_gather_into_tensor
 from conformance.test_all_reduce import all_reduce
@@ -42,7 +44,7 @@ def nothing_wrong(found):
     assert not any(found), found
 
 
-KERNEL = 8 << 20  # bytes that one takes, at most
+KERNEL = algorithm.FUSED_STAGING // 2  # bytes that one takes, at most
 GUARD = 64
 SIZES = (4, 12, 1024, 4100, 64 << 10, (64 << 10) + 4, 512 << 10, (512 << 10) + 16, 1 << 20, 4 << 20, KERNEL, KERNEL + 8)
 
@@ -63,7 +65,7 @@ def bursts(kind, seed, calls):
     them, and with the number of kernels that they took."""
     device, rank, size, rng = device_of(kind), dist.get_rank(), dist.get_world_size(), random.Random(seed)
     dist.all_reduce(device.put(torch.ones(1)))  # sets up
-    before, kernels, wrong, done = launched() if device.queues else 0, 0, [], 0
+    before, kernels, wrong, done = launched() if device.kernels else 0, 0, [], 0
     while done < calls and not wrong:
         burst = []
         for _ in range(rng.choice([1, 2, 6])):
@@ -84,7 +86,7 @@ def bursts(kind, seed, calls):
                 wrong.append(f"call {number}: {count} elements of {dtype}, {off - GUARD} off, are not right")
             if (got[:off] != 7).any() or (got[off + count :] != 7).any():
                 wrong.append(f"call {number}: memory beside its tensor was written")
-    if device.queues and launched() - before != kernels:
+    if device.kernels and launched() - before != kernels:
         wrong.append(f"{launched() - before} kernels were launched, not {kernels}")
     return wrong
 
@@ -137,12 +139,13 @@ def test_reduce_scatter(conform, perform):
     needs_a_gpu_each(lambda: conform(perform, ("small",), reducing=True))
 
 
-def in_a_row(device, count):
+def in_a_row(device, count, put=None):
     """(what queues a call of each operation on tensors of its own, what is wrong with their results)"""
+    put = put or device.put
     rank, size = dist.get_rank(), dist.get_world_size()
     ones = torch.ones(count * size)
-    gathered, part, cast, total = (device.put(0 * ones[: k * count]) for k in (size, 1, 1, 1))
-    given, inputs = device.put(ones[:count] + rank), device.put(ones * (1 + rank))
+    gathered, part, cast, total = (put(0 * ones[: k * count]) for k in (size, 1, 1, 1))
+    given, inputs = put(ones[:count] + rank), put(ones * (1 + rank))
 
     def calls():
         cast.copy_(given)
@@ -183,6 +186,26 @@ def test_a_rank_runs_ahead(ranks, device, count):
     if ranks.world_size == 1:
         pytest.skip("a single rank has nobody to run ahead of")
     needs_a_gpu_each(lambda: nothing_wrong(ranks.run(ahead, device, count)))
+
+
+def read_where_they_lie(kind, count):
+    """All are of c10d_custom.empty: whatever their size, one kernel for each call."""
+    device = device_of(kind)
+    dist.all_reduce(device.put(torch.ones(1)))
+    calls, wrong = in_a_row(device, count, lambda t: c10d_custom.empty(t.shape, device=device.name).copy_(t))
+    found, before = [], launched() or 0
+    for _ in range(3):
+        calls()
+        found += wrong()
+    many = (launched() or 0) - before if device.queues else 12
+    return [*found, *([] if many == 12 else [f"{many} kernels"])]
+
+
+@pytest.mark.parametrize("count", [300_000, 5_000_000])
+def test_tensors_that_are_read_where_they_lie(ranks, device, count):
+    if ranks.world_size == 1:
+        pytest.skip("a single rank needs no fused kernels")
+    needs_a_gpu_each(lambda: nothing_wrong(ranks.run(read_where_they_lie, device, count)))
 
 
 def rows_replayed(kind, count):

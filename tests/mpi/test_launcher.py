@@ -148,7 +148,7 @@ def test_without_mpi4py_the_explicit_form_says_what_to_install():
 )
 def test_a_job_that_cannot_begin(code, words):
     left = r"import os; print([f for f in mapped_files(r'/dev/shm/mpich_shm_\w+') if os.path.exists(f)])"
-    imports = "from c10d_custom.launch import mpi_job\nfrom c10d_custom.launch.mapped import mapped_files"
+    imports = "from c10d_custom.launch import mpi_job\nfrom c10d_custom.launch import mapped_files"
     out = python(f"{code}\n{imports}\ntry:\n    mpi_job.job()\nfinally:\n    {left}")
     assert out.returncode and "TransportError" in out.stderr and words in out.stderr, out.stderr
     assert out.stdout == "[]\n"
@@ -171,7 +171,7 @@ def test_any_thread_level_does_on_one_host_and_is_refused_between_hosts():
 
 
 @needs_mpi
-def test_waits_end_at_their_deadline_and_check_may_raise():
+def test_waits_end_at_their_deadline():
     out = python("""
 import time
 from c10d_custom.launch.mpi_job import job
@@ -182,14 +182,6 @@ request = mpi.world.Irecv(buffer, 0)
 start = time.monotonic()
 assert not mpi.wait_all([request], start + 0.2)
 assert 0.2 <= time.monotonic() - start < 5
-def check():
-    raise InterruptedError
-try:
-    mpi.wait_all([request], time.monotonic() + 30, check)
-except InterruptedError:
-    pass
-else:
-    raise AssertionError
 mpi.wait_all([mpi.world.Isend(b"x", 0), request], time.monotonic() + 30)
 assert buffer == b"x"
 """)

@@ -81,7 +81,6 @@ def test_what_it_says_of_this_machine(tmp_path):
     assert said["host"]["facts"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert said["host"]["facts"]["network_namespace"] == os.stat("/proc/self/ns/net").st_ino
     assert set(said["sharing"]["facts"]["asked"].values()) == {"works"}
-    assert said["core"]["facts"]["calls"] == ("ctypes" if native.inside is native.lib.c10d_inside else "extension")
     assert (said["MPI"]["facts"]["mpi4py"] is None) == (find_spec("mpi4py") is None)
     assert said["self-test"]["state"] == "fine" and said["self-test"]["facts"]["failure"] is None
     assert status < State.FAILS
@@ -112,11 +111,6 @@ def test_without_mpi4py():
     assert said["MPI"]["state"] == "fine" and "no mpi4py: one host only" in said["MPI"]["text"]
 
 
-def test_without_the_extension():
-    status, said = found("--no-self-test", before="import sys; sys.modules['c10d_custom.native._fast'] = None")
-    assert said["core"]["state"] == "remark" and said["core"]["facts"]["calls"] == "ctypes" and status == 1
-
-
 def test_without_the_core():
     status, said = found("--no-self-test", before="import sys; sys.modules['c10d_custom.native'] = None")
     assert said["core"]["state"] == "fails" and "does not load" in said["core"]["text"] and status == 2
@@ -144,7 +138,7 @@ def test_where_proc_is_an_empty_folder():
     "call, number, state, group",
     [
         ("memfd_create", 319, "remark", "fine"),
-        ("ftruncate", 77, "fails", "fails"),
+        ("ftruncate", 77, "fine", "fails"),
         ("pidfd_open", 434, "remark", "fine"),
         ("pidfd_getfd", 438, "fine", "fine"),  # not used
     ],
@@ -152,10 +146,9 @@ def test_where_proc_is_an_empty_folder():
 def test_under_a_filter_of_system_calls(call, number, state, group):
     status, said = found(before=SECCOMP.format(number))
     assert (said["sharing"]["state"], said["self-test"]["state"]) == (state, group)
-    assert status >= State[state.upper()]
+    assert status >= max(State[state.upper()], State[group.upper()])
     if state != "fine":
-        probe = "a sealed, mapped, locked segment" if group == "fails" else call
-        assert f"{probe} (Operation not permitted)" in said["sharing"]["text"]
+        assert f"{call} (Operation not permitted)" in said["sharing"]["text"]
         assert "A seccomp filter is on this process" in said["sharing"]["text"]
     if group == "fails":
         assert "rank 0 cannot create shared memory: [Errno 1] ftruncate" in said["self-test"]["text"]

@@ -32,11 +32,6 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.registration", "_device_map"),
     ("c10d.replacing", "replace"),
     ("c10d.replacing", "_in_the_table"),
-    ("native", "_quick_inside"),
-    ("native.direct", "_set_up"),
-    ("native.direct", "_in_c"),
-    ("transport.shm.segment", "_ask"),
-    ("transport.shm.segment", "_serve"),
 }
 WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another
     ("", "restore"),

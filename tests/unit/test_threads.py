@@ -87,3 +87,13 @@ def test_a_wait_yields_for_as_long_as_it_is_told_to_and_then_sleeps_less_and_les
     for waited in (0.0, 1.9e-3, 2.1e-3, 0.4, 0.6):
         threads.rest(kind, waited)
     assert said == ["yields", "yields", 1e-4, 1e-4, 1e-2]
+
+
+def test_a_wait_ends_with_the_answer_or_with_the_last_one_once_its_time_is_over(monkeypatch):
+    now, answers = [0.0], iter([0, 0, "news", "more"])
+    monkeypatch.setattr(threads.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(threads.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    kind = threads.Waiting(awake=0.0, often=0.25, patience=1.0)
+    assert threads.wait_until(lambda: next(answers), kind, 60.0) == "news" and now == [0.5]
+    assert threads.wait_until(lambda: "", kind, 1.0) == "" and now == [1.5]
+    assert threads.wait_until(lambda: now[0] > 1.5, kind, 0.1), "it looks once more after its last rest"

@@ -200,12 +200,18 @@ class Issuing:
     def _wait_for_pending_works(self) -> None:
         self._completer.wait_all(self._seconds)
 
-    def connect(self, device: torch.device) -> None:
+    def connect(self, device: torch.device, name: str = "init_process_group(device_id=...)") -> None:
         """Makes the group ready for collectives of tensors there. Collective over its ranks."""
         if device.type != "cpu":
-            call = self._lower.nothing(device, self._seconds)
+            call = self._lower.nothing(device, self._seconds, name)
             self._lowered(self._transport.issue, call)
             self._run([call])
+
+    def registered(self, device: torch.device, nbytes: int) -> torch.Tensor | None:
+        """So many bytes on a GPU, which fused kernels of this group read where they lie; None where there are none.
+        Collective over its ranks."""
+        self.connect(device, "empty")
+        return self._transport.registered(device, nbytes, self._seconds)
 
     def _split(
         self, ranks: list[int], store: Store, timeout: timedelta | None, name: str | None, devices: list[str] | None

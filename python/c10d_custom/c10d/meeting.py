@@ -13,13 +13,14 @@ from torch.distributed import PrefixStore
 
 from ..call import seconds_of
 from ..config import Config, restart_attempt, traced
-from ..creation import Gathering, Members, Processes
+from ..creation import Gathering, Processes
 from ..creation.bounded_store import Attempt, BoundedStore, SupersededError
 from ..creation.exchange import Exchange, Membership, digest_of, elsewhere, life
-from ..creation.local_datagrams import Letters, Neighbours, mailbox
+from ..creation.local_datagrams import Letters, Neighbours, letters_of, mailbox
 from ..creation.topology import FIRST_TOPIC, by_host, locations
 from ..errors import CustomBackendError, TransportError, UsageError
 from ..threads import time
+from ..transport import rank_name
 from ..transport.by_device import ByDevice
 from ..transport.shm import ShmTransport
 from .issuing import Issuing, NewGroup, close_groups_first, close_groups_last
@@ -118,7 +119,7 @@ class _Meeting:
         with Membership(part, self.rank, self.members, self.name) as membership:
             group = f"{self.name} {membership.digest}"
             own = part.under(membership.digest).under(f"{neighbours.life(group)}")
-            processes = Members(world, self.members, shrinking=True)
+            processes = _of_world(world, self.members)
             letters = Letters(
                 neighbours, self.members, self.rank, group, self.seconds, processes, membership.look, membership.waiting
             )
@@ -200,7 +201,8 @@ class _Meeting:
                 exchange.all_heard()
                 box = None
             elif one_host:
-                cpu = ShmTransport(exchange, configuration(), self.name, self.members)
+                with letters_of(exchange) as letters:
+                    cpu = self._by_letters(letters)
             else:
                 cpu = self._over_hosts(exchange, everywhere)
             return ByDevice(cpu, configuration(), one_host=one_host, devices=self.devices)
@@ -278,7 +280,19 @@ def _neighbourly_world() -> ShmTransport | None:
     return world if isinstance(world, ShmTransport) and world.neighbours is not None else None
 
 
-def _members_of_world(members: list[int]) -> Members | None:
-    """creation.Members for ``members``, global ranks, if the default group can tell who of them is gone."""
+def _members_of_world(members: list[int]) -> Processes | None:
+    """What the default group knows of these global ranks, if it can tell who of them is gone."""
     parent = _world()
-    return Members(parent, members, shrinking=True) if parent is not None else None
+    return _of_world(parent, members) if parent is not None else None
+
+
+def _of_world(world: Transport, members: list[int]) -> Processes:
+    def fates() -> dict[int, str]:
+        gone = world.gone()
+        return {rank: gone[r] for rank, r in enumerate(members) if r in gone} if gone else {}
+
+    def left_for() -> str | None:
+        ranks = world.shrinking()
+        return f"{', '.join(f'rank {rank}' for rank in ranks)} called shrink_group" if ranks else None
+
+    return Processes(functools.partial(rank_name, members), left_for, fates)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Work as _TorchWork
 
 from ..errors import AbortedError, CollectiveTimeoutError, TransportError, UsageError
-from ..threads import GPU, Lent, lend, rest, threading, time
+from ..threads import GPU, Lent, lend, threading, time, wait_until
 from .torch_private import register_work
 
 if TYPE_CHECKING:
@@ -352,10 +352,9 @@ class DeviceWork(Work):
         return float(max(duration() for duration in timed))
 
     def _await_gpu(self, began: float, seconds: float) -> None:
-        while not all(f.completed() for f in self.stream_ops):
-            if time.monotonic() >= began + seconds:
-                raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
-            rest(GPU, time.monotonic() - began)
+        left = began + seconds - time.monotonic()
+        if not wait_until(lambda: all(f.completed() for f in self.stream_ops), GPU, left):
+            raise CollectiveTimeoutError(f"Work.wait: the GPU is not done after the {seconds:g} s given to wait()")
 
     def _let_go(self) -> None:
         if self._error is not None:

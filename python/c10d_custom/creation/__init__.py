@@ -11,11 +11,11 @@ import contextlib
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import AbortedError, CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError
-from ..threads import select, time
+from ..threads import NEWS, select, time, wait_until
 
 
 def started(pid: int) -> int | None:
@@ -29,13 +29,18 @@ def started(pid: int) -> int | None:
 
 
 class Processes:
-    """``who``: how error messages call a rank; ``left_for``: why ranks that are alive will not come either, or None.
-    Those that cannot be seen from here, on other hosts or in other PID namespaces, count as alive."""
+    """``who``: how error messages call a rank; ``left_for``: why ranks that are alive will not come either, or None;
+    ``fates``: {rank: what has become of it, for an error} of ends that somebody else has heard of: where there are
+    any, errors name these alone. Ranks that cannot be seen from here, on other hosts or in other PID namespaces, count
+    as alive."""
 
     def __init__(
-        self, who: Callable[[int], str] = "rank {}".format, left_for: Callable[[], str | None] = lambda: None
+        self,
+        who: Callable[[int], str] = "rank {}".format,
+        left_for: Callable[[], str | None] = lambda: None,
+        fates: Callable[[], dict[int, str]] = dict,
     ) -> None:
-        self._who, self._left_for = who, left_for
+        self._who, self.left_for, self.fates = who, left_for, fates
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}  # pidfd -> rank
         self._pids: dict[int, int] = {}
@@ -71,61 +76,17 @@ class Processes:
         """The ranks that have ended."""
         if self._ranks:
             self._ended.update(self._ranks[fd] for fd, _ in self._poll.poll(0))
-        return self._ended
+        return self._ended | self.fates().keys()
 
     def obituary(self) -> str:
-        return "; ".join(f"{self._who(rank)} (pid {self._pids[rank]}) has died" for rank in sorted(self.ended()))
-
-    def left_for(self) -> str | None:
-        return self._left_for()
+        ended = self.ended()
+        fates = self.fates() or {rank: f"(pid {self._pids[rank]}) has died" for rank in sorted(ended)}
+        return "; ".join(f"{self._who(rank)} {fate}" for rank, fate in fates.items())
 
     def close(self) -> None:
         for fd in self._ranks:
             os.close(fd)
         self._ranks = {}
-
-
-if TYPE_CHECKING:
-
-    class Parent(Protocol):
-        """What Members asks of a group's transport: see Transport of transport/__init__.py."""
-
-        def gone(self) -> dict[int, str]: ...
-
-        def shrinking(self) -> list[int]: ...
-
-
-class Members(Processes):
-    """Of a group that is made by some ranks of another: they are known before they have told who they are.
-    ``parent``: that group's transport; ``ranks``: the members' ranks in the parent; ``shrinking``: whether the making
-    is given up when a rank of the parent calls shrink_group."""
-
-    def __init__(self, parent: Parent, ranks: Sequence[int], shrinking: bool = False) -> None:
-        super().__init__()
-        self._parent, self._in_parent, self._shrinking = parent, ranks, shrinking
-
-    def add(self, rank: int, pid: int, start: int | None) -> bool:
-        """Does nothing: the parent knows that rank."""
-        return True
-
-    def _gone(self) -> dict[int, str]:
-        gone = self._parent.gone()
-        return {rank: gone[r] for rank, r in enumerate(self._in_parent) if r in gone} if gone else {}
-
-    def ended(self) -> set[int]:
-        return set(self._gone())
-
-    def obituary(self) -> str:
-        return "; ".join(f"{self._name(rank)} {fate}" for rank, fate in self._gone().items())
-
-    def _name(self, rank: int) -> str:
-        global_rank = self._in_parent[rank]
-        return f"rank {rank}" if rank == global_rank else f"rank {rank} (global rank {global_rank})"
-
-    def left_for(self) -> str | None:
-        if self._shrinking and (ranks := self._parent.shrinking()):
-            return f"{', '.join(f'rank {rank}' for rank in ranks)} called shrink_group"
-        return None
 
 
 # Rank 0 gives up sooner by this part of the time-out, and by this many seconds at most: the others then hear from it
@@ -134,7 +95,7 @@ _SOONER, _SOONER_MOST = 0.1, 1.0
 _PART = 0.05  # of the time it has waited: see `_until`
 LOOK = 0.1  # s: between two calls of `look`
 _MEANWHILE = 5e-3  # s: until the first call of `meanwhile`; then each time that a wait has become twice as long
-_OBITUARY, _SLICE = 0.6, 5e-3  # s
+_OBITUARY = 0.6  # s
 _KINDS = {
     kind.__name__: kind for kind in (PeerLostError, CollectiveMismatchError, AbortedError)
 }  # of an error told to others
@@ -153,7 +114,7 @@ class Gathering(ABC):
         self.started = time.monotonic()
         self.deadline = self.started + seconds
         self.processes = processes or Processes()
-        self._look_at, self._next_look = look, self.started + LOOK
+        self.look, self._next_look = look, self.started + LOOK
         self.sleep: Callable[[float], object] = time.sleep  # may end sooner, where there is likely news
         self._verdict_by = self.deadline - min(_SOONER_MOST, _SOONER * seconds)
         self.ruled_out = False  # whether all ranks have come, and there can be no group of them
@@ -270,10 +231,10 @@ class Gathering(ABC):
 
     def _look(self) -> None:
         """Now and then, at what a long wait may have to hear of."""
-        if self._look_at is None or time.monotonic() < self._next_look:
+        if self.look is None or time.monotonic() < self._next_look:
             return
         with self._answered():
-            self._look_at()
+            self.look()
         self._next_look = time.monotonic() + LOOK
 
     @contextlib.contextmanager
@@ -288,10 +249,7 @@ class Gathering(ABC):
 
     def _store_lost(self, error: BaseException) -> CustomBackendError:
         # Who serves it may have died, and the word of that come later.
-        until = time.monotonic() + min(_OBITUARY, self.left())
-        while not (obituary := self.processes.obituary()) and time.monotonic() < until:
-            time.sleep(_SLICE)
-        if obituary:
+        if obituary := wait_until(self.processes.obituary, NEWS, min(_OBITUARY, self.left())):
             return PeerLostError(f"group creation, rank {self.rank}: {obituary} ({error})")
         return TransportError(
             f"group creation, rank {self.rank}: the store does not answer; has the process that serves "

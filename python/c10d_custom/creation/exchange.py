@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CollectiveMismatchError, CustomBackendError, TransportError
-from ..threads import time
+from ..threads import NEWS, time, wait_until
 from . import LOOK, Gathering, Processes
 from .bounded_store import KEY
 
@@ -300,9 +300,7 @@ class Membership:
     def _tell(self, others: list[int]) -> None:
         # The process that serves the store may end with this error: let the others hear first.
         self.store.set(f"{self._key(self.me)}/told", "1")
-        until = time.monotonic() + _TOLD_SECONDS
-        while time.monotonic() < until and not all(peek(self.store, f"{self._key(m)}/told") for m in others):
-            time.sleep(5e-3)
+        wait_until(lambda: all(peek(self.store, f"{self._key(m)}/told") for m in others), NEWS, _TOLD_SECONDS)
 
     @staticmethod
     def _key(member: int) -> str:

@@ -15,12 +15,15 @@ import json
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import TransportError
 from ..threads import select, socket, threading
 from . import Gathering, Processes, started
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 _KEY = 16  # bytes of a letter's first field: of which group it is
 _LONGEST = 64 << 10
@@ -31,6 +34,7 @@ _SLICE, _SLICE_PER_RANK, _SLICE_MOST = 20e-3, 0.5e-3, 90e-3  # s: between two lo
 _ROOM_SECONDS = 20e-3  # how long to queue for room in a full mailbox
 _AT_ONCE = 64  # letters
 _GAVE_UP = "gave up"
+_NO_MAILBOX = "no mailbox: "
 
 
 class Letter:
@@ -47,20 +51,26 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.name = f"c10d_custom-{os.urandom(16).hex()}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._lock = threading.RLock()  # a signal handler may make a group, too
         self._letters: list[tuple[bytes, Letter]] = []  # of which group each is
         self._swept: list[tuple[bytes, Letter]] = []  # those that were there when `sweep` was last called
         self.known: dict[int, int | None] = {}  # PIDs of the ranks that may write -> when they started
         self.refused = ""  # which of them has written, and cannot be believed
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # To queue, rather than to ask again and again: who floods a mailbox then has no more than its share of it.
-        queue = struct.pack("ll", 0, int(1e6 * _ROOM_SECONDS))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, queue)
-        self._socket.bind("\0" + self.name)
-        # A sandbox may refuse either call. That shows here, where there is another way, not amid a group's making.
-        self._socket.sendmsg([b"?"], [], 0, "\0" + self.name)
-        self._socket.recvmsg(1, 0, socket.MSG_DONTWAIT)
+        queue, call = struct.pack("ll", 0, int(1e6 * _ROOM_SECONDS)), "socket"
+        try:  # what a sandbox refuses shows here, not amid a group's making
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            call = "setsockopt"
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, queue)
+            call = "bind"
+            self._socket.bind("\0" + self.name)
+            call = "sendmsg"
+            self._socket.sendmsg([b"?"], [], 0, "\0" + self.name)
+            call = "recvmsg"
+            self._socket.recvmsg(1, 0, socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise OSError(error.errno, f"{call}: {error.strerror}") from None
 
     def send(self, to: str, key: bytes, letter: Letter) -> bool:
         """False: its mailbox is full, and stays so for a while. Who has none any more gets none."""
@@ -160,7 +170,7 @@ class Mailbox:
 
 
 def mailbox() -> Mailbox | None:
-    """None where there is no descriptor, or a sandbox refuses it: groups are then made through a store."""
+    """None where there is no descriptor, or a sandbox refuses it: `letters_of` then says so."""
     try:
         return Mailbox()
     except OSError:
@@ -220,7 +230,7 @@ class Letters(Gathering):
         group: str,
         seconds: float,
         processes: Processes,
-        look: Callable[[], None],
+        look: Callable[[], None] | None,
         said: Callable[[], set[int]],
     ) -> None:
         super().__init__(rank, len(members), seconds, processes, look)
@@ -345,3 +355,29 @@ class Letters(Gathering):
         if (what := self._until(found, until, (pause, pause))) is None:
             raise self._nothing_from(who if isinstance(who, str) else who(), self._silent(topic))
         return what
+
+
+@contextlib.contextmanager
+def letters_of(exchange: Exchange) -> Iterator[Letters]:
+    """Inside, the ranks of ``exchange``, all of one host and one user, can write to each other. Collective over them;
+    TransportError on all where the system refuses it to one."""
+    box, said = None, ""
+    try:
+        box = Mailbox()
+        said = box.name
+    except OSError as error:
+        said = f"{_NO_MAILBOX}{error}"
+
+    def all_have_one(said: list[str]) -> list[str]:
+        if lacks := [f"rank {rank}: {text}" for rank, text in enumerate(said) if text.startswith(_NO_MAILBOX)]:
+            raise TransportError(f"group creation: ranks cannot write to each other: {'; '.join(lacks)}")
+        return said
+
+    everyone = range(exchange.size)
+    try:
+        names = exchange.gather_and_decide("mailboxes", said, all_have_one)
+        neighbours, left, look = Neighbours(cast("Mailbox", box), names), exchange.left(), exchange.look
+        yield Letters(neighbours, everyone, exchange.rank, "", left, exchange.processes, look, lambda: set(everyone))
+    finally:
+        if box is not None:
+            box.close()

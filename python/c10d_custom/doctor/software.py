@@ -67,27 +67,19 @@ def torch() -> Finding:
 
 
 def core() -> Finding:
-    """Whether it loads, which build of the reductions it chose, and by what Python calls it."""
+    """Whether it loads, and which build of the reductions it chose."""
     cores = len(os.sched_getaffinity(0))
-    facts: dict[str, Any] = {"machine": platform.machine(), "cores": cores, "reductions": None, "calls": None}
+    facts: dict[str, Any] = {"machine": platform.machine(), "cores": cores, "reductions": None}
     try:
         from .. import native
     except Exception as error:
         text = f"the native core does not load ({error}): reinstall c10d-custom"
         return Finding("core", text, State.FAILS, facts)
     facts["reductions"] = variant = native.lib.c10d_reduce_variant().decode()
-    extension = native.inside is not native.lib.c10d_inside
-    facts["calls"] = "extension" if extension else "ctypes"
     text = f"reductions built for {_meaning(variant)}; {cores} core{'s' * (cores != 1)} for this process"
     if platform.machine() != "x86_64":
         return Finding("core", f"{text}; on {platform.machine()} it has not been tested", State.REMARK, facts)
-    if not extension:
-        text += (
-            "; called by ctypes, which takes a little longer: the extension c10d_custom.native._fast does not load in "
-            f"this Python ({platform.python_implementation()} {platform.python_version()})"
-        )
-        return Finding("core", text, State.REMARK, facts)
-    return Finding("core", f"{text}; called through the extension", facts=facts)
+    return Finding("core", text, facts=facts)
 
 
 def _meaning(variant: str) -> str:

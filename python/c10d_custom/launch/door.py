@@ -1,45 +1,43 @@
-"""Where ranks connect that have been told of a token. Anybody can connect: all are heard at once, in few bytes, and
-none is waited for; those that say nothing are closed when there are too many, the oldest first."""
+"""Who may connect. A Door: where ranks connect that have been told of a token. Anybody can connect: all are heard at
+once, in few bytes, and none is waited for; those that say nothing are closed when there are too many, the oldest first.
+And of a socket inside a host, whose process is at its other end."""
 
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from ..threads import selectors, socket
 
 TOKEN_BYTES = 16
 STRANGERS = 64  # connections that have not said who they are, besides one for each rank
+HERE = b"."  # what who connects says last, once it has been answered the token
 _HELLO = struct.Struct(f"<{TOKEN_BYTES}sI")
 _AT_ONCE = 64  # connections taken between two looks at those that are there
 
 
 def hello(token: bytes, rank: int) -> bytes:
-    """What who connects says."""
+    """What who connects says first."""
     return _HELLO.pack(token, rank)
 
 
-class Door:
-    """``ranks``: that are to come. ``admits``: whether a connection is heard at all. ``greets``: answers one that has
-    said the token and such a rank; it is let in once it has then said ``last_bytes`` more. (A rank that had no answer
-    for long may have connected again: by these it says which of its connections it means.) ``refusal``: what others are
-    told."""
+def is_of_this_user(connection: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is, as the kernel says."""
+    user = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return bool(user == os.geteuid())
 
-    def __init__(
-        self,
-        server: socket.socket,
-        token: bytes,
-        ranks: Collection[int],
-        greets: Callable[[socket.socket], object],
-        last_bytes: int = 0,
-        admits: Callable[[socket.socket], bool] = lambda link: True,
-        refusal: bytes = b"",
-    ) -> None:
-        self._server, self._token, self._greets, self._admits = server, token, greets, admits
-        self._whole, self._refusal = _HELLO.size + last_bytes, refusal
+
+class Door:
+    """``ranks``: that are to come. One that has said the token and such a rank is answered the token; it is let in once
+    it has then said that it is HERE. (A rank that had no answer for long may have connected again: by this it says
+    which of its connections it means.)"""
+
+    def __init__(self, server: socket.socket, token: bytes, ranks: Collection[int]) -> None:
+        self._server, self._token = server, token
         self.waiting = set(ranks)
         self._most = len(self.waiting) + STRANGERS
         self._silent: dict[socket.socket, bytes] = {}  # connection -> what it has said so far; the oldest first
@@ -74,9 +72,6 @@ class Door:
                         raise
                     self._drop(next(iter(self._silent)))
                 continue
-            if not self._admits(link):
-                link.close()
-                continue
             link.setblocking(False)
             self._silent[link] = b""
             self._selector.register(link, selectors.EVENT_READ)
@@ -84,7 +79,7 @@ class Door:
     def _hear(self, link: socket.socket) -> int | None:
         """The rank that it is; None: not known yet, or closed as a stranger's."""
         before = self._silent[link]
-        wanted = self._whole if len(before) >= _HELLO.size else _HELLO.size
+        wanted = _HELLO.size + len(HERE) * (len(before) >= _HELLO.size)
         try:
             said = link.recv(wanted - len(before))
             if said:
@@ -94,14 +89,11 @@ class Door:
                 token, rank = _HELLO.unpack(self._silent[link][: _HELLO.size])
                 if secrets.compare_digest(token, self._token) and rank in self.waiting:
                     if len(before) < _HELLO.size:
-                        self._greets(link)
-                    if len(self._silent[link]) < self._whole:
+                        link.send(self._token)
                         return None
                     self._forget(link)
                     self.waiting.discard(rank)
                     return int(rank)
-                if self._refusal:
-                    link.send(self._refusal)
         except BlockingIOError:
             return None
         except OSError:

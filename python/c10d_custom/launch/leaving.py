@@ -15,7 +15,7 @@ import os
 from .. import native
 from ..native import over_hosts
 from ..threads import select
-from .mapped import mapped_files
+from . import mapped_files
 
 _PATIENCE = 2.0  # s: for the launcher on this host to answer
 

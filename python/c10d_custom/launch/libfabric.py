@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import native
 from ..native import over_hosts
-from .mapped import mapped_files
+from . import mapped_files
 
 
 def is_used(version: str) -> bool:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TransportError
 from ..extras import how_to_install
 from ..native import over_hosts
-from ..threads import OVER_MPI, rest, socket, threading, time
-from . import launcher, leaving, libfabric, mpich_files
-from .mapped import mapped_files
+from ..threads import OVER_MPI, socket, threading, time, wait_until
+from . import launcher, leaving, libfabric, mapped_files, mpich_files
 from .mpich_files import remove_files
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from .pmi import PmiServer
 
 
-CHECK_SECONDS = 1e-3
 _LOOK = 20e-3  # s: while MPI starts
 _LINGER_SECONDS = 0.2  # for what is under way to other hosts, when a rank ends without Finalize
 _FORWARD_SECONDS = 0.2  # for the launcher to forward what was written, before Abort ends it too
@@ -64,23 +62,11 @@ class Job:
     pid: int
     server: PmiServer | None = None
 
-    def wait_all(self, requests: Sequence[Any], deadline: float, check: Callable[[], None] | None = None) -> bool:
+    def wait_all(self, requests: Sequence[Any], deadline: float) -> bool:
         """Waits until all are complete; False once time.monotonic() passes ``deadline``, and they are
-        then still under way. ``check`` is called now and then, and may raise."""
-        begun = checked = time.monotonic()
-        while not self._complete(requests):
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            if check is not None and now - checked >= CHECK_SECONDS:
-                checked = now
-                check()
-            rest(OVER_MPI, now - begun)
-        return True
-
-    def _complete(self, requests: Sequence[Any]) -> bool:
+        then still under way."""
         try:
-            return self.MPI.Request.Testall(requests)
+            return wait_until(lambda: self.MPI.Request.Testall(requests), OVER_MPI, deadline - time.monotonic())
         except self.MPI.Exception as error:
             raise TransportError(f"MPI: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import TransportError
 from ..threads import threading
-from .mapped import mapped_files
+from . import mapped_files
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -160,10 +160,8 @@ def check_one_device(name: str, calls: Sequence[Call]) -> None:
             )
 
 
-def check_list(
-    name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, what: str, equal: bool = True
-) -> None:
-    """``size`` tensors of the dtype of ``like``, each (if ``equal``) with as many elements."""
+def check_list(name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, what: str) -> None:
+    """``size`` tensors of the dtype of ``like``."""
     if len(tensors) != size:
         raise UsageError(f"{name}: {what} has {len(tensors)} tensors for a group of {size} ranks")
     for i, t in enumerate(tensors):
@@ -171,8 +169,6 @@ def check_list(
         check_device(name, t, like, f"{what}[{i}]")
         if t.dtype is not like.dtype:
             raise UsageError(f"{name}: {what}[{i}] is {t.dtype}, the other tensors are {like.dtype}")
-        if equal and t.numel() != like.numel():
-            raise UsageError(f"{name}: {what}[{i}] has {t.numel()} elements, expected {like.numel()}")
 
 
 def check_alike(name: str, output: torch.Tensor, t: torch.Tensor) -> None:
@@ -223,9 +219,9 @@ class Lowering:
     def barrier(self, device: torch.device | None, timeout: float) -> Call:
         return Call(Op.barrier, "barrier", dtypes.BY_DTYPE[torch.uint8], timeout, device=device)
 
-    def nothing(self, device: torch.device, timeout: float) -> Call:
+    def nothing(self, device: torch.device, timeout: float, name: str) -> Call:
         """A collective of no elements: what the first on a device sets up, and no more."""
-        name, none = "init_process_group(device_id=...)", [Region(0, 0, 0)]
+        none = [Region(0, 0, 0)]
         return Call(Op.all_reduce, name, dtypes.BY_DTYPE[torch.uint8], timeout, none, none, device=device)
 
     def broadcast(self, t: torch.Tensor, root: int, timeout: float) -> Call:
@@ -251,7 +247,7 @@ class Lowering:
 
     def all_gather(self, outputs: Sequence[torch.Tensor], t: torch.Tensor, timeout: float) -> Call:
         call = _call(Op.all_gather, "all_gather", t, timeout)
-        check_list("all_gather", outputs, self.size, t, "output list", equal=False)
+        check_list("all_gather", outputs, self.size, t, "output list")
         mine = outputs[self.rank].numel()
         if mine != t.numel():
             raise UsageError(f"all_gather: output[{self.rank}] has {mine} elements, this rank's input {t.numel()}")
@@ -275,7 +271,7 @@ class Lowering:
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any, timeout: float) -> Call:
         name = "reduce_scatter"
         call = _call(Op.reduce_scatter, name, output, timeout, what="output")
-        check_list(name, inputs, self.size, output, "input list", equal=False)
+        check_list(name, inputs, self.size, output, "input list")
         if inputs[self.rank].numel() != output.numel():
             raise UsageError(
                 f"{name}: input[{self.rank}] has {inputs[self.rank].numel()} elements, the output {output.numel()}"
@@ -302,8 +298,8 @@ class Lowering:
         if not inputs or not outputs:
             raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
         call = _call(Op.all_to_all, name, inputs[0], timeout, ANY_COUNT, "input[0]")
-        check_list(name, inputs, self.size, inputs[0], "input list", equal=False)
-        check_list(name, outputs, self.size, inputs[0], "output list", equal=False)
+        check_list(name, inputs, self.size, inputs[0], "input list")
+        check_list(name, outputs, self.size, inputs[0], "output list")
         self._own_part(name, inputs, outputs)
         call.inputs = [source(i) for i in inputs]
         call.outputs = [self._apart(o, call.inputs, call) for o in outputs]
@@ -331,7 +327,7 @@ class Lowering:
         call = self._rooted(Op.gather, "gather", t, root, timeout)
         call.inputs = [source(t)]
         if root == self.rank:
-            check_list("gather", outputs, self.size, t, "gather list", equal=False)
+            check_list("gather", outputs, self.size, t, "gather list")
             self._own_part("gather", [t] * self.size, outputs)
             self._count_parts(call, outputs)
             call.outputs = [self._apart(o, call.inputs, call, own=r == root) for r, o in enumerate(outputs)]
@@ -352,7 +348,7 @@ class Lowering:
     def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, timeout: float) -> Call:
         call = self._rooted(Op.scatter, "scatter", output, root, timeout)
         if root == self.rank:
-            check_list("scatter", inputs, self.size, output, "scatter list", equal=False)
+            check_list("scatter", inputs, self.size, output, "scatter list")
             self._own_part("scatter", inputs, [output] * self.size)
             self._count_parts(call, inputs)
             call.inputs = [source(i) for i in inputs]

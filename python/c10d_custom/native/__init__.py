@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -209,26 +210,32 @@ class Core(c.CDLL):
         return function
 
 
-def _load() -> Core:
-    path = Path(__file__).with_name("_shm.so")
-    library = Core(str(path)) if path.exists() else _out_of_an_archive()
-    if (found := library.c10d_abi_version()) != ABI_VERSION:
-        raise ImportError(f"{path} has ABI version {found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
-    return library
-
-
-def _out_of_an_archive() -> Core:
-    """Of the package in a zip file: the system loads files only, so it gets one for as long as it takes."""
+def _loaded(file: str, loader: Callable[[str], Any]) -> Any:
+    """What ``loader`` makes of the path of a file beside this one. Where the package is in an archive (a zip file) the
+    system gets a copy for as long as it takes."""
+    path = Path(__file__).with_name(file)
+    if path.exists():
+        return loader(str(path))
     from importlib.resources import as_file, files
 
     try:
-        with as_file(files(__package__).joinpath("_shm.so")) as path:
-            return Core(str(path))
+        with as_file(files(__package__).joinpath(file)) as copy:
+            return loader(str(copy))
     except FileNotFoundError as error:
         raise ImportError(
-            f"c10d-custom: {Path(__file__).parent} lacks _shm.so, the native core. "
+            f"c10d-custom: {Path(__file__).parent} lacks {file}, of the native core. "
             "A tool that makes bundles has left it out: docs/install.md, Bundles, says what to tell it"
         ) from error
+
+
+def _as_module(path: str) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = f"{__name__}._fast"
+    spec: Any = spec_from_file_location(name, path)
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def address_of(function: Any) -> int:
@@ -236,17 +243,11 @@ def address_of(function: Any) -> int:
     return c.cast(function, c.c_void_p).value or 0
 
 
-def _quick_inside(lib: c.CDLL) -> Callable[[Any], int]:
-    """c10d_inside, which is asked so often that what ctypes takes counts."""
-    try:
-        from ._fast import ask  # not in a Python without a global interpreter lock, or not CPython
-    except ImportError:
-        return lib.c10d_inside
-    return partial(ask, address_of(lib.c10d_inside))
-
-
-lib = _load()
-inside = _quick_inside(lib)
+lib: Core = _loaded("_shm.so", Core)
+if (_found := lib.c10d_abi_version()) != ABI_VERSION:
+    raise ImportError(f"_shm.so has ABI version {_found}, this package needs {ABI_VERSION}: reinstall c10d-custom")
+extension = _loaded("_fast.so", _as_module)
+inside = partial(extension.ask, address_of(lib.c10d_inside))  # asked so often that what ctypes takes counts
 
 
 def memory_left(enough: int = NEVER) -> tuple[int, str]:

@@ -26,16 +26,23 @@ class FastCollective:
         """Sends both on the slow path from now on. To be called while nobody is in either."""
 
 class CoreTicket:
-    """See direct.py."""
+    """An operation under way in the core, as Python holds it. ``address``: of the core's ticket, which is released with
+    this; ``status``: of native, PENDING until `done` or `settle` has seen the end."""
 
     address: int
     status: int
-    def hold(self, handle: int, at: Any, /) -> None: ...
+    def hold(self, handle: int, at: Any, /) -> None:
+        """Takes over the ticket whose address is ``at[0]``, and puts None there. ``handle``: its group's, which is to
+        outlive it."""
+
     def done(self) -> bool: ...
-    def settle(self, nanoseconds: int, may_run: bool, /) -> bool: ...
+    def settle(self, nanoseconds: int, may_run: bool, /) -> bool:
+        """`done`, after a wait of up to so long, as c10d_settle."""
 
 class CoreWindow:
-    """See direct.py."""
+    """A window of the core, as Python holds it. ``address``: of the core's, which is freed with this. Its calls return
+    a status of native, or SLOW_PATH where they have done nothing. ``rank``: the peer; ``offset``: in items of what it
+    has registered."""
 
     address: int
     def __init__(self, address: int, /) -> None: ...

@@ -12,9 +12,8 @@ call's price. Where the keys lie in a tensor is found by trying, and believed on
 
 Small calls of plain CPU tensors go from c10d's arguments to the core in C (backend/python): collectives in equal parts,
 messages, and the tickets of both. What a Call and its checks cost is many times what the core takes for a few bytes,
-and where ranks share a core it is paid by one after the other. Where the extension cannot be had (a Python without a
-global interpreter lock, a torch that hides what its tensors are), there is no such way, and tickets are held by ctypes:
-all calls go the slow path."""
+and where ranks share a core it is paid by one after the other. A torch that hides what its tensors are has no such way:
+there all calls go the slow path."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..call import SHAPES, Op
 from ..dtypes import BY_DTYPE, PACKED, REDUCES
-from . import PENDING, SLOW_PATH, address_of, lib
+from . import address_of, extension, lib
 
 if TYPE_CHECKING:
     from ._fast import CoreTicket, CoreWindow, FastCollective
@@ -151,13 +150,11 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 
 
 def _in_c() -> tuple[Callable[..., bool], Callable[[], bool]]:
-    from . import _fast  # see setup.py for when it is not there
-
     loaded = os.RTLD_NOLOAD | os.RTLD_LAZY
     libc10, libtorch = ctypes.CDLL(_LIBC10, loaded), ctypes.CDLL(_LIBTORCH, loaded)
     samples = _samples()
     objects = range(2, min(type(t).__basicsize__ for t in samples) // _WORD_BYTES)
-    _fast.set_up_inside(
+    extension.set_up_inside(
         _place([(id(t), t._cdata) for t in samples], objects),
         _place([(t._cdata, keys_of(t)) for t in samples], range(_IMPL_WORDS)),
         _CPU,
@@ -175,7 +172,7 @@ def _in_c() -> tuple[Callable[..., bool], Callable[[], bool]]:
         torch.Tensor,
         TYPES,
     )
-    return _fast.goes_direct, _fast.nobody_watches
+    return extension.goes_direct, extension.nobody_watches
 
 
 in_c = False
@@ -184,7 +181,7 @@ nobody_watches: Callable[[], bool] = _nobody_watches
 try:
     goes_direct, nobody_watches = _in_c()
     in_c = True
-except (ImportError, AttributeError, OSError, ValueError):  # not built, or a torch that hides it
+except (AttributeError, OSError, ValueError):  # a torch that hides it
     pass
 
 
@@ -195,107 +192,43 @@ _DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6
 _DLPACK |= {"float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14}
 
 
-class _ByCtypes:
-    """An operation under way in the core, as Python holds it. ``address``: of the core's ticket, which is released with
-    this; ``status``: of native, PENDING until `done` or `settle` has seen the end."""
-
-    address: Any = None
-    status = PENDING
-    _handle: Any = None
-
-    def hold(self, handle: Any, at: Any, /) -> None:
-        """Takes over the ticket whose address is ``at[0]``, and puts None there. ``handle``: its group's, which is to
-        outlive it."""
-        self._handle, self.address = handle, at[0]
-        at[0] = None  # no signal handler runs between these two lines
-
-    def done(self) -> bool:
-        if self.status == PENDING:
-            self.status = lib.c10d_test(self.address)
-        return self.status != PENDING
-
-    def settle(self, nanoseconds: int, may_run: bool, /) -> bool:
-        """`done`, after a wait of up to so long, as c10d_settle."""
-        if self.status == PENDING:
-            self.status = lib.c10d_settle(self._handle, self.address, nanoseconds, may_run)
-        return self.status != PENDING
-
-    def __del__(self) -> None:
-        if self.address:
-            lib.c10d_release(self.address)
-
-
-class _WindowByCtypes:
-    """A window of the core, as Python holds it. ``address``: of the core's, which is freed with this. Its calls return
-    a status of native, or SLOW_PATH where they have done nothing."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    def put(self, tensor: Any, rank: Any, offset: Any, /) -> int:
-        """Of a plain CPU tensor, ``offset`` items into what that rank has registered."""
-        return SLOW_PATH
-
-    def signal(self, rank: Any, /) -> int:
-        return SLOW_PATH
-
-    def wait(self, rank: Any, nanoseconds: int, /) -> int:
-        """For a signal of that rank."""
-        return SLOW_PATH
-
-    def __del__(self) -> None:
-        lib.c10d_window_free(self.address)
-
-
-def _set_up() -> Any:
-    """The extension, told what it needs of torch and of the core. ImportError where it cannot be had."""
-    from . import _fast
-
+def _set_up() -> bool:
+    """Tells the extension what it needs of torch and of the core. Whether tensors can go the fast way."""
+    tickets = lib.c10d_test, lib.c10d_settle, lib.c10d_release
+    windows = lib.c10d_window_put, lib.c10d_window_signal, lib.c10d_window_wait, lib.c10d_window_free
+    extension.set_up_core(*map(address_of, (*tickets, *windows)))
     if not in_c:
-        raise ImportError("this torch does not show C what its tensors are")
-    try:
-        exchange = torch.Tensor.__dlpack_c_exchange_api__
-    except AttributeError as error:
-        raise ImportError("this torch does not show C its tensors") from error
+        return False
     known = [
         (code, dtype.item_bytes * 8, dtype.code)
         for dtype in BY_DTYPE.values()
         if (code := _DLPACK.get(dtype.name, _DLPACK.get(dtype.name.rstrip("0123456789")))) is not None
     ]
     try:
-        _fast.set_up(exchange, bytes(n for each in known for n in each))
-    except ValueError as error:
-        raise ImportError("this torch shows C its tensors in another way") from error
+        extension.set_up(torch.Tensor.__dlpack_c_exchange_api__, bytes(n for each in known for n in each))
+    except (AttributeError, ValueError):  # this torch does not show C its tensors, or in another way
+        return False
     of_code = {code: (PACKED[code] >> 16, REDUCES[code]) for code in PACKED}
     shapes = [SHAPES[Op(number)] for number in range(len(SHAPES))]
     packed = [
         s.reads | s.writes << 2 | s.from_each << 4 | s.to_each << 5 | s.reduces << 6 | s.counted << 7 for s in shapes
     ]
     kinds = bytes(n for code in range(max(of_code) + 1) for n in of_code.get(code, (0, 0)))
-    _fast.set_up_kinds(kinds, bytes(packed))
-    tickets = lib.c10d_test, lib.c10d_settle, lib.c10d_release
-    windows = lib.c10d_window_put, lib.c10d_window_signal, lib.c10d_window_wait, lib.c10d_window_free
-    _fast.set_up_core(*map(address_of, (*tickets, *windows)))
-    return _fast
+    extension.set_up_kinds(kinds, bytes(packed))
+    return True
 
 
-try:
-    _extension = _set_up()
-except ImportError:
-    _extension = None
-
-
+_tensors_go = _set_up()
 if not TYPE_CHECKING:
-    CoreTicket = _ByCtypes if _extension is None else _extension.CoreTicket
-    CoreWindow = _WindowByCtypes if _extension is None else _extension.CoreWindow
+    CoreTicket, CoreWindow = extension.CoreTicket, extension.CoreWindow
 
 
 def collective(function: Any, handle: int, rank: int, size: int, submit: Any = None) -> FastCollective | None:
     """``function``: c10d_fast_collective, or another of native.lib that takes and returns the same; ``handle``: its
     first argument; ``submit``: c10d_fast_submit, or None."""
-    if _extension is None:
+    if not _tensors_go:
         return None
-    made: FastCollective = _extension.FastCollective(address_of(function), handle, rank, size, address_of(submit))
+    made: FastCollective = extension.FastCollective(address_of(function), handle, rank, size, address_of(submit))
     return made
 
 
@@ -304,6 +237,6 @@ def message(handle: Any, ranks: int) -> Callable[..., int] | None:
     transport.FastMessage. OVER; or POSTED, and the ticket's address is in the list ``posted``, unless the group is
     closed; or NOT_BEGUN, as it is no plain CPU tensor with elements, or no such peer, or somebody watches torch's
     dispatcher."""
-    if _extension is None:
+    if not _tensors_go:
         return None
-    return partial(_extension.message, address_of(lib.c10d_message), handle, ranks)
+    return partial(extension.message, address_of(lib.c10d_message), handle, ranks)

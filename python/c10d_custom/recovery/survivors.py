@@ -32,14 +32,12 @@ from ..call import seconds_of
 from ..creation import Processes
 from ..errors import AbortedError, CollectiveTimeoutError, CustomBackendError, TransportError
 from ..launch import communicators, launcher, mpi_job
-from ..launch.door import STRANGERS
-from ..threads import select, socket, time
+from ..launch.door import STRANGERS, is_of_this_user
+from ..threads import own, select, socket, time
 from ..transport import SHRINKS
 from ..transport.hosts.layout import Hosts
 from ..transport.hosts.meeting_point import MeetingPoint
-from ..transport.hosts.own_sockets import own
 from ..transport.hosts.tcp_line import At, TcpLine
-from ..transport.shm.segment import is_of_this_user
 from .handle import connect, serve
 
 if TYPE_CHECKING:

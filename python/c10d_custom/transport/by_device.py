@@ -131,6 +131,10 @@ class ByDevice(Transport):
                 self._opening = None
                 self._changed.notify_all()
 
+    def registered(self, device: torch.device, nbytes: int, seconds: float) -> torch.Tensor | None:
+        """Of `CudaTransport.registered`, once a collective has come to that GPU."""
+        return self._cuda[device].registered(self, nbytes, seconds)
+
     def time_calls(self) -> None:
         """From now on it is wanted how long calls take on GPUs."""
         self._timed = True

@@ -37,12 +37,6 @@ def row(nbytes, timed, floor, wrong):
     print(text, flush=True)
 
 
-def keep(session, size, nbytes, timed, **more):
-    for name, found in timed.items():
-        figures = {"refused": found} if isinstance(found, str) else found.as_json()
-        session.add(operation="all_reduce", ranks=size, bytes=nbytes, backend=name, **more, **figures)
-
-
 def ours_beside_gloo(session, size, gpus):
     with session.pool(size) as pool:
         pool.check("all_reduce", 4)  # the first call chooses how
@@ -54,25 +48,13 @@ def ours_beside_gloo(session, size, gpus):
             if timed is None:
                 continue
             floor = 2 * -(-size // gpus) * nbytes / rate
-            keep(session, size, nbytes, timed, floor_us=floor * 1e6, copy_rate=rate)
+            session.keep(size, nbytes, timed, floor_us=floor * 1e6, copy_rate=rate)
             if isinstance(timed["custom"], str):
                 session.fail(f"{size} ranks, {nbytes} bytes: {timed['custom']}")
             else:
                 row(nbytes, timed, floor, wrong)
             if wrong:
                 session.fail(f"{size} ranks, {nbytes} bytes: {wrong} wrong elements")
-
-
-def nccl(session, size):
-    """In ranks of its own, last: where they share a GPU it may as well hang."""
-    print(f"\nall_reduce of NCCL, {size} ranks, microseconds, likewise\n{'bytes':>10} {'nccl':>11} {'row':>10}")
-    with session.pool(size) as pool:
-        for nbytes in (s for s in SIZES if s <= session.largest):
-            timed = pool.time("all_reduce", nbytes, ("nccl",))
-            if timed is None or pool.gone:
-                break
-            keep(session, size, nbytes, timed)
-            print(f"{nbytes:>10} {microseconds(timed['nccl'])}", flush=True)
 
 
 def main():
@@ -82,8 +64,7 @@ def main():
     for size in sizes:
         ours_beside_gloo(session, size, gpus)
     for size in sizes:
-        if "nccl" in session.others(size):
-            nccl(session, size)
+        session.nccl(size, SIZES)
     session.finish()
 
 

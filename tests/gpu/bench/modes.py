@@ -1,4 +1,5 @@
-"""all_reduce under each setting that changes how it is done, in groups of the same processes, beside gloo."""
+"""all_reduce under each setting that changes how it is done, in groups of the same processes, beside gloo; then NCCL,
+where it can."""
 
 import json
 import os
@@ -26,7 +27,8 @@ GRAPH = "p2p, in a graph"
 
 def variants_of(session):
     """{name: backend}"""
-    mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ  # else kernels would wait for their turns
+    # Else kernels would wait for their turns.
+    mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ or session.device == "simulated"
     wanted = {**P2P, **{name: VARIANTS[name] for name in UNDER_MPS}} if mps else VARIANTS
     found = {name: json.dumps(settings) for name, settings in wanted.items()}
     return {**found, "gloo": "gloo"}
@@ -61,6 +63,9 @@ def main():
                         **({"refused": found} if isinstance(found, str) else found.as_json()),
                     )
             print(pool.run(ranks.said)[0])
+    for size in (2, 4):
+        if session.wants(size):
+            session.nccl(size, SIZES[::2])
     session.finish()
 
 

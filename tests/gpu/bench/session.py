@@ -19,6 +19,7 @@ ROUNDS = 3
 BLOCK = 0.12  # seconds, about
 LONGEST = 60  # for one block, on the slowest path tried
 FIRST = 15  # for the first calls of another backend
+START = 8  # for ranks to start, that are to time something
 BEFORE, AFTER = 5, 4  # seconds of --seconds that pass before this program's clock starts, and for the ranks to end
 
 
@@ -32,7 +33,7 @@ class OutOfTime(Exception):
 class Session:
     def __init__(self, what):
         parser = argparse.ArgumentParser(description=what)
-        parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+        parser.add_argument("--device", choices=("cuda", "cpu", "simulated"), default="cuda")
         parser.add_argument("--seconds", type=float, default=120, help="within which to end (default: %(default)s)")
         parser.add_argument("--json", metavar="FILE")
         parser.add_argument("--largest", type=int, default=256 << 20, metavar="BYTES", help="leave out larger sizes")
@@ -52,7 +53,7 @@ class Session:
     def others(self, size):
         """What to compare with: gloo, and NCCL where each rank has a GPU, or NCCL lets ranks share one, which it calls
         experimental."""
-        if self.device == "cpu" or not dist.is_nccl_available():
+        if self.device != "cuda" or not dist.is_nccl_available():
             return ("gloo",)
         if torch.cuda.device_count() < size:
             if torch.cuda.nccl.version() < (2, 30):
@@ -69,6 +70,29 @@ class Session:
             with open(f"{self._json}.part", "w") as f:
                 json.dump(self.results, f)
             os.replace(f"{self._json}.part", self._json)
+
+    def keep(self, size, nbytes, timed, **more):
+        """What was timed of an all_reduce."""
+        for name, found in timed.items():
+            figures = {"refused": found} if isinstance(found, str) else found.as_json()
+            self.add(operation="all_reduce", ranks=size, bytes=nbytes, backend=name, **more, **figures)
+
+    def nccl(self, size, sizes):
+        """NCCL's all_reduce, where there can be one, in ranks of its own, after all else: where they share a GPU it may
+        as well hang."""
+        if "nccl" not in self.others(size):
+            return
+        if self.left() < START:
+            self.left_out += 1
+            return
+        print(f"\nall_reduce of NCCL, {size} ranks, microseconds, likewise\n{'bytes':>10} {'nccl':>11} {'row':>10}")
+        with self.pool(size) as pool:
+            for nbytes in (s for s in sizes if s <= self.largest):
+                timed = pool.time("all_reduce", nbytes, ("nccl",))
+                if timed is None or pool.gone:
+                    break
+                self.keep(size, nbytes, timed)
+                print(f"{nbytes:>10} {microseconds(timed['nccl'])}", flush=True)
 
     def fail(self, what):
         self._failed.append(what)
@@ -151,7 +175,7 @@ class _Pool:
                 for backend in calls:
                     blocks[backend].append(self.run(ranks.block, kind, backend, operation, count, calls[backend]))
         except OutOfTime:
-            if not all(blocks[b] for b in calls):
+            if not calls or not all(blocks[b] for b in calls):
                 self.session.left_out += 1
                 return None
         return {b: refused.get(b) or figure(blocks[b]) for b in backends}

@@ -1,5 +1,6 @@
 """What a kernel or a copy takes that each rank begins at the same time: some wait for their turn on the GPU, others do
-not (c10d_custom/transport/cuda/algorithm.py)."""
+not (c10d_custom/transport/cuda/algorithm.py). Then all_reduce of NCCL, where it can, whose kernels wait for each
+other."""
 
 import functools
 import statistics
@@ -79,6 +80,9 @@ def main():
                 for way, us in found.items():
                     figure = {"single_us": max(us), "row_us": max(us), "calls": CALLS}
                     session.add(operation="turns", variant=way, ranks=size, bytes=nbytes, backend="none", **figure)
+    for size in (4, 2):
+        if session.wants(size):
+            session.nccl(size, SIZES[::3])
     session.finish()
 
 

@@ -36,7 +36,9 @@ def arguments():
     parser.add_argument("--package", metavar="DIR", type=Path, help="where c10d_custom is (default: it is built)")
     parser.add_argument("--commit", help="what the report says was checked (default: git's answer, or unknown)")
     parser.add_argument("--only", metavar="WORD[,WORD...]", help="only parts whose names have one of the words")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the check itself")
+    parser.add_argument(
+        "--device", choices=("cuda", "simulated"), default="cuda", help="simulated: try the check itself"
+    )
     parser.add_argument("--short", action="store_true", help="a little of each part, likewise")
     args = parser.parse_args()
     if args.preset in WITHOUT_GPU:
@@ -125,8 +127,8 @@ def check(parts, context, guard, report, end):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         limit = min(part.limit * context["patience"], end - time.monotonic())
-        if context["device"] == "cpu" and not part.cpu:
-            outcome = Outcome(part.name, NOT_RUN, "needs a GPU (--device cpu)")
+        if context["device"] != "cuda" and not part.simulated:
+            outcome = Outcome(part.name, NOT_RUN, "needs a real GPU")
         elif limit < LAST_WORDS:
             outcome = Outcome(part.name, NOT_RUN, "no time was left", cut=True)
         else:
@@ -160,6 +162,7 @@ def main():
 def run(args, guard, began):
     now, what, sources = datetime.now(UTC), commit(args.commit), digest()
     (data := guard.folder / "data").mkdir()
+    os.environ.setdefault("C10D_TEST_KERNELS", str(guard.folder / "kernels"))  # of a simulated GPU
     settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(("C10D_CUSTOM_", "NCCL_", "CUDA_"))}
     head = {
         "preset": args.preset,

@@ -96,8 +96,8 @@ def main():
         for i in range(gpus):
             print(torch.cuda.get_device_properties(i))
         print(f"SUMMARY: {gpus} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, cupy {facts['cupy']}")
-    elif kind == "cpu":
-        print(f"SUMMARY: tried on the CPU, torch {torch.__version__}")
+    elif kind != "cuda":
+        print(f"SUMMARY: tried with --device {kind}, torch {torch.__version__}")
     else:
         print("SUMMARY: no CUDA device")
         return 1

@@ -17,7 +17,7 @@ class Part:
     name: str
     command: tuple
     limit: float
-    cpu: bool = True  # whether --device cpu can try it
+    simulated: bool = True  # whether --device simulated can try it
     settings: dict = field(default_factory=dict)  # more environment
     short: tuple = ()  # more words of the command, with --short
 
@@ -27,7 +27,7 @@ PYTEST = "{python} -m pytest -q --tb=short --device {device} -p no:cacheprovider
 
 def tests(name, limit, sizes, *arguments, **options):
     files = (f"tests/gpu/{a}" if a.startswith("test_") else a for a in arguments)
-    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, short=("--first", "2"), **options)
+    return Part(name, (*PYTEST, "--world-sizes", sizes, *files), limit, short=("--few", "2"), **options)
 
 
 def program(name, limit, module, *arguments, **options):
@@ -44,9 +44,13 @@ def under_mps(part):
     return replace(part, command=("{python}", "-m", "gpu.mps", "{device}", *part.command))
 
 
+def graphs(name, settings=None):
+    return tests(name, 38, "2", "test_users.py", "-k", "reduce_overhead", settings=settings or {})
+
+
 # CPU tensors on all the machine's cores, beside gloo and, where mpi4py finds one, raw MPI.
 _MACHINE = "{python} -m c10d_custom bench --machine --limit {limit} --json {data}/cores.json"
-CORES = Part("bench: CPU tensors, 2 ranks to all cores", tuple(_MACHINE.split()), 58, short=("-r", "2"))
+CORES = Part("bench: CPU tensors, 2 ranks to all cores", tuple(_MACHINE.split()), 55, short=("-r", "2"))
 
 MODE = "C10D_CUSTOM_CUDA_MODE"
 # Small calls, too:
@@ -58,24 +62,24 @@ LITTLE = {**BY_GPU_MEMORY, "C10D_CUSTOM_CUDA_STAGING_BYTES": str(1 << 20)}
 CASES = ("test_conformance.py", "-k", "not large")
 
 BEGIN = (
-    program("set-up", 52, "check.set_up", "{site}", "{device}"),
+    program("set-up", 55, "check.set_up", "{site}", "{device}"),
     program("environment", 10, "check.environment", "--device", "{device}", "{data}/about.json"),
 )
-COMPILE = program("kernels compiled", 20, "check.compile_all", cpu=False)
+COMPILE = program("kernels compiled", 20, "check.compile_all", "{device}")
 
 PRESETS = {
     "once": (
         *BEGIN,
         COMPILE,
         tests("conformance, 2 ranks", 43, "2", *CASES),
-        program("MPS", 14, "probes.mps", cpu=False),
+        program("MPS", 14, "probes.mps", simulated=False),
         under_mps(tests("p2p, 2 ranks", 38, "2", "test_p2p.py", settings=P2P)),
         under_mps(tests("p2p, 4 ranks", 32, "4", "test_p2p.py", settings=P2P)),
         under_mps(tests("p2p: DDP, FSDP2", 24, "2", "test_ddp.py", "test_fsdp.py", settings=P2P)),
         under_mps(bench("modes", 34)),
         bench("all_reduce", 36, more=("--ranks", "4,2")),
         bench("operations", 34, 1 << 16, ("--largest", str(4 << 20))),
-        bench("one_rank", 25),
+        bench("one_rank", 22),
         bench("turns", 25, more=("--ranks", "4")),
         program("goals", 7, "bench.goals", "{data}"),
         tests("by GPU memory", 34, "2", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
@@ -86,8 +90,10 @@ PRESETS = {
     "more": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 4 ranks", 80, "4", *CASES),
-        tests("fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "8 or memcheck", cpu=False),
+        tests("conformance, 4 ranks", 77, "4", *CASES),
+        tests(
+            "fused kernels, 8 ranks of one process", 60, "2", "test_one_gpu.py", "-k", "ever and 8 or memcheck and 8"
+        ),
         tests("1 MiB of staging", 45, "4", "test_conformance.py", *NARROW, settings=LITTLE),
         bench("ddp", 33, 400_000),
     ),
@@ -95,26 +101,27 @@ PRESETS = {
     "rest": (
         *BEGIN,
         COMPILE,
-        tests("streams", 45, "2,4", "test_streams.py"),
+        tests("streams", 38, "2,4", "test_streams.py"),
         tests("DDP, FSDP2, hooks", 40, "2,4", "test_ddp.py", "test_fsdp.py"),
         tests("mixed devices, messages", 30, "2", "test_mixed.py", "test_messages.py"),
-        tests("staged", 45, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
-        tests("in place, if it can be", 45, "2", "test_conformance.py", *NARROW, settings=IN_PLACE, cpu=False),
-        tests("faults", 60, "2,4", "test_faults.py"),
+        tests("staged", 35, "2", "test_conformance.py", *NARROW, settings={MODE: "staged"}),
+        tests("in place, if it can be", 38, "2", "test_conformance.py", *NARROW, settings=IN_PLACE),
+        tests("faults", 45, "2,4", "test_faults.py"),
         tests("memory of processes that end", 30, "2", "test_memory.py", "-k", "ended"),
-        tests("large tensors", 40, "4", "test_conformance.py", "-k", "large"),
+        tests("large tensors", 36, "4", "test_conformance.py", "-k", "large"),
         tests("messages, 4 ranks", 25, "4", "test_messages.py"),
         tests("programs", 30, "2", "test_programs.py"),
         tests("what users run", 38, "2", "test_users.py", "-k", "not reduce_overhead"),
         tests("agreement with gloo and NCCL", 30, "2,4", "test_agreement.py"),
+        under_mps(graphs("p2p: compiled DDP, FSDP2 as graphs", P2P)),
     ),
     "wide": (
         *BEGIN,
         COMPILE,
-        tests("conformance, 8 ranks", 180, "8", *CASES),
+        tests("conformance, 8 ranks", 177, "8", *CASES),
         tests("8 ranks, by GPU memory", 115, "8", "test_conformance.py", *NARROW, settings=BY_GPU_MEMORY),
-        tests("compiled DDP, FSDP2 as graphs", 38, "2", "test_users.py", "-k", "reduce_overhead"),
-        tests("fused kernels, ranks of one process", 125, "2", "test_one_gpu.py", cpu=False),
+        graphs("compiled DDP, FSDP2 as graphs"),
+        tests("fused kernels, ranks of one process", 125, "2", "test_one_gpu.py"),
     ),
 }
 

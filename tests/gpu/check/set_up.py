@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR = {"cpu": ("torch", "numpy", "pytest", "pytest_timeout", "setuptools")}
+FOR["simulated"] = FOR["cpu"]
 FOR["cuda"] = (*FOR["cpu"], "cupy", "cuda.bindings")
 AGE = 3600  # seconds after which what was built of other sources goes
 

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ...call import ANY_COUNT, SHAPES, Op
+from ...dtypes import RedOp
 
 if TYPE_CHECKING:
     from ...call import Call
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 IN_PLACE_RANKS, FUSED_RANKS = 16, 16  # of a group, at most
 HALVES = 2  # of staging memory, which rounds take in turn
+FUSED_STAGING = 32 << 20  # bytes, at most, of the fused kernels' own: calls of more than half take several kernels
+FUSED_BLOCKS = 36  # of a kernel
+FLAGGED_BYTES = 64 << 10  # the most of an all_reduce in which every word has a flag; pads have room for so many
 _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
+_PREMUL_SUM = int(RedOp.PREMUL_SUM)
 _SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
 
 
@@ -99,6 +104,23 @@ def rounds(call: Call, facts: Facts, config: Config) -> Way:
     if call.op is not Op.all_reduce or facts.gpus == 1:
         return Way.ROUNDS
     return Way.ROUNDS if call.inputs[0].nbytes <= min(config.cuda_one_shot_bytes, facts.half) else Way.TWO_SHOT
+
+
+def one_shot_bytes(ranks: int) -> int:
+    """Prior art's: the most bytes of a fused all_reduce in which every rank reads all inputs, not its slice of them."""
+    return (512 if ranks <= 4 else 256) << 10
+
+
+def read_where_they_lie(nbytes: int, ranks: int) -> bool:
+    """Whether fused kernels read registered tensors of so many bytes themselves, which costs one more barrier."""
+    return nbytes > one_shot_bytes(ranks)
+
+
+def fused_all_reduce(nbytes: int, redop: int, ranks: int) -> str:
+    """Which of the fused kernels does so much."""
+    if nbytes <= FLAGGED_BYTES and redop != _PREMUL_SUM:
+        return "Flagged"
+    return "OneShot" if nbytes <= one_shot_bytes(ranks) else "TwoShot"
 
 
 def _own_bytes(call: Call) -> int:

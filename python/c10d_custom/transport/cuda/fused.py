@@ -17,6 +17,9 @@ from ...call import Op
 from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
+from .algorithm import FUSED_BLOCKS, FUSED_STAGING
+from .registered import Registered
+from .stream_op import come_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +31,7 @@ if TYPE_CHECKING:
 
 _INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
 _ALIGN = 256
-_MOST = 16 << 20  # bytes of staging: longer calls take several kernels
 _TRIED = 4096  # bytes that the trial adds up
-_BLOCKS = 36  # of a kernel
 
 
 def _asked(call: Call) -> p2p.Asked:
@@ -47,7 +48,7 @@ class Fused:
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
-        self._staging = min(_MOST, staging_bytes)
+        self._staging = min(FUSED_STAGING, staging_bytes)
         self._pad = -(-p2p.pad_bytes(size) // _ALIGN) * _ALIGN
         self.nbytes = self._pad + self._staging + _TRIED
         self._address = 0  # of this rank's memory
@@ -55,9 +56,11 @@ class Fused:
         self._p2p: Any = None  # a P2p, from `open` to `free`
         self._failure: p2p.Failure | None = None  # once the record is gone
         self._lock = threading.RLock()
+        self.registered = Registered(driver, rank, size)
 
     def allocate(self, stream: int, address: int) -> None:
-        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES)
+        # Behind the record: the trial's data; after it, what `runs` reads.
+        self._record = self._driver.allocate_pinned(p2p.RECORD_BYTES + _TRIED)
         ctypes.memset(self._record, 0, p2p.RECORD_BYTES)
         self._address = address
         self._driver.zero(stream, address, self.nbytes)
@@ -66,7 +69,7 @@ class Fused:
         """``pads``: where the memory of each rank is."""
         stagings = [pad + self._pad for pad in pads]
         kernels = self._driver.kernels()
-        blocks = _BLOCKS if self._sharers == 1 else max(1, min(_BLOCKS, kernels.processors // self._sharers))
+        blocks = FUSED_BLOCKS if self._sharers == 1 else max(1, min(FUSED_BLOCKS, kernels.processors // self._sharers))
         self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
         for algorithm in p2p.ALL_REDUCE:  # for the trial, before kernels wait for each other
             self._p2p.prepare(self._tried, algorithm)
@@ -78,10 +81,10 @@ class Fused:
         at = [self._address + self._pad + self._staging]
         return p2p.Asked(Op.all_reduce, _INTS, _SUM, _TRIED // 4, at, at)
 
-    def try_it(self, stream: int, pinned: int, seconds: float, settle: Callable[[], None]) -> None:
+    def try_it(self, stream: int, seconds: float, settle: Callable[[], None]) -> None:
         """All_reduce's kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the
-        sum of that, and so on. ``pinned``: for data on its way; ``settle``: waits for what is on the stream."""
-        (address,) = self._tried.inputs
+        sum of that, and so on. ``settle``: waits for what is on the stream."""
+        (address,), pinned = self._tried.inputs, self._record + p2p.RECORD_BYTES
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for algorithm in p2p.ALL_REDUCE:
@@ -98,21 +101,32 @@ class Fused:
 
     def prepare(self, call: Call) -> None:
         """Compiles what ``call`` needs: before the other ranks are told of it, whose kernels then wait for its."""
-        self._p2p.prepare(_asked(call))
+        self._p2p.prepare(self.registered.located(_asked(call)))
 
     def prepared(self, call: Call) -> bool:
-        return self._p2p.prepared(_asked(call))
+        return self._p2p.prepared(self.registered.located(_asked(call)))
 
     def run(self, stream: int, call: Call, number: int = 0) -> None:
         """Enqueues it; on the GPU its kernels wait up to its time-out for those of the other ranks. ``number``: the
         group's; 0: of a graph, which has none."""
-        self._p2p.run(stream, _asked(call), max(1, int(call.timeout * 1e9)), number)
+        asked = self.registered.located(_asked(call))
+        self._p2p.run(stream, asked, max(1, int(call.timeout * 1e9)), number)
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs
         may launch some."""
         with self._lock:
             return self._p2p is not None and self._p2p.busy()
+
+    def runs(self, stream: int, until: float) -> bool:
+        """Whether a kernel has begun, of a graph on whatever stream, and not ended: found by a copy on ``stream``."""
+        with self._lock:
+            if self._p2p is None:
+                return False
+            said = self._record + p2p.RECORD_BYTES
+            self._driver.copy(stream, said, self._address + p2p.OWNER, 4)
+            came = come_to(self._driver, stream, until, lambda: False)
+            return not came or ctypes.c_uint32.from_address(said).value != 0
 
     def failure(self) -> p2p.Failure | None:
         """Why the kernels have given up."""
@@ -135,7 +149,8 @@ class Fused:
         if failure.kind == p2p.MISMATCH:
             return CollectiveMismatchError(
                 f"{where}: on the GPU, rank {failure.peer} came with another call. Do all "
-                f"ranks replay the same CUDA graphs, in the same order? {over}"
+                "ranks replay the same CUDA graphs, in the same order? Do all give one tensor of c10d_custom.empty, "
+                f"or none? {over}"
             )
         if failure.kind == p2p.AT_ONCE:
             return CollectiveMismatchError(
@@ -155,6 +170,7 @@ class Fused:
     # --- the end
 
     def free(self) -> None:
+        self.registered.free()
         with self._lock:
             if self._p2p is not None:
                 self._failure, self._p2p = self._p2p.failure(), None

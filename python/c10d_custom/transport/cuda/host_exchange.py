@@ -15,7 +15,7 @@ from ...call import Call, Message, Op, Region, changed
 if TYPE_CHECKING:
     from ...config import Config
     from ...errors import CustomBackendError
-    from .. import LocalTransport
+    from .. import Transport
     from .driver import Driver
 
 _Asked = TypeVar("_Asked", Call, Message)
@@ -41,7 +41,7 @@ def for_cpu(asked: _Asked, **changes: Any) -> _Asked:
     return changed(asked, device=None, stream_op=None, copy_back=[], **changes)
 
 
-def tell(cpu: LocalTransport, name: str, seconds: float, mine: bytes) -> list[bytes]:
+def tell(cpu: Transport, name: str, seconds: float, mine: bytes) -> list[bytes]:
     """Every rank's bytes, as many on all ranks, amid a call. ``name``: for errors. One of the group's collectives:
     raises as `run`."""
     n, size = cpu.size, len(mine)

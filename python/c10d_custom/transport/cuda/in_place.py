@@ -41,7 +41,7 @@ from ...errors import TransportError
 from .algorithm import HALVES, IN_PLACE_RANKS
 from .host_exchange import BYTES, Place, tell
 from .kernels import COPY, Job
-from .mappings import Allocation
+from .mappings import HANDLE_BYTES, Allocation
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ LEADER = 0
 TRIALS = 3
 _TRIED = 2 << 20  # bytes: torch's least segment, for CUDA cuts smaller ones from a block that lives on
 _INTS = dtypes.BY_DTYPE[torch.int32]
-_HANDLE = 64
 _FREED = 8
 _KEPT = 64
 # So many have a storage; without torch's name for that, as if nobody but this module had.
@@ -68,7 +67,7 @@ class TensorAddress(c.Structure):
 
     _fields_ = [
         *((name, c.c_uint64) for name in ("number", "base", "nbytes", "address", "once")),
-        ("handle", c.c_ubyte * _HANDLE),
+        ("handle", c.c_ubyte * HANDLE_BYTES),
     ]
 
 
@@ -91,6 +90,10 @@ class _Told:
     allocation: Allocation
     handle: bytes
     storage: torch.UntypedStorage | None = None  # None: it is closed when the call is over
+
+    def lost(self) -> bool:
+        """Whether torch has its memory back, though the storage is kept: it was resized to nothing."""
+        return self.storage is not None and not self.storage.nbytes()
 
     def alone(self) -> bool:
         return self.storage is not None and _USE_COUNT(self.storage._cdata) <= 1
@@ -231,11 +234,12 @@ class InPlace:
         if told.storage is not None:
             self._told[number] = told
         place = TensorAddress(number, base, nbytes, address, once=told.storage is None)
-        c.memmove(place.handle, told.handle, _HANDLE)
+        c.memmove(place.handle, told.handle, HANDLE_BYTES)
         return place
 
     def _freed(self) -> list[int]:
-        gone = [n for n, t in self._told.items() if self._driver.allocation_of(t.allocation.base) != t.allocation]
+        told = self._told.items()
+        gone = [n for n, t in told if t.lost() or self._driver.allocation_of(t.allocation.base) != t.allocation]
         alone = {n: t.storage.nbytes() for n, t in self._told.items() if t.storage is not None and t.alone()}
         held = sum(alone.values())
         for number, nbytes in alone.items():

@@ -15,12 +15,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ...errors import TransportError
 from ...threads import threading
-from .libcuda import Allocation, Libcuda
 
+HANDLE_BYTES = 64  # of what CUDA exports
 _MOST = 64
+
+
+class Allocation(NamedTuple):
+    """Memory as it was allocated: all of it is exported as one. ``number``: no other one of the process ever has it."""
+
+    base: int
+    nbytes: int
+    number: int
 
 
 @dataclass
@@ -36,9 +45,9 @@ class _Open:
 
 
 class Mappings:
-    """``owner``: the exporter's Driver.identity. Any thread, with the driver active."""
+    """``driver``: the Driver; ``owner``: the exporter's Driver.identity. Any thread, with the driver active."""
 
-    def __init__(self, driver: Libcuda, most: int = _MOST) -> None:
+    def __init__(self, driver: Any, most: int = _MOST) -> None:
         self._driver, self._most = driver, most
         self._lock = threading.RLock()
         self._open: dict[tuple[int, int], _Open] = {}  # (owner, number of the allocation), used longest ago first

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...call import REDUCING, Op
 from ...errors import UsageError
-from .algorithm import FUSED_RANKS
+from .algorithm import FLAGGED_BYTES, FUSED_RANKS, fused_all_reduce
 from .host_exchange import BYTES
 from .kernels import COPY, PREMUL_SUM, divisor_of
 
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 MAX_RANKS, MAX_BLOCKS = FUSED_RANKS, 64
 TIMEOUT, MISMATCH, ABORTED, PEER, AT_ONCE = range(1, 6)  # Kind
 _SIGNALS = 128 + 2 * MAX_BLOCKS * MAX_RANKS * 16  # bytes: p2p::Pad
-_WORDS = 16 << 10  # kWords
+_WORDS = FLAGGED_BYTES // 4  # kWords
 RECORD_BYTES = 24
+OWNER = 24  # where in a pad: u32, not 0 while a kernel of its rank runs
 ALL_REDUCE = "Flagged", "OneShot", "TwoShot"
 _ALGORITHMS = {Op.all_gather: "AllGather", Op.reduce_scatter: "ReduceScatter", Op.broadcast: "Broadcast"}
 MOVED = BYTES, COPY  # of kernels that reduce nothing
-_FLAGGED_BYTES = 4 * _WORDS
-# Prior art's: up to so many bytes every rank reads all inputs, rather than its slice of them.
-_ONE_SHOT_BYTES = dict.fromkeys(range(1, 5), 512 << 10)
-_ONE_SHOT_BYTES_MANY = 256 << 10
 
 
 def pad_bytes(ranks: int) -> int:
@@ -62,7 +59,10 @@ class Asked:
     """A collective. ``inputs``, ``outputs``: addresses of its tensors on the device, as many as a Call has, with
     ``count`` items each; an output may be the input that is in its place, or a reduce_scatter's, any. The result is
     that of the CPU: in rank order, rounded once. ``factor``: of AVG what is divided by (None: the number of ranks), of
-    PREMUL_SUM this rank's."""
+    PREMUL_SUM this rank's. ``lie``: addresses of the ranks' tensors, as this rank's device reaches them, aligned to 16,
+    where kernels are to read them there, of any size: of an all_reduce and a broadcast the one that it has, of an
+    all_gather its input, of a reduce_scatter its inputs, one behind the other, each a multiple of 16 bytes; ``place``:
+    what must then be the same on all ranks."""
 
     op: Op
     dtype: DType
@@ -72,6 +72,8 @@ class Asked:
     outputs: Sequence[int]
     factor: Any = None
     root: int = 0
+    lie: Sequence[int] = ()
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,6 @@ class P2p:
         self._kernels, self._rank, self._ranks = kernels, rank, len(pads)
         self._pads, self._stagings, self._record = list(pads), list(stagings), record
         self._half = staging_bytes // 2 & -16
-        self._one_shot = min(_ONE_SHOT_BYTES.get(len(pads), _ONE_SHOT_BYTES_MANY), self._half)
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
         self._tokens, self.launched = itertools.count(1), 0
 
@@ -137,7 +138,7 @@ class P2p:
         reducing = asked.op in REDUCING
         divisor = divisor_of(asked.redop, asked.factor, self._ranks) if reducing else 0
         common = dict(
-            half=self._half,
+            half=0 if asked.lie else self._half,
             record=self._record,
             timeout_ns=timeout_ns,
             rank=self._rank,
@@ -160,12 +161,12 @@ class P2p:
                 token=(token - 1) % 0xFFFFFFFF + 1,
                 fingerprint=self._fingerprint(
                     *(asked.op, asked.dtype.code, asked.redop, divisor, asked.count, asked.root, number),
-                    *(start, part, share, self._blocks, self._threads),
+                    *(start, part, share, self._blocks, self._threads, *asked.place),
                 ),
                 **common,
             )
             arguments.pad[: self._ranks] = self._pads
-            arguments.staging[: self._ranks] = self._stagings
+            arguments.staging[: self._ranks] = asked.lie or self._stagings
             arguments.part[: len(parts)] = [address + start for address in parts]
             function = self._kernels.function(*self._kernel(kind, asked))
             self._kernels.launch(function, stream, blocks, self._threads, arguments)
@@ -190,14 +191,12 @@ class P2p:
         """(start, bytes, algorithm) of each kernel: one at least, by which ranks compare what they call."""
         size = asked.count * asked.dtype.item_bytes
         most = self._half // self._ranks & -16 if asked.op is Op.reduce_scatter else self._half
+        if asked.lie:
+            most, algorithm = max(1, size), _ALGORITHMS.get(asked.op, "TwoShot")
         for start in range(0, max(1, size), most):
             part = min(most, size - start)
-            yield start, part, algorithm or _ALGORITHMS.get(asked.op) or self._all_reduce(part, asked.redop)
-
-    def _all_reduce(self, nbytes: int, redop: int) -> str:
-        if nbytes <= _FLAGGED_BYTES and redop != PREMUL_SUM:
-            return "Flagged"
-        return "OneShot" if nbytes <= self._one_shot else "TwoShot"
+            kind = algorithm or _ALGORITHMS.get(asked.op) or fused_all_reduce(part, asked.redop, self._ranks)
+            yield start, part, kind
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended. Not to be asked once graphs may launch some."""

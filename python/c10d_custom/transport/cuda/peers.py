@@ -7,7 +7,6 @@ see the dead.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import time
@@ -21,6 +20,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell
 from .in_place import InPlace
+from .offers import offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 8192
-_CHECKED = 4096  # bytes of pinned memory that the trial uses
 _TRIAL, _LEAST_TRIAL = 5.0, 1.0  # s; the least, though the ranks of the first call came late, and it with them
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
 _ALIKE = "mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"  # on all ranks
@@ -58,34 +57,23 @@ def choose(table: Sequence[dict[str, Any]]) -> Mode:
         return Mode("staged", "C10D_CUSTOM_CUDA_MODE says so")
     if len(set(pids)) < len(pids):
         return Mode("staged", "several ranks in one process cannot open each other's memory", slower=True)
-    if len(set(gpus)) == len(gpus) > 1 and not crossing:
+    used, visible = len(set(gpus)), min(w["visible"] for w in table)
+    if used == len(gpus) > 1 and not crossing:
         if wanted == "shared":
             return Mode("shared", "C10D_CUSTOM_CUDA_MODE says so")
         return Mode("p2p", "each rank has its own GPU")
-    if wanted == "p2p" and table[0]["p2p_shared"] and len(gpus) > 1 and not crossing:
-        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
-        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({_shared(gpus)}, where MPS {mps} on)")
+    shared = f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
     if wanted == "p2p" and len(gpus) > 1:
-        raise TransportError(
-            f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here {len(gpus)} ranks share {len(set(gpus))}"
-            f"{crossing}"
-        )
+        if not table[0]["p2p_shared"] or crossing:
+            raise TransportError(f"C10D_CUSTOM_CUDA_MODE=p2p needs a GPU for each rank: here are {shared}{crossing}")
+        mps = "is" if all(w["side_by_side"] for w in table) else "is not known to be"
+        return Mode("p2p", f"C10D_CUSTOM_CUDA_P2P_SHARED says so ({shared}, where MPS {mps} on)")
     if crossing:
         return Mode("shared", f"{len(gpus)} ranks{crossing}")
-    used = len(set(gpus))
-    reason = _shared(gpus)
-    if len(gpus) > used < min(w["visible"] for w in table):
-        # Whoever has one for each rank hardly means this.
-        reason += (
-            f" of {min(w['visible'] for w in table)}: call torch.cuda.set_device(local rank) before the first tensor"
-        )
-        return Mode("shared", reason, slower=True)
-    return Mode("shared", reason)
-
-
-def _shared(gpus: Sequence[str]) -> str:
-    used = len(set(gpus))
-    return f"{len(gpus)} ranks on {used} GPU{'s' if used > 1 else ''}"
+    if len(gpus) > used < visible:  # who has one for each rank hardly means this
+        hint = f" of {visible}: call torch.cuda.set_device(local rank) before the first tensor"
+        return Mode("shared", shared + hint, slower=True)
+    return Mode("shared", shared)
 
 
 def _crossing(table: Sequence[dict[str, Any]]) -> str:
@@ -242,41 +230,32 @@ class Peers:
         sharers = self.facts.sharers
         self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
         self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
-        self._pinned: Any = None  # an address, from `allocate` to `close_imports`
 
     def allocate(self) -> str:
         """What the others open it by."""
-        self._pinned = self.driver.allocate_pinned(_CHECKED)
         rounds, fused = HALVES * self.facts.half, self.fused
-        own = self.staging[self.rank] = self.driver.allocate(rounds + (fused.nbytes if fused is not None else 0))
+        nbytes = rounds + (fused.nbytes if fused is not None else 0)
+        own, handle = offer(self.driver, nbytes, self.setup.trial_seconds(), self.cpu.broken)
+        self.staging[self.rank] = own
         if fused is not None:
             fused.allocate(self.setup.stream, own + rounds)
-        ctypes.memmove(self._pinned, self._pattern(self.rank), 64)
-        self.driver.copy(self.setup.stream, own, self._pinned, 64)
-        self.setup.settle()
-        return self.driver.export_memory(own).hex()
+            self.setup.settle()
+        return handle.hex()
 
     def open(self, handles: Sequence[str]) -> None:
-        """And reads what each has written there."""
-        for rank, handle in enumerate(handles):
+        for rank, handle in enumerate(bytes.fromhex(h) for h in handles):
             if rank != self.rank:
-                self.staging[rank] = self.driver.open_memory(bytes.fromhex(handle))
-            self.driver.copy(self.setup.stream, self._pinned, self.staging[rank], 64)
-            self.setup.settle()
-            if ctypes.string_at(self._pinned, 64) != self._pattern(rank):
-                raise TransportError(f"rank {self.rank} does not read what rank {rank} has written in its GPU memory")
+                seconds = self.setup.trial_seconds()
+                self.staging[rank] = open_offered(self.driver, handle, seconds, self.cpu.broken)
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
-
-    def _pattern(self, rank: int) -> bytes:
-        return bytes((17 * rank + i) % 251 for i in range(64))
 
     # --- trials
 
     def try_fused(self) -> None:
         if self.fused is not None:
             settle = functools.partial(self.setup.settle, more=1.0)
-            self.fused.try_it(self.setup.stream, self._pinned, self.setup.trial_seconds(), settle)
+            self.fused.try_it(self.setup.stream, self.setup.trial_seconds(), settle)
 
     def time_link(self) -> float:
         """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
@@ -320,13 +299,12 @@ class Peers:
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
+        if self.fused is not None:
+            self.fused.registered.close_imports()
         mine = self.staging.pop(self.rank, None)
         theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
         for address in theirs.values():
             self.driver.close_memory(address)
-        if self._pinned is not None:
-            self.driver.free_pinned(self._pinned)
-            self._pinned = None
 
     def free(self) -> None:
         if self.in_place is not None:

@@ -43,78 +43,68 @@ _AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 class SharedCollectives:
     """``k``: the number of the next round; ``put``: an event behind what was put last; ``staged``: what goes through
-    host memory. One collective at a time."""
+    host memory. One collective at a time: ``call``; ``left()``: the seconds it still has; ``agreed``: an Agreement,
+    once the ranks have met; ``awaited``: whether what this rank has put is there."""
 
     def __init__(self, place: Place, peers: Peers, staged: StagedCollectives) -> None:
         self.cpu, self.driver, self.config = place.cpu, place.driver, place.config
         self.stream, self.late = place.stream, place.late
         self.peers, self.staged = peers, staged
+        self.me, self.n, self.half = peers.rank, peers.size, peers.facts.half
         self.k = 0
         self.put = self.driver.create_event()
+        self.call: Any = None
+        self.agreed: Any = None
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
-        """Enqueues it all; ``left()``: the seconds it still has. Waits for the other ranks, and for what this one has
-        put."""
+        """Enqueues it all. Waits for the other ranks, and for what this one has put."""
         way = algorithm.choose(call, self.peers.facts, self.config) or self._uneven(call, left)
         if way is Way.THROUGH_HOST:
             return self.staged.run(call, left)
-        run = _Run(self, call, left)
-        if way is Way.IN_PLACE:
-            if run.in_place():
-                return None
-            # Not this time, or never again; the ranks know already that they call alike.
-            way = algorithm.rounds(call, self.peers.facts, self.config)
-        return run.run(way)
+        self.call, self.left, self.agreed, self.awaited = call, left, None, True
+        try:
+            self.run_here(way)
+        finally:
+            self.call = None
 
     def _uneven(self, call: Call, left: Callable[[], float]) -> Way:
         sizes = self.cpu.agree(call, left()).sizes
         largest = max((sum(side) for of_rank in sizes or () for side in of_rank), default=0)
         return algorithm.uneven(largest, self.peers.facts, self.config)
 
+    def run_here(self, way: Way) -> None:
+        """By the GPU."""
+        if way is Way.IN_PLACE:
+            if cast("InPlace", self.peers.in_place).run(self.call, self._meet, self._factor, self.left):
+                return
+            # Not this time, or never again; collectives of the hosts have come in between.
+            self.agreed = None
+            way = algorithm.rounds(self.call, self.peers.facts, self.config)
+        if way is Way.ALONE:
+            self._meet()
+            self._alone()
+        elif way is Way.FUSED:
+            self._fused()
+        elif way is Way.TWO_SHOT:
+            self._two_shot()
+        else:
+            self._move(self.call)
+            if self.agreed is None:  # nothing to move
+                self._meet()
+
     def close(self) -> None:
         """The stream is idle. The memory is that of the Peers."""
         self.staged.close()
         self.driver.destroy_event(self.put)
-
-
-class _Run:
-    def __init__(self, group: SharedCollectives, call: Call, left: Callable[[], float]) -> None:
-        self.g, self.call, self.left = group, call, left
-        self.driver, self.stream, self.cpu = group.driver, group.stream, group.cpu
-        self.peers = group.peers
-        self.me, self.n, self.half = group.peers.rank, group.peers.size, group.peers.facts.half
-        self.agreed: Any = None  # an Agreement, once the ranks have met
-        self.awaited = True  # what this rank has put is there
-
-    def run(self, way: Way) -> None:
-        if way is Way.ALONE:
-            self._meet()
-            return self._alone()
-        if way is Way.FUSED:
-            return self._fused()
-        if way is Way.TWO_SHOT:
-            self._two_shot()
-        else:
-            self._move(self.call)
-        if self.agreed is None:  # nothing to move
-            self._meet()
-        return None
-
-    def in_place(self) -> bool:
-        in_place = cast("InPlace", self.peers.in_place)
-        if in_place.run(self.call, self._meet, self._factor, self.left):
-            return True
-        self.agreed = None  # collectives of the hosts have come in between
-        return False
 
     # --- rounds
 
     def _meet(self) -> None:
         if not self.awaited:
             until, broken = time.monotonic() + self.left(), self.cpu.broken
-            done = functools.partial(self.driver.done, self.g.put)
+            done = functools.partial(self.driver.done, self.put)
             if not poll(done, until, broken) and not broken():  # else the meeting says why
-                raise self.g.late(self.call, "what was queued for it, or before")
+                raise self.late(self.call, "what was queued for it, or before")
             self.awaited = True
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
@@ -123,10 +113,10 @@ class _Run:
 
     def _put(self, put: Callable[[int], None]) -> list[int]:
         """``put(base)`` into this rank's half. Where the round's halves begin, of each rank's staging memory."""
-        bases = self._bases(self.g.k)
-        self.g.k += 1
+        bases = self._bases(self.k)
+        self.k += 1
         put(bases[self.me])
-        self.driver.record(self.g.put, self.stream)
+        self.driver.record(self.put, self.stream)
         self.awaited = False
         return bases
 

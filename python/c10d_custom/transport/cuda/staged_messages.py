@@ -1,32 +1,44 @@
-"""Messages of CUDA tensors through a transport of CPU tensors: small ones whole, by way of pinned host memory; of large
-ones the Head, and then as pieces.py has it."""
+"""Messages of CUDA tensors through a transport of CPU tensors: small ones whole, by way of pinned host memory. Large
+ones go in pieces: while one is copied out of the tensor, the one before is on its way and the one before that is copied
+in. From GPU to GPU where the receiver can open memory of the sender's, else through pinned memory, too:
+
+    sender                                          receiver
+    its Head, by the message's own tag              compares sizes, tries to open the memory that the Head offers
+                                                    says which way: DEVICE, HOST, or REFUSED
+    copies each piece into a slot and says so       when it has a slot for it:
+    DEVICE: of that memory                          copies it from there, then says that it is taken: the slot is free
+    HOST: and sends that on                         receives it, and copies it in
+
+A Head is too long to be sent before its receive is there: until then nothing moves, and a message is taken back, or is
+late, as any other. What is said is a word each time. From the Head on, what fails ends the group.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import ctypes as c
 import math
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...call import Region
-from ...errors import AbortedError, CollectiveMismatchError
+from ...call import Region, tag_of_pieces
+from ...errors import AbortedError, CollectiveMismatchError, CustomBackendError
 from ...threads import GPU, rest, threading, time
 from ..message_thread import MessageThread
 from ..tickets import PyTicket
 from .algorithm import whole_bytes
-from .host_exchange import Place, for_cpu
-from .pieces import Head, Pieces, Receiving, Sending, Transfer
+from .host_exchange import BYTES, Place, for_cpu
+from .pieces import Head, Pieces, Slot
 
 if TYPE_CHECKING:
     from ...call import Message
-    from ...errors import CustomBackendError
     from .. import Ticket
     from .driver import Driver
     from .stream_op import StreamOp
 
 
+REFUSED, DEVICE, HOST = 1, 2, 3
 _LOOK = 0.02
 _KEPT = 64 << 20  # bytes of pinned memory that are kept for messages to come
 
@@ -37,79 +49,161 @@ class Pinned:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._lock = threading.RLock()
-        self._free: dict[int, list[int]] = {}  # bytes -> addresses
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # bytes -> addresses
         self._kept = 0
-        self._closed = False
 
     def _size(self, nbytes: int) -> int:
         return max(4096, 1 << max(0, nbytes - 1).bit_length())  # few sizes: what is kept fits again
 
     def take(self, nbytes: int) -> int:
-        with self._lock:
-            if kept := self._free.get(self._size(nbytes)):
-                self._kept -= self._size(nbytes)
-                return kept.pop()
-        with self._driver.activate():
-            return self._driver.allocate_pinned(self._size(nbytes))
+        size = self._size(nbytes)
+        try:
+            address = self._free[size].pop()
+        except IndexError:
+            return self._driver.allocate_pinned(size)
+        self._kept -= size
+        return address
 
     def give(self, address: int, nbytes: int) -> None:
         """No copy from or to it is under way."""
-        with self._lock:
-            if not self._closed and self._kept < _KEPT:
-                self._kept += self._size(nbytes)
-                self._free.setdefault(self._size(nbytes), []).append(address)
-                return
-        with self._driver.activate():
+        if self._kept >= _KEPT:
             self._driver.free_pinned(address)
+        else:
+            self._kept += self._size(nbytes)
+            self._free[self._size(nbytes)].append(address)
 
     def close(self) -> None:
         """Frees what is not lent, and from now on what comes back."""
-        with self._lock:
-            self._closed = True
-            free, self._free = self._free, {}
-        with self._driver.activate():
-            for address in (a for addresses in free.values() for a in addresses):
-                self._driver.free_pinned(address)
+        self._kept = _KEPT
+        for addresses in self._free.values():
+            while addresses:
+                self._driver.free_pinned(addresses.pop())
 
 
 class StagedTicket(PyTicket):
     """A message. A send is done when its bytes have left the memory that they were copied to, a receive when they are
-    on their way to the tensor. ``address``: of its pinned memory, or of its Head; ``transfer``: of a large one."""
+    on their way to the tensor. ``region``: what goes by the message's own tag, a small one or a Head; ``inner``: the
+    CPU transport's ticket of that, once it is handed over; ``own``: the slot of a small one, which goes by way of HOST.
+
+    Numbers of pieces: ``told``, of which the receiver has heard; ``copied``, whose copy between tensor and slot is
+    enqueued here; ``moved_on``, whose copy is over here, and all but what the other side is told of it. ``copying``:
+    slots with a copy that is not known to be over; ``lent``: those that the other side, or the CPU transport, has;
+    ``kinds``: of this side's slots, by the way."""
+
+    kinds: dict[int, str]
 
     def __init__(self, messages: StagedMessages, message: Message) -> None:
         super().__init__(messages.complete)
         self.messages, self.message = messages, message
+        self.driver, self.pieces = messages.driver, messages.pieces
+        self.stream = messages.into if message.is_recv else messages.out
         stream_op: Any = message.stream_op
         self.stream_op: StreamOp = stream_op
         self.deadline = math.inf  # until it is first waited for
-        self.inner: Ticket | None = None  # the CPU transport's ticket
-        self.transfer: Transfer | None = None  # until it is done
-        self.whole = message.tensor.nbytes <= messages.whole
-        if not self.whole:
-            self.transfer = (Receiving if message.is_recv else Sending)(messages.pieces, self)
-            self.region = Region(ctypes.addressof(self.transfer.head), *[ctypes.sizeof(Head)] * 2)
+        self.inner: Ticket | None = None
+        self._stepping = self._failed = False
+        t = message.tensor
+        self.count = max(1, -(-t.nbytes // self.pieces.piece))
+        self.peer, self.way = message.peer, 0
+        self.told = self.copied = self.moved_on = self.tag = 0
+        self.copying: deque[Slot] = deque()
+        self.lent: deque[Slot] = deque()
+        self.posted: list[tuple[Ticket, Any]] = []  # with the CPU transport, and what memory they use
+        self._ear: Any = None  # (ticket, its word) of the next word that is to come
+        self.own: Slot | None = None
+        if t.nbytes <= messages.whole:
+            self.way, self.own = HOST, Slot(messages.pinned.take(t.nbytes), 0)
+            self.region = Region(self.own.address, t.nbytes, t.numel())
         else:
-            address = messages.pinned.take(message.tensor.nbytes)
-            self.region = Region(address, message.tensor.nbytes, message.tensor.numel())
+            self.head = Head() if message.is_recv else self.pieces.head(message)
+            self.region = Region(c.addressof(self.head), *[c.sizeof(Head)] * 2)
+
+    # --- driven from outside
+
+    def step(self, may_go: bool) -> bool:
+        """Does what can be done now. ``may_go``: whether all sends before it have been handed over. True if something
+        moved."""
+        if self._stepping or self._failed:  # stepping: in an outer frame, below a signal handler
+            return False
+        self._stepping = True
+        try:
+            if self.own is None and not self.tag:
+                return self._meet(may_go)
+            moved = self._go_on(may_go)
+            self._reap()
+            if not self._done and self._through():
+                self.finish(None, self.inner.source if self.inner is not None else -1)
+            if not moved and not self._done and self._awaits_here():
+                self.check_time()
+            return moved
+        except Exception as error:
+            self.fail(error)
+            return True
+        except BaseException:
+            self.own = None  # what uses its memory is not known
+            self.fail(AbortedError(f"{self._where()}: interrupted"))
+            raise
+        finally:
+            self._stepping = False
+
+    def hand_over(self) -> Ticket:
+        message = for_cpu(self.message, tensor=self.region, timeout=self.left())
+        self.inner = inner = self.messages.cpu.post(message)
+        if self.wanted():
+            inner.want()
+        return inner
+
+    def _meet(self, may_go: bool) -> bool:
+        """Of a large one: sends its Head, which then comes to its receive, or fails to."""
+        if self.inner is None:
+            if may_go:
+                self.hand_over()
+            return may_go
+        if not self.inner.done():
+            return False
+        error = self.inner.error()
+        if isinstance(error, CollectiveMismatchError):
+            text = str(error).replace(f"{self.region.nbytes} bytes", f"{self.message.tensor.nbytes} bytes")
+            text += f" More than {self.messages.whole} bytes of a GPU's go to a GPU only."
+            error = CollectiveMismatchError(text)
+        if error is not None:
+            raise error
+        self.peer = self.inner.source if self.message.is_recv else self.peer
+        self.tag = tag_of_pieces(self.head.number)
+        self._start()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._failed = True
+        if self.tag and not isinstance(error, CollectiveMismatchError):
+            self.messages.cpu.abort()  # the other side must not wait for what will not come
+        if self.tag and isinstance(error, CustomBackendError):
+            text = str(error)
+            for ours in (self.tag, self.tag - 1):
+                text = text.replace(f"tag {ours}", f"tag {self.message.tag}, piece {self.copied + 1} of {self.count}")
+            error = type(error)(text)
+        self.finish(error)
+
+    def over(self) -> bool:
+        """Nothing of it is under way any more, on the GPU or with the CPU transport."""
+        if not (self._failed or self._all_moved()) or (self.inner is not None and not self.inner.done()):
+            return False
+        return all(t.done() for t, _ in self.posted) and all(map(self._is_copied, self.copying))
 
     def give_back(self) -> None:
-        """No copy from or to its memory is under way."""
-        if self.whole:
-            self.messages.pinned.give(self.region.address, self.region.nbytes)
+        """It is over."""
+        if self.own is not None:
+            self.messages.pinned.give(self.own.address, self.region.nbytes)
 
-    def finish(self, error: BaseException | None = None, source: int = -1) -> None:
-        super().finish(error, source)
-        self.transfer = None  # which has this ticket, and so the tensor
+    # --- its time, and who waits for it
 
     def want(self) -> None:
         if self.deadline == math.inf:
             self.stream_op.began = time.monotonic()
             self.deadline = self.stream_op.began + self.message.timeout
-            if self.inner is not None:
-                self.inner.want()
-            if self.transfer is not None:
-                self.transfer.want()
+            for ticket in (self.inner, *(t for t, _ in list(self.posted))):
+                if ticket is not None:
+                    ticket.want()
 
     def wanted(self) -> bool:
         return self.deadline < math.inf
@@ -117,11 +211,10 @@ class StagedTicket(PyTicket):
     def left(self) -> float:
         return min(self.message.timeout, max(0.0, self.deadline - time.monotonic()))
 
-    def late(self) -> bool:
-        return time.monotonic() >= self.deadline or self.messages.broken()
-
-    def too_late(self) -> CustomBackendError:
-        return self.messages.late(self.message, "what was queued on its stream before")
+    def check_time(self) -> None:
+        """For one that waits for this GPU. Raises if it is late."""
+        if time.monotonic() >= self.deadline or self.messages.broken():
+            raise self.messages.late(self.message, "what was queued on its stream before")
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
         began = time.monotonic()
@@ -140,10 +233,235 @@ class StagedTicket(PyTicket):
     def withdraw(self) -> None:
         if self.inner is not None:
             self.inner.withdraw()
-        if self.inner is None or (not self.whole and self.inner.error() is None):
+        if self.inner is None or (self.own is None and self.inner.error() is None):
             self.messages.cpu.abort()  # the GPU may be at the tensor: what ends the group waits for that
         while not self.wait(0.1):
             pass
+
+    # --- of each side
+
+    def _start(self) -> None:
+        """Once the Head is there."""
+        raise NotImplementedError
+
+    def _go_on(self, may_go: bool) -> bool:
+        raise NotImplementedError
+
+    def _through(self) -> bool:
+        """Whether its ticket is done."""
+        return self._all_moved()
+
+    # --- for both
+
+    def _all_moved(self) -> bool:
+        return self.moved_on == self.count and not self.lent and not self.posted
+
+    def _awaits_here(self) -> bool:
+        """Whether it waits for this GPU, or for slots; else the CPU transport tells what becomes of it."""
+        with_cpu = self.posted or (self.inner is not None and not self.inner.done())
+        return bool(self.copying) or not with_cpu
+
+    def _slots(self) -> deque[Slot]:
+        """Those that are free."""
+        return deque() if self.own is not None else self.pieces.slots(self.kinds[self.way])
+
+    def _is_copied(self, slot: Slot) -> bool:
+        end: Any = self.stream_op.end
+        return self.driver.done(end if slot is self.own else slot.event)
+
+    def _copies_over(self) -> Iterator[Slot]:
+        return _taken_while(self.copying, self._is_copied)
+
+    def _span(self, i: int) -> tuple[int, int]:
+        """(address, bytes) of piece i of the tensor."""
+        t, at = self.message.tensor, i * self.pieces.piece
+        return t.data_ptr() + at, min(self.pieces.piece, t.nbytes - at)
+
+    def _copy(self, slot: Slot) -> None:
+        """The next piece, between the tensor and ``slot``."""
+        if not self.copied:
+            self.stream_op.begin(self.stream)
+        address, nbytes = self._span(self.copied)
+        copy = self.driver.copy_in if self.message.is_recv and self.way == HOST else self.driver.copy
+        if nbytes:
+            copy(self.stream, *((address, slot.address) if self.message.is_recv else (slot.address, address)), nbytes)
+        if slot is not self.own:
+            self.driver.record(slot.event, self.stream)
+        self.copying.append(slot)
+        self.copied += 1
+        if self.copied == self.count:
+            if self.message.copy_back:
+                self.driver.copy_tensors(self.stream, self.message.copy_back)
+            self.stream_op.finish(self.stream)
+
+    def _post(self, is_recv: bool, address: int, nbytes: int, keep: Any = None) -> Ticket:
+        """To the other side: what the receiver says goes by another tag than what comes from the sender."""
+        tag = self.tag - (is_recv is not self.message.is_recv)
+        region = Region(address, nbytes, nbytes)
+        what = {"tensor": region, "dtype": BYTES, "peer": self.peer, "tag": tag, "is_recv": is_recv}
+        inner: Ticket = self.messages.cpu.post(for_cpu(self.message, timeout=self.left(), **what))
+        if self.wanted():
+            inner.want()
+        self.posted.append((inner, keep))
+        return inner
+
+    def _say(self, word: int) -> None:
+        memory = c.c_uint64(word)
+        self._post(False, c.addressof(memory), 8, memory)
+
+    def _listen(self) -> None:
+        memory = c.c_uint64()
+        self._ear = self._post(True, c.addressof(memory), 8, memory), memory
+
+    def _has_heard(self) -> bool:
+        """Whether the word that is awaited has come."""
+        return self._ear is not None and self._ear[0].done()
+
+    def _heard(self) -> int:
+        """That word."""
+        (ticket, memory), self._ear = self._ear, None
+        if (error := ticket.error()) is not None:
+            raise error
+        return int(memory.value)
+
+    def _reap(self) -> None:
+        """Lets go of what the CPU transport has done."""
+        for entry in [e for e in self.posted if e[0].done()]:
+            self.posted.remove(entry)
+            if (error := entry[0].error()) is not None:
+                raise error
+
+    def _where(self) -> str:
+        cpu = self.messages.cpu
+        return f"{self.message.name} of group {cpu.name or '(unnamed)'}, rank {cpu.rank}"
+
+    def _unlike(self, theirs: int) -> CollectiveMismatchError:
+        m = self.message
+        here, there = ("receives", "sends") if m.is_recv else ("sends", "receives")
+        return CollectiveMismatchError(
+            f"{self._where()}: this rank {here} {m.tensor.nbytes} bytes of {m.dtype.name}, rank {self.peer} {there} "
+            f"{theirs} bytes (tag {m.tag})."
+        )
+
+
+class Sending(StagedTicket):
+    kinds = {DEVICE: "offered", HOST: "out"}
+    _ready = False
+
+    def __init__(self, messages: StagedMessages, message: Message) -> None:
+        super().__init__(messages, message)
+        if self.own is not None:
+            self._copy(self.own)
+
+    def _start(self) -> None:
+        self._listen()
+
+    def _go_on(self, may_go: bool) -> bool:
+        moved = self._has_heard()
+        if moved:
+            self.way = self._heard()
+            if self.way & 0xFF == REFUSED:
+                raise self._unlike(self.way >> 8)
+        if not self.way:
+            return False
+        slots = self._slots()
+        while self.copied < self.count and slots and self._may_copy():
+            self._copy(slots.popleft())
+            moved = True
+        for slot in self._copies_over() if may_go or self.own is None else ():
+            slot.ticket = self.hand_over() if self.own is not None else self._send_on(slot)
+            self.moved_on += 1
+            self.lent.append(slot)
+            moved = True
+        for slot in _taken_while(self.lent, _is_done):
+            slots.append(slot)
+            moved = True
+        return moved
+
+    def _send_on(self, slot: Slot) -> Ticket:
+        """The ticket by which the slot comes back: of the piece, or of what the other side says, without a word."""
+        self._say(slot.address - (self.pieces.offered or 0))
+        if self.way == DEVICE:
+            return self._post(True, slot.address, 0)
+        return self._post(False, slot.address, self._span(self.moved_on)[1])
+
+    def _may_copy(self) -> bool:
+        """Whether what was queued at the issue is done: else slots, and other sends, would wait for it."""
+        self._ready = self._ready or self.driver.done(self.stream_op.ready)
+        return self._ready
+
+    def _awaits_here(self) -> bool:
+        return self.way != 0 and (self.copied < self.count and not self._ready or super()._awaits_here())
+
+
+class Receiving(StagedTicket):
+    kinds = {DEVICE: "theirs", HOST: "in"}
+
+    def __init__(self, messages: StagedMessages, message: Message) -> None:
+        super().__init__(messages, message)
+        try:
+            inner = self.hand_over()
+        except BaseException:
+            self.give_back()
+            raise
+        if self.own is not None:
+            self.own.ticket = inner
+            self.lent.append(self.own)
+
+    def _start(self) -> None:
+        if self.head.nbytes != self.message.tensor.nbytes:
+            self._say(REFUSED | self.message.tensor.nbytes << 8)
+            raise self._unlike(self.head.nbytes)
+        self.base = self.pieces.open(self.head)
+        self.way = DEVICE if self.base else HOST
+        self._say(self.way)
+        self._listen()
+
+    def _go_on(self, may_go: bool) -> bool:
+        moved, slots = False, self._slots()
+        while slots and self._has_heard():
+            word, slot = self._heard(), slots.popleft()
+            if self.way == DEVICE:
+                slot.address = self.base + word
+            else:
+                slot.ticket = self._post(True, slot.address, self._span(self.told)[1])
+            self.lent.append(slot)
+            self.told += 1
+            if self.told < self.count:
+                self._listen()
+            moved = True
+        for slot in _taken_while(self.lent, _is_done):
+            self._copy(slot)
+            moved = True
+        for slot in self._copies_over():
+            slots.append(slot)
+            self.moved_on += 1
+            if self.way == DEVICE:
+                self._post(False, slot.address, 0)
+            moved = True
+        return moved
+
+    def _through(self) -> bool:
+        return self.copied == self.count
+
+    def owes(self) -> bool:
+        """Whether it is done here, but the other side is not told yet."""
+        return self.way == DEVICE and self._done and not self._failed and not self._all_moved()
+
+
+def _taken_while(slots: deque[Slot], over: Callable[[Slot], bool]) -> Iterator[Slot]:
+    """The first of them of which that is so; they are taken out."""
+    while slots and over(slots[0]):
+        yield slots.popleft()
+
+
+def _is_done(slot: Slot) -> bool:
+    """Whether the CPU transport is done with it. Raises what went wrong."""
+    if slot.ticket is None or not slot.ticket.done():
+        return slot.ticket is None
+    if (error := slot.ticket.error()) is not None:
+        raise error
+    return True
 
 
 class StagedMessages:
@@ -153,198 +471,86 @@ class StagedMessages:
     def __init__(self, place: Place, streams: tuple[int, int], one_host: bool) -> None:
         self.cpu, self.driver, self.late = place.cpu, place.driver, place.late
         self.complete: Callable[[int], None] = place.cpu.complete
-        self._out, self._in = streams
+        self.out, self.into = streams
         self.whole, self.pinned = whole_bytes(place.config), Pinned(place.driver)
-        self.pieces = Pieces(place, streams, one_host and place.config.cuda_mode != "staged")
+        self.pieces = Pieces(place, one_host and place.config.cuda_mode != "staged")
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
-        self._fetching: deque[StagedTicket] = deque()  # sends whose bytes are coming from the GPU
-        self._moving: list[tuple[StagedTicket, Ticket]] = []  # with the CPU transport, whose ticket is the second
-        self._transfers: list[Transfer] = []  # large messages whose Head has come to its receive
-        # Receives whose bytes go to the GPU, and sends that have failed while theirs came: with their tensors, which
-        # the GPU still uses.
-        self._leaving: deque[StagedTicket] = deque()
-        self._thread = MessageThread(self.progress, self._live)
-        self._over = False
+        self._live: list[StagedTicket] = []  # in the order of posting; with their tensors, which the GPU may still use
+        self._thread = MessageThread(self.progress, lambda: self._live)
+        self._over = self._broken = False
         self._looked = 0.0
 
     def post(self, message: Message) -> StagedTicket:
-        t = message.tensor
+        kind = Receiving if message.is_recv else Sending
         with self._lock, self.driver.activate():
             if self._over:
                 raise AbortedError(f"{message.name}: the group is closed")
-            ticket = StagedTicket(self, message)
-            if message.is_recv:
-                try:
-                    self._hand_over(ticket)
-                except BaseException:
-                    ticket.give_back()
-                    raise
-            else:
-                if ticket.whole:
-                    ticket.stream_op.begin(self._out)
-                    if t.nbytes:
-                        self.driver.copy(self._out, ticket.region.address, t.data_ptr(), t.nbytes)
-                    ticket.stream_op.finish(self._out)
-                self._fetching.append(ticket)
+            ticket = kind(self, message)
+            self._live.append(ticket)
         self._thread.ensure()
         return ticket
-
-    def _hand_over(self, ticket: StagedTicket) -> None:
-        m = ticket.message
-        ticket.inner = inner = self.cpu.post(for_cpu(m, tensor=ticket.region, timeout=ticket.left()))
-        if ticket.wanted():
-            inner.want()
-        self._moving.append((ticket, inner))
-
-    # --- the engine
 
     def progress(self) -> bool:
         """Does what can be done now, unless another thread is at it. True if something moved."""
         me = threading.get_ident()
         if self._by not in (0, me):
             return False
-        with (
-            self._lock,
-            self.driver.activate(),
-        ):  # not acquire(): a signal handler that raises after it would leave it held
+        # Not acquire(): a signal handler that raises after it would leave it held.
+        with self._lock, self.driver.activate():
             outer, self._by = self._by, me
             try:
-                return self._send_on() | self._take_in() | self._carry_on() | self._let_go()
+                return self._step()
             finally:
                 self._by = outer
 
-    def _send_on(self) -> bool:
-        moved = False
-        while self._fetching:
-            ticket = self._fetching[0]
-            error: Exception | None = None
-            try:
-                if ticket.whole and not self._there(ticket):
-                    if not ticket.late():
-                        break
-                    error = ticket.too_late()
-            except Exception as failed:
-                error = failed
-            self._fetching.popleft()
-            moved = True
-            if error is None:
-                try:
-                    self._hand_over(ticket)
-                except Exception as refused:
-                    error = refused
-            if error is not None:
-                # A copy into the memory may still be under way: it is kept until it is over.
-                self._leaving.append(ticket)
-                ticket.finish(error)
+    def _step(self) -> bool:
+        moved, may_go = False, True
+        for ticket in list(self._live):
+            moved |= ticket.step(may_go)
+            may_go = may_go and (ticket.message.is_recv or ticket.inner is not None or ticket.done())
+            with contextlib.suppress(Exception):  # the GPU has failed: nothing is known of its copies
+                if ticket.over() and ticket in self._live:
+                    self._live.remove(ticket)
+                    ticket.give_back()
         return moved
-
-    def _there(self, ticket: StagedTicket) -> bool:
-        """Whether the GPU is done with it, as far as it has been told of it."""
-        end = ticket.stream_op.end
-        return end is not None and self.driver.done(end)
 
     def broken(self) -> bool:
         now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return False
-        self._looked = now
-        return self.cpu.broken()
-
-    def _take_in(self) -> bool:
-        moved = False
-        for entry in list(self._moving):
-            ticket, inner = entry
-            if not inner.done():
-                continue
-            self._moving.remove(entry)
-            moved = True
-            error, m = inner.error(), ticket.message
-            if ticket.transfer is not None:
-                if error is None:
-                    self._transfers.append(ticket.transfer)
-                    ticket.transfer.start(inner.source)
-                    continue
-                if isinstance(error, CollectiveMismatchError):
-                    text = str(error).replace(f"{ticket.region.nbytes} bytes", f"{m.tensor.nbytes} bytes")
-                    error = CollectiveMismatchError(f"{text} More than {self.whole} bytes of a GPU's go to a GPU only.")
-            elif not m.is_recv or error is not None:
-                ticket.give_back()
-            else:
-                try:
-                    ticket.stream_op.begin(self._in)
-                    if m.tensor.nbytes:
-                        self.driver.copy_in(self._in, m.tensor.data_ptr(), ticket.region.address, m.tensor.nbytes)
-                    if m.copy_back:
-                        self.driver.copy_tensors(self._in, m.copy_back)
-                    ticket.stream_op.finish(self._in)
-                except Exception as failed:
-                    error = failed
-                self._leaving.append(ticket)
-            ticket.finish(error, inner.source)
-        return moved
-
-    def _carry_on(self) -> bool:
-        moved = False
-        for transfer in list(self._transfers):
-            moved |= transfer.step()
-            with contextlib.suppress(Exception):  # the GPU has failed: nothing is known of its copies
-                if transfer.over() and transfer in self._transfers:
-                    self._transfers.remove(transfer)
-        return moved
-
-    def _let_go(self) -> bool:
-        moved = False
-        while self._leaving:
-            ticket = self._leaving[0]
-            try:
-                if ticket.stream_op.end is not None and not self._there(ticket):
-                    break
-            except Exception:
-                break  # as above
-            self._leaving.popleft()
-            ticket.give_back()
-            moved = True
-        return moved
-
-    def _live(self) -> object:
-        return self._fetching or self._moving or self._transfers or self._leaving
+        if now - self._looked >= _LOOK:
+            self._looked, self._broken = now, self.cpu.broken()
+        return self._broken
 
     # --- the end
 
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
         began, waited = time.monotonic(), 0.0
-        while any(t.owes() for t in list(self._transfers)) and waited < seconds and not self.cpu.broken():
+        while (
+            any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
+            and waited < seconds
+            and not self.cpu.broken()
+        ):
             if not self.progress():
                 rest(GPU, waited)
             waited = time.monotonic() - began
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""
-        with self._lock:
+        with self._lock, self.driver.activate():
             self._over = True
-            while self._fetching:
-                ticket = self._fetching.popleft()
-                self._leaving.append(ticket)
-                ticket.finish(self._ended(ticket))
-            with self.driver.activate():
-                self._take_in()
-                self._carry_on()
-                for transfer in self._transfers:
-                    if not transfer.ticket.done():
-                        transfer.fail(self._ended(transfer.ticket))
-
-    def _ended(self, ticket: StagedTicket) -> AbortedError:
-        return AbortedError(f"{ticket.message.name}: the group was aborted or destroyed")
+            for ticket in list(self._live):
+                if ticket.inner is not None:
+                    ticket.step(False)
+                if not ticket.done():
+                    ticket.fail(AbortedError(f"{ticket.message.name}: the group was aborted or destroyed"))
 
     def close(self, idle: bool) -> None:
         """After `leave`. ``idle``: the streams are, or nothing can be freed."""
         self._thread.end()
         self._thread.join(5.0)
         with self._lock, self.driver.activate():
-            self._let_go()
-            self._carry_on()
+            self._step()
             if idle:
                 self.pieces.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AbortedError
-from ...threads import GPU, rest, threading, time
+from ...threads import GPU, rest, time
 
 if TYPE_CHECKING:
     import torch
@@ -46,38 +46,31 @@ def come_to(driver: Driver, stream: int, deadline: float, broken: Callable[[], o
 
 
 class Events:
-    """Events of one device, used again and again: a wait captures what is recorded when it is called."""
+    """Events of one device, used again and again: a wait captures what is recorded when it is called. A StreamOp may be
+    collected anywhere, here too: each step on the deque is whole."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._free: deque[int] = deque()
-        self._lock = threading.RLock()  # a StreamOp may be collected anywhere, here too
         self._closed = False
 
     def take(self) -> int:
-        with self._lock:
-            if self._free:
-                return self._free.popleft()
-        return self._driver.create_event()
+        try:
+            return self._free.popleft()
+        except IndexError:
+            return self._driver.create_event()
 
     def give(self, event: int) -> None:
-        with self._lock:
-            if not self._closed:
-                self._free.append(event)
-                return
-        self._destroy(event)
+        self._free.append(event)
+        if self._closed:
+            self.close()
 
     def close(self) -> None:
         """Those that are lent go when they come back."""
-        with self._lock:
-            self._closed = True
-            free, self._free = self._free, deque()
-        for event in free:
-            self._destroy(event)
-
-    def _destroy(self, event: int) -> None:
-        with self._driver.activate():
-            self._driver.destroy_event(event)
+        self._closed = True
+        with contextlib.suppress(IndexError), self._driver.activate():
+            while True:
+                self._driver.destroy_event(self._free.popleft())
 
 
 class StreamOp:

@@ -27,7 +27,7 @@ from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
 from .guard import Guard
-from .host_exchange import Place
+from .host_exchange import Place, tell
 from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
 from .shared import SharedCollectives
@@ -37,6 +37,8 @@ from .stream_op import Captured, Events, StreamOp, come_to, poll
 from .timed import TimedOp
 
 if TYPE_CHECKING:
+    import torch
+
     from ...call import Message
     from ...config import Config
     from .. import LocalTransport, Ticket, Transport
@@ -102,7 +104,8 @@ class CudaTransport:
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
         fused = self._fused
-        if not isinstance(call, Call) or fused is None or not self._is_fused(call):
+        facts: Any = self._collectives.peers.facts if fused is not None else None
+        if not isinstance(call, Call) or fused is None or choose(call, facts, self._config) is not Way.FUSED:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
@@ -114,8 +117,7 @@ class CudaTransport:
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        if (error := self.kernels_error(self._where(call))) is not None:
-            raise error
+        self._check_kernels(call)
         if self.cpu.broken():
             raise PeerLostError(
                 f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
@@ -129,8 +131,13 @@ class CudaTransport:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
 
-    def _is_fused(self, call: Call) -> bool:
-        return self._fused is not None and choose(call, self._collectives.peers.facts, self._config) is Way.FUSED
+    def registered(self, group: Transport, nbytes: int, seconds: float) -> torch.Tensor | None:
+        """`Registered.make`, or None where no kernels read tensors where they lie. After a first collective. ``group``:
+        takes collectives in their order."""
+        if self._fused is None:
+            return None
+        with self.driver.activate():
+            return self._fused.registered.make(nbytes, functools.partial(tell, group, "empty", seconds))
 
     # --- collectives
 
@@ -201,7 +208,8 @@ class CudaTransport:
         number and when it began."""
         if self._fused is None:
             return None
-        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {self._entered(r)})")
+        peers = self.cpu.peers
+        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {peers()[r].calling})")
         if isinstance(error, AbortedError | PeerLostError) and number:
             self._hear()
             found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
@@ -227,9 +235,6 @@ class CudaTransport:
             here.end_for_all(native.TIMEOUT, failure.peer, here.rank, failure.number)
         else:
             self.cpu.abort()
-
-    def _entered(self, rank: int) -> str:
-        return self.cpu.peers()[rank].calling
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -362,11 +367,14 @@ class CudaTransport:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
-        """Whether the GPU is done with all of this group by then, and with what the calling thread's current stream
-        has, where that may replay calls of the group's."""
+        """Whether the GPU is done with all of this group by then, where there may be replays of the group's calls with
+        those that have begun, and with what the calling thread's current stream has."""
         until = time.monotonic() + seconds
         streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
-        return all(come_to(self.driver, stream, until, lambda: False) for stream in streams)
+        if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):
+            return False
+        fused = self._fused if self._captured else None
+        return fused is None or poll(lambda: not fused.runs(self.stream, until), until, lambda: False)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TransportError
 from ...launch.addresses import addresses, listen
-from ...launch.door import TOKEN_BYTES, Door, hello
-from ...threads import socket, time
-from .own_sockets import own
+from ...launch.door import HERE, TOKEN_BYTES, Door, hello
+from ...threads import own, socket, time
 
 if TYPE_CHECKING:
     from ...creation.exchange import Exchange
 
 
-# Who calls says the token and its rank; it is answered the token, and then says that it is here.
-_SILENT = 1 << 31  # and its rank, where it calls for the silent connection
-_HERE = b"."
+_SILENT = 1 << 31  # and its rank is what a caller says that it is, where it calls for the silent connection
 _CONNECT_SECONDS = 3.0
 _SLICE = 20e-3  # s: between two looks at who is alive
 
@@ -66,7 +63,7 @@ def connect(exchange: Exchange, neighbours: Neighbours) -> tuple[dict[socket.soc
             token = secrets.token_bytes(TOKEN_BYTES)
             cleanup.callback(server.close)
             silent = {_SILENT + rank for rank in neighbours.accepts & neighbours.silent}
-            door = Door(server, token, neighbours.accepts | silent, lambda link: link.send(token), len(_HERE))
+            door = Door(server, token, neighbours.accepts | silent)
             cleanup.callback(door.close)
             exchange.say(
                 f"failure_detector/{exchange.rank}",
@@ -117,7 +114,7 @@ class _Call:
             try:
                 self._link.settimeout(self._patience())
                 if self._link.recv(len(self._token), socket.MSG_WAITALL) == self._token:
-                    self._link.sendall(_HERE)
+                    self._link.sendall(HERE)
                     return self._link
                 self._tried[-1] += "not the one"
             except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import native
 from ...errors import TransportError
-from ...threads import time
+from ...threads import NEWS, time, wait_until
 from ..trouble import Trouble
 from .failure_detector import Fault
 
@@ -115,9 +115,7 @@ class Health:
             return
         status = failure.status
         if status == native.BROKEN:
-            until = time.monotonic() + _REASON
-            while self.sound() and time.monotonic() < until:
-                time.sleep(1e-3)
+            wait_until(lambda: not self.sound(), NEWS, _REASON)
             status = failure.cause
         if self.sound() and status in (native.PEER_LOST, native.TIMEOUT):
             self.spread(Fault(status, self.trouble(failure).peer, self.rank, 0))
@@ -132,11 +130,13 @@ class Health:
         states = self.local.states(0)
         if states is None or states[self.hosts.here.index(trouble.peer)].state != native.LEFT:
             return trouble
-        until = time.monotonic() + _REASON
+
+        def left() -> bool:
+            self.check_quickly()
+            return trouble.peer in self.detector.left
+
         try:
-            while time.monotonic() < until and trouble.peer not in self.detector.left:
-                self.check_quickly()
-                time.sleep(1e-3)
+            wait_until(left, NEWS, _REASON)
             self.check_quickly()
         except Trouble as reason:
             return reason
@@ -144,13 +144,10 @@ class Health:
 
     def explain(self, error: Exception) -> Trouble | TransportError:
         """The Trouble behind an error of MPI's, which may come before the news of a lost rank."""
-        until = time.monotonic() + _GRACE
-        while time.monotonic() < until:
-            try:
-                self.check([])
-            except Trouble as trouble:
-                return trouble
-            time.sleep(5e-3)
+        try:
+            wait_until(lambda: self.check([]), NEWS, _GRACE)
+        except Trouble as trouble:
+            return trouble
         return error if isinstance(error, TransportError) else TransportError(f"MPI: {error}")
 
     def trouble(self, failure: Failure) -> Trouble:

@@ -16,7 +16,7 @@ from ...errors import TransportError
 from ...launch.communicators import create, is_open_mpi
 from ...launch.mpi_job import PIECE
 from ...native import over_hosts
-from ...threads import OVER_MPI, rest, time
+from ...threads import OVER_MPI, rest, time, wait_until
 from ..trouble import Trouble
 from . import given_up
 
@@ -199,9 +199,7 @@ class MpiLink:
         with given_up.lock:
             try:
                 self._cancel(receives)
-                begun = time.monotonic()
-                while not (done := self.MPI.Request.Testall(receives)) and time.monotonic() < begun + _LEAVING:
-                    rest(OVER_MPI, time.monotonic() - begun)
+                done = wait_until(lambda: self.MPI.Request.Testall(receives), OVER_MPI, _LEAVING)
             except self.MPI.Exception:
                 done = False
         if not done:

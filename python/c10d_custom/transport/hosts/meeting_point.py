@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...launch.addresses import listen
-from ...threads import socket
-from .own_sockets import own
+from ...threads import own, socket
 from .tcp_line import TcpLine
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from ...call import Call, Region
 from ...errors import TransportError
 from ...native import over_hosts
 from ...native.direct import without_functions
-from ...threads import OVER_MPI, rest, threading, time
+from ...threads import OVER_MPI, rest, threading, time, wait_until
 from ..message_thread import MessageThread
 from ..trouble import Trouble
 from .link import BackgroundTransfers, Buffer
@@ -248,9 +248,12 @@ class Messages:
             # The other may be reading the tensor: until it has, or knows.
             ticket.kept_until = time.monotonic() + _KEPT
             self._end_group()
-            while not ticket.done() and time.monotonic() < ticket.kept_until:
+
+            def over() -> bool:
                 self.progress()
-                time.sleep(1e-3)
+                return ticket.done()
+
+            wait_until(over, OVER_MPI, _KEPT)
         with self._lock:
             if not ticket.done() and (ticket in self._moving or self._room.offers(ticket)):
                 self._drop(ticket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import addressof, c_char, c_int, c_void_p, memmove
+from ctypes import addressof, c_char, memmove
 from typing import TYPE_CHECKING, Any
 
 from ...native import address_of, over_hosts
@@ -22,19 +22,13 @@ STATUS_BYTES = 64  # at least sizeof(MPI_Status) of any MPI
 
 
 class MpiCalls:
-    """MPI_Startall and MPI_Testall as addresses. Where they cannot be had, they lead to mpi4py's."""
+    """MPI_Startall and MPI_Testall as addresses: symbols of mpi4py, or of the MPI that it is linked with."""
 
     def __init__(self, MPI: Any) -> None:
         self.MPI = MPI
-        self._lists: dict[int, tuple[Sequence[Request], ctypes.Array[c_char]]] = {}  # by the handles' address
-        library = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the MPI it is linked with
-        if hasattr(library, "MPI_Startall") and hasattr(library, "MPI_Testall"):
-            self.startall, self.testall = address_of(library.MPI_Startall), address_of(library.MPI_Testall)
-            return
-        start = ctypes.CFUNCTYPE(c_int, c_int, c_void_p)(self._start)
-        test = ctypes.CFUNCTYPE(c_int, c_int, c_void_p, ctypes.POINTER(c_int), c_void_p)(self._test)
-        self._keep = start, test
-        self.startall, self.testall = address_of(start), address_of(test)
+        self._handles: dict[int, ctypes.Array[c_char]] = {}  # by their address
+        library = ctypes.CDLL(MPI.__file__)
+        self.startall, self.testall = address_of(library.MPI_Startall), address_of(library.MPI_Testall)
 
     def array(self, requests: Sequence[Request]) -> int:
         """The address of the requests' handles, as MPI wants them. Persistent requests keep theirs."""
@@ -42,25 +36,11 @@ class MpiCalls:
         handles = (c_char * max(1, each * len(requests)))()
         for i, request in enumerate(requests):
             memmove(addressof(handles) + i * each, self.MPI._addressof(request), each)
-        self._lists[addressof(handles)] = requests, handles
+        self._handles[addressof(handles)] = handles
         return addressof(handles)
 
     def forget(self, at: int) -> None:
-        self._lists.pop(at, None)
-
-    def _start(self, count: int, at: int) -> int:
-        try:
-            self.MPI.Prequest.Startall(self._lists[at][0])
-            return 0
-        except self.MPI.Exception:
-            return 1
-
-    def _test(self, count: int, at: int, done: ctypes._Pointer[c_int], statuses: object) -> int:
-        try:
-            done[0] = self.MPI.Request.Testall(self._lists[at][0])
-            return 0
-        except self.MPI.Exception:
-            return 1
+        self._handles.pop(at, None)
 
 
 class Progress:

@@ -19,6 +19,7 @@ from ... import dtypes, native
 from ...call import Agreement, Call, Memory, Op, changed
 from ...creation import Processes
 from ...creation.exchange import Exchange
+from ...creation.local_datagrams import Letters, letters_of
 from ...errors import TransportError
 from ...native.direct import NOT_BEGUN, without_functions
 from ...threads import threading
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from .link import Buffer
     from .local_call import LocalCall
 
-    OpenLocal = Callable[[Exchange, Config, str, list[int], Callable[[int], str], int], LocalTransport]
+    OpenLocal = Callable[[Letters, Config, str, list[int], Callable[[int], str], int], LocalTransport]
 
 
 class HostsGroup(NamedTuple):
@@ -153,7 +154,8 @@ class HierarchicalTransport(Transport):
             store = exchange.store.under(f"host{hosts.mine}")
             inside = Exchange(store, hosts.local, len(hosts.here), exchange.left(), neighbours)
             members = [self.members[r] for r in hosts.here]
-            return group.open_local(inside, group.config, self.name, members, self._who_local, call_slot_bytes)
+            with letters_of(inside) as letters:
+                return group.open_local(letters, group.config, self.name, members, self._who_local, call_slot_bytes)
         finally:
             neighbours.close()
 

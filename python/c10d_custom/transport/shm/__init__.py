@@ -21,8 +21,7 @@ from .segment import geometry, open_segment
 if TYPE_CHECKING:
     from ...call import Buffer, Message
     from ...config import Config
-    from ...creation import Gathering
-    from ...creation.local_datagrams import Neighbours
+    from ...creation.local_datagrams import Letters, Neighbours
     from ...native.direct import FastCollective
     from ..call_log import Peer, Record
 
@@ -140,7 +139,7 @@ def _device_of(call: Call, memory: Memory) -> int:
 
 
 class ShmTransport(LocalTransport):
-    """Opening it is collective over the ranks of ``exchange``. ``members``: the global rank of each
+    """Opening it is collective over the ranks of ``letters``. ``members``: the global rank of each
     group rank. ``who``: names a rank in error messages. ``call_slot_bytes``: of a slot for calls, which others use."""
 
     _at: Any = None  # an array of one c10d_handle*, which the core fills: no signal handler's exception loses it
@@ -151,21 +150,21 @@ class ShmTransport(LocalTransport):
 
     def __init__(
         self,
-        exchange: Gathering,
+        letters: Letters,
         config: Config,
         group_name: str,
         members: list[int],
         who: Callable[[int], str] | None = None,
         call_slot_bytes: int = 0,
     ) -> None:
-        self.rank, self.size, self.name, self.members = exchange.rank, exchange.size, group_name, members
+        self.rank, self.size, self.name, self.members = letters.rank, letters.size, group_name, members
         self.who = who or functools.partial(rank_name, members)
         self.raised: BaseException | None = None  # by a signal handler, in the main thread, and to leave a call of it
         signals = self._signals()
         next(signals)
         self._poll = native.Interrupted(signals.__next__)
         self._at = (c_void_p * 1)()
-        open_segment(exchange, config, self._poll, call_slot_bytes, self._at)
+        open_segment(letters, config, self._poll, call_slot_bytes, self._at)
         self._handle = self._at[0]
         self._arena_bytes = geometry(config, self.size, call_slot_bytes).arena_bytes
         lib.c10d_keep_trace(self._handle, config.trace)

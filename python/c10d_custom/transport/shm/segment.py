@@ -2,41 +2,29 @@
 (backend/shm/algorithm.cpp), which rank 0 decides and the others read; and how the ranks of one host come to hold it.
 
 Rank 0 creates a memfd, which has no name in any file system and vanishes with its last holder (where a sandbox refuses
-that call, a file of /dev/shm that never has a name), and hands it to each rank: in a letter, where they can write to
-each other (creation/local_datagrams.py), else over an abstract Unix socket. There the kernel says who is at the other
-end (SO_PEERCRED), to both: only processes of the same user are served, and only with the group's token; and what
-another user serves is not taken.
+that call, a file of /dev/shm that never has a name), and hands it to each rank in a letter
+(creation/local_datagrams.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
-import struct
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_uint64
 from typing import TYPE_CHECKING, Any
 
 from ...config import ALGORITHMS, SETTINGS
-from ...creation.local_datagrams import Letters
 from ...errors import DOCTOR, TransportError
 from ...native import Geometry, lib, memory_left
-from ...threads import socket, time
 
 if TYPE_CHECKING:
     from ...config import Config
-    from ...creation import Gathering
-    from ...creation.exchange import Exchange
+    from ...creation.local_datagrams import Letters
 
 
-_TOKEN_BYTES = 16
-_SLICE = 10e-3  # s: between two looks at who is alive
-_LOOK = 0.1  # s: between two at who has said that it cannot come
-_HANDED, _REFUSED = b"s", b"n"
-_QUEUE = 4096  # connections not accepted yet; the kernel's own limit is mostly lower
 _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs as many addresses
 _PAGE, _LARGE_PAGE = 4096, 2 << 20
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
@@ -48,7 +36,6 @@ _FEW = 3  # ranks: of these, each rank may as well read everyone's input
 _LOOKED_AT = 8 << 20  # bytes of all rings together: as many as any machine's last-level cache holds
 _FEWEST_BLOCKS = 4  # in a ring: one is filled, one reduced, one drained, and one is on its way between two of these
 _IN_PLACE = 16 << 10  # bytes of a part that only one rank reads; measured at 2 and 4 ranks
-_NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by a sandbox
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -123,20 +110,20 @@ def _files_may_be_large() -> bool:
 _CALLS = ("memfd_create", "fchmod", "ftruncate", "fallocate", "fcntl(F_ADD_SEALS)", "mmap")
 
 
-def open_segment(exchange: Gathering, config: Config, interrupted: Any, call_slot_bytes: int, at: Any) -> None:
+def open_segment(letters: Letters, config: Config, interrupted: Any, call_slot_bytes: int, at: Any) -> None:
     """Puts the native group of this rank into ``at``, an array of one pointer, whose owner frees it; it is closed where
     this raises. Any rank's failure is raised by all. ``interrupted``: see c10d_open; ``call_slot_bytes``: of
     each of its call slots."""
-    with contextlib.ExitStack() as cleanup:
-        share: Any = _by_letter if isinstance(exchange, Letters) else _by_socket
-        failure, mine = share(exchange, cleanup, lambda: _create(config, exchange.size, call_slot_bytes))
+    with contextlib.closing(_Descriptor(-1)) as own:
+        failure = _shared(letters, own, lambda: _create(config, letters.size, call_slot_bytes))
         try:
             if failure is None:
                 try:
-                    _open(mine(), exchange.rank, config, interrupted, at)
+                    fd = own.take()
+                    _open(_unshrinkable(fd) if letters.rank else fd, letters.rank, config, interrupted, at)
                 except (OSError, TransportError) as error:
-                    failure = f"rank {exchange.rank} cannot map the group's shared memory: {error}"
-            exchange.gather_and_decide("mapped", failure, _all_well)
+                    failure = f"rank {letters.rank} cannot map the group's shared memory: {error}"
+            letters.gather_and_decide("mapped", failure, _all_well)
         except BaseException:
             if at[0]:
                 lib.c10d_close(at[0])
@@ -158,59 +145,20 @@ class _Descriptor:
             os.close(self.take())
 
 
-_Share = tuple[str | None, Callable[[], int]]  # why there is no segment; what gives its descriptor, if there is one
-
-
-def _by_letter(letters: Letters, cleanup: contextlib.ExitStack, create: Callable[[], int]) -> _Share:
-    if letters.rank == 0:
-        failure, own = _made(cleanup, create)
-        letters.hand_out("segment", failure, own.number if failure is None else None)
-        return failure, own.take
-    letter = letters.take("segment")
-    given = _Descriptor(-1 if letter.descriptor is None else letter.descriptor)
-    cleanup.callback(given.close)
-    return letter.value, lambda: _unshrinkable(given.take())
-
-
-def _by_socket(exchange: Exchange, cleanup: contextlib.ExitStack, create: Callable[[], int]) -> _Share:
-    if exchange.rank:
-        offer = exchange.hear("segment", "rank 0")
-        return offer.get("error"), lambda: _fetch(offer, exchange.rank, exchange)
-    failure, own = _made(cleanup, create)
-    offer = {"error": failure}
-    if failure is None:
-        call = "socket"
+def _shared(letters: Letters, own: _Descriptor, create: Callable[[], int]) -> str | None:
+    """Why there is no segment, on all ranks alike; else each has a descriptor of it in ``own``."""
+    failure: str | None = None
+    if letters.rank:
+        letter = letters.take("segment")
+        own.number = -1 if letter.descriptor is None else letter.descriptor
+        failure = letter.value
+    else:
         try:
-            server = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            token = os.urandom(_TOKEN_BYTES)
-            name = f"c10d_custom-{os.urandom(16).hex()}"
-            call = "bind"
-            server.bind("\0" + name)
-            call = "listen"
-            server.listen(_QUEUE)
-            offer = {"socket": name, "token": token.hex()}
-        except OSError as error:
-            failure = f"rank 0 cannot hand over shared memory: {call}: {error}"
-            offer = {"error": failure}
-
-    def served() -> int:
-        with server:  # closed for those who still wait, whatever happens
-            _serve(server, own.number, token, exchange.size, exchange)
-        return own.take()
-
-    exchange.say("segment", offer)
-    return failure, served
-
-
-def _made(cleanup: contextlib.ExitStack, create: Callable[[], int]) -> tuple[str | None, _Descriptor]:
-    """Returns, on rank 0, why there is no segment, and its descriptor."""
-    own = _Descriptor(-1)
-    cleanup.callback(own.close)
-    try:
-        own.number = create()
-        return None, own
-    except (OSError, TransportError) as error:
-        return f"rank 0 cannot create shared memory: {error}", own
+            own.number = create()
+        except (OSError, TransportError) as error:
+            failure = f"rank 0 cannot create shared memory: {error}"
+        letters.hand_out("segment", failure, own.number if failure is None else None)
+    return failure
 
 
 def _all_well(failures: Sequence[str | None]) -> None:
@@ -236,69 +184,6 @@ def _create(config: Config, size: int, call_slot_bytes: int = 0) -> int:
     return fd
 
 
-def _serve(server: socket.socket, fd: int, token: bytes, size: int, exchange: Exchange) -> None:
-    """Hands ``fd`` to ranks 1 to ``size`` - 1. Those of other users are turned away unheard."""
-    from ...launch.door import Door
-
-    look = time.monotonic() + _LOOK
-    door = Door(server, token, range(1, size), lambda link: _hand(link, fd), admits=is_of_this_user, refusal=_REFUSED)
-    with contextlib.closing(door):
-        while door.waiting:
-            for link, _ in door.admit(_SLICE):
-                link.close()
-            exchange.require_all_coming()
-            if time.monotonic() >= look:
-                look = time.monotonic() + _LOOK
-                said = exchange.said("mapped")
-                if any(said.get(rank) for rank in door.waiting):
-                    return  # it will not come, and says why when all have gathered
-            if time.monotonic() >= exchange.deadline - _SLICE:
-                raise TransportError(f"ranks {sorted(door.waiting)} did not fetch the segment in time")
-
-
-def is_of_this_user(connection: socket.socket) -> bool:
-    """Whether its other end is, as the kernel says."""
-    return _user(connection) == os.geteuid()
-
-
-def _hand(peer: socket.socket, fd: int) -> None:
-    try:
-        socket.send_fds(peer, [_HANDED], [fd])
-    except OSError as error:
-        if error.errno in _NOT_ALLOWED:
-            raise TransportError(f"sendmsg: {error}") from None
-        raise
-
-
-def _user(connection: socket.socket) -> int:
-    """Returns who is at the connection's other end, as the kernel says."""
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-
-
-def _fetch(offer: dict[str, str], rank: int, exchange: Exchange) -> int:
-    look = time.monotonic() + _LOOK
-    while True:
-        answer, fds, flags = _ask(offer, rank, exchange)
-        if answer == _REFUSED:
-            raise TransportError("rank 0 refused to hand over the segment")
-        if answer == _HANDED:
-            break
-        # Closed unheard, or too many are in the queue: others have got in between.
-        exchange.require_all_coming()
-        if time.monotonic() >= exchange.deadline - _SLICE:
-            raise TransportError("rank 0 did not hand over the segment in time")
-        if time.monotonic() >= look:
-            look = time.monotonic() + _LOOK
-            if exchange.said("mapped").get(0):
-                raise TransportError("rank 0 cannot hand it over")  # and says why when all have gathered
-        time.sleep(_SLICE)
-    if len(fds) != 1 or flags & socket.MSG_CTRUNC:
-        for each in fds:
-            os.close(each)
-        fds = [-1]
-    return _unshrinkable(fds[0])
-
-
 def _unshrinkable(fd: int) -> int:
     """``fd``, as it came: -1 if it did not."""
     if fd < 0:
@@ -315,30 +200,6 @@ def _nameless(fd: int) -> bool:
     file = os.fstat(fd)
     mine = file.st_uid == os.geteuid() and file.st_nlink == 0 and stat.S_IMODE(file.st_mode) == 0o600
     return mine and stat.S_ISREG(file.st_mode) and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SEAL
-
-
-def _ask(offer: dict[str, str], rank: int, exchange: Exchange) -> tuple[bytes, list[int], int]:
-    """(answer or b"", descriptors, flags)"""
-    from ...launch.door import hello  # when it is wanted
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(exchange.left())
-        call = "connect"
-        try:
-            peer.connect("\0" + offer["socket"])
-            if (user := _user(peer)) != os.geteuid():
-                raise TransportError(f"the segment is offered by another user (uid {user})")
-            call = "sendto"
-            peer.sendall(hello(bytes.fromhex(offer["token"]), rank))
-            call = "recvmsg"
-            answer, fds, flags, _ = socket.recv_fds(peer, 1, 1)
-        except (BlockingIOError, ConnectionResetError, BrokenPipeError):
-            return b"", [], 0
-        except OSError as error:
-            if error.errno in _NOT_ALLOWED:
-                raise TransportError(f"{call}: {error}") from None
-            raise
-    return answer, fds, flags
 
 
 def _open(fd: int, rank: int, config: Config, interrupted: Any, at: Any) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ... import native
@@ -54,13 +55,6 @@ class _Mapped:
 
     def __del__(self, unmap: Callable[..., None] = lib.c10d_unmap) -> None:
         unmap(self._at, self._nbytes)
-
-
-class _Named:
-    """What errors say of a call that is no collective."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class SharedMemory(RemoteMemory):
@@ -114,7 +108,7 @@ class SharedMemory(RemoteMemory):
         if status == native.BROKEN:
             lib.c10d_health(transport.handle, native.NEVER, byref(failure))
         failure.elapsed_ns = int((time.monotonic() - began) * 1e9)
-        said: Any = _Named(name)
+        said: Any = SimpleNamespace(name=name)
         raise transport.error(failure, said)
 
     def map(self, rank: int) -> Any:

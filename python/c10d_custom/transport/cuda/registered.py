@@ -1,0 +1,149 @@
+"""Memory of every rank's GPU that all ranks of a p2p group reach: fused kernels read tensors there where they lie, and
+stage nothing.
+
+It is our own, for what others have open must stay until they have closed it (mappings.py says why): a rank gives it
+back when the group has ended on all ranks, and its last tensor is gone. It is made by all ranks at once, which number
+it alike; tensors of a call count if they are at one place of it on all ranks. Kernels compare that: a rank that gives
+another tensor gets the error of a call that differs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...call import Op
+from ...errors import TransportError, UsageError
+from .algorithm import read_where_they_lie
+
+if TYPE_CHECKING:
+    import torch
+
+    from .driver import Driver
+    from .p2p import Asked
+
+_WHOLE = 2 << 20  # CUDA cuts smaller allocations from one block, and exports all of that
+_SAID = struct.Struct("<Q64s400s")  # bytes; what CUDA exports it by; what went wrong
+
+
+class _Own:
+    """Memory of this rank's, which whoever needs it keeps."""
+
+    def __init__(self, driver: Driver, nbytes: int) -> None:
+        self._driver, self.address = driver, 0
+        self.address = driver.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if self.address:
+            with self._driver.activate():
+                self._driver.free(self.address)
+
+
+class _Region:
+    """``low``: where this rank's tensors see it; ``nbytes``: 0 until all ranks have it; ``at``: of each rank's, where
+    this rank's kernels reach it, 0: nowhere."""
+
+    low = nbytes = 0
+
+    def __init__(self, own: _Own, at: list[int]) -> None:
+        self.own, self.at = own, at
+
+
+class Registered:
+    """One rank's end. Not while a call of the group is under way: `make`, `close_imports`, `free`."""
+
+    def __init__(self, driver: Driver, rank: int, size: int) -> None:
+        self._driver, self._rank, self._size = driver, rank, size
+        self._regions: list[_Region] = []
+
+    def make(self, nbytes: int, tell: Callable[[bytes], list[bytes]]) -> torch.Tensor:
+        """A tensor of so many bytes, the same on all ranks, which all call this. ``tell``: of host_exchange. Raises on
+        all ranks if it does on one."""
+        own: _Own | None = None
+
+        def allocate() -> bytes:
+            nonlocal own
+            own = _Own(self._driver, -(-nbytes // _WHOLE) * _WHOLE)
+            return self._driver.export_memory(own.address)
+
+        handles = self._together(tell, nbytes, allocate)
+        assert own is not None
+        region = _Region(own, [0] * self._size)
+        self._regions.append(region)  # from here on kept, whatever fails
+
+        def open_them() -> bytes:
+            for rank, handle in enumerate(handles):
+                region.at[rank] = own.address if rank == self._rank else self._driver.open_memory(handle)
+            return b""
+
+        try:
+            self._together(tell, nbytes, open_them)
+        except TransportError:
+            self._close(region.at)
+            tell(b"\0")
+            self._regions.remove(region)  # nobody has it open any more
+            raise
+        tensor = self._driver.tensor(own.address, nbytes, own)
+        region.low, region.nbytes = tensor.data_ptr(), nbytes
+        return tensor
+
+    def _together(self, tell: Callable[[bytes], list[bytes]], nbytes: int, step: Callable[[], bytes]) -> list[bytes]:
+        gave, problem = b"", ""
+        try:
+            gave = step()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        mine = _SAID.pack(nbytes, gave, problem.encode()[:400])
+        said = [_SAID.unpack(each) for each in tell(mine)]
+        if len({its for its, _, _ in said}) > 1:
+            sizes = ", ".join(f"rank {r}: {its}" for r, (its, _, _) in enumerate(said))
+            raise UsageError(f"empty: all ranks ask for the same at once on a GPU, not for different bytes ({sizes})")
+        for rank, (_, _, what) in enumerate(said):
+            if what := what.rstrip(b"\0"):
+                why = what.decode(errors="replace")
+                raise TransportError(f"empty: rank {rank} has no GPU memory that all ranks reach: {why}")
+        return [handle for _, handle, _ in said]
+
+    def located(self, asked: Asked) -> Asked:
+        """The same; if its tensors are to be read where they lie, with that."""
+        if not self._regions:
+            return asked
+        inputs, outputs, nbytes = asked.inputs, asked.outputs, asked.count * asked.dtype.item_bytes
+        low, each, whole = next(iter([*inputs, *outputs]), 0), 0, nbytes
+        parts: Sequence[int] = []  # of one tensor, of those that are read
+        if asked.op is Op.all_gather and low == outputs[self._rank]:
+            low, each, parts = outputs[0], nbytes, outputs
+        elif asked.op is Op.reduce_scatter:
+            parts = inputs
+        if parts:
+            whole *= self._size
+            if nbytes % 16 or any(part != low + r * nbytes for r, part in enumerate(parts)):
+                return asked
+        # Nobody writes what another may still read: a rank its own part, or elsewhere.
+        own = parts[self._rank] if parts else low
+        if each == 0 and any(low - nbytes < to < low + whole and to != own for to in outputs):
+            return asked
+        if asked.op is Op.all_reduce and inputs != outputs or not read_where_they_lie(whole, self._size):
+            return asked
+        for number, region in enumerate(self._regions, 1):
+            offset = low - region.low
+            if offset % 16 == 0 and 0 <= offset <= region.nbytes - whole:
+                lie = [at + offset + r * each for r, at in enumerate(region.at)]
+                return replace(asked, lie=lie, place=(number, offset))
+        return asked
+
+    def close_imports(self) -> None:
+        for region in self._regions:
+            self._close(region.at)
+
+    def _close(self, at: list[int]) -> None:
+        for rank, address in enumerate(at):
+            if address and rank != self._rank:
+                at[rank] = 0
+                self._driver.close_memory(address)
+
+    def free(self) -> None:
+        """All ranks have closed."""
+        self._regions = []
