@@ -24,7 +24,7 @@ Room::Room(std::string root, const char* cgroups, const char* machine) : machine
     const char* const limit = each.version_1 ? "memory.limit_in_bytes" : "memory.max";
     const char* const usage = each.version_1 ? "memory.usage_in_bytes" : "memory.current";
     const char* const cache = each.version_1 ? "total_inactive_file " : "inactive_file ";
-    uint64_t most;
+    uint64_t most = 0;
     if (number_after(file_text(each.folder + "/" + limit), "", &most) && most < kNoLimit)
       limits_.push_back({most, each.folder, usage, cache});
   }
@@ -47,12 +47,12 @@ uint64_t Room::of_machine(uint64_t enough) const {
   struct sysinfo info;
   if (machine_ == "/proc/meminfo" && !sysinfo(&info))
     if (const uint64_t unused = uint64_t(info.freeram) * info.mem_unit; unused >= enough) return unused;
-  uint64_t kib;
+  uint64_t kib = 0;
   return number_after(file_text(machine_), "MemAvailable:", &kib) ? kib << 10 : INT64_MAX;
 }
 
 uint64_t Room::of(const Limit& limit, uint64_t enough) {
-  uint64_t taken, cached;
+  uint64_t taken = 0, cached = 0;
   if (!number_after(file_text(limit.folder + "/" + limit.usage), "", &taken)) return INT64_MAX;
   const uint64_t free = limit.bytes - std::min(limit.bytes, taken);
   if (free >= enough || !number_after(file_text(limit.folder + "/memory.stat"), limit.cache, &cached)) return free;
