@@ -76,7 +76,8 @@ C10D_API int c10d_failure_news_came(const c10d_custom::FailureNews*);
 // Lets MPI make progress. The context is an Idle.
 C10D_API void c10d_mpi_progress(void*);
 // Goes on with the call from its stage for up to `ns`. kOk: done. kPending: call again. kMismatch: a rank has called
-// something else; where a message says so, with the right one in its place, call again. kUsage: MPI failed.
+// something else. If that stands in a message which was left over, the caller puts the next message of that rank in its
+// place and calls again (FlatExchange.again). kUsage: MPI failed.
 C10D_API int c10d_leader_all_reduce(const c10d_custom::LeaderAllReduce*, c10d_custom::LeaderCall*, int64_t ns);
 // What c10d_leader_fast_path returns beside a Status and kSlowPath.
 constexpr int kDoneWake = 33;  // done, and somebody waits for the turn

@@ -1,7 +1,8 @@
 // Whose turn it is among the collectives of a group that are carried out above the core: one at a time, in the order of
 // their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py),
 // whose lock guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock. The word has the lower
-// 40 bits of the number; the others follow from a number of late, which is not half as many calls away from it.
+// 40 bits of the number. The upper ones are those of the number that was given last, or one more or less: the two are
+// less than 2^39 apart.
 #pragma once
 #include <atomic>
 

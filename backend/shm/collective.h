@@ -47,9 +47,9 @@ class Collective {
   // The same for another thing, perhaps before all have agreed.
   bool wait(Wait& w, bool yields, uint32_t peer);
 
-  // The rank that keeps the others waiting, `peer` perhaps for its sake: one that has not come, else the one that has
-  // done least. (Ranks that are not stopped go on until they want what a stopped one has not done: then none of their
-  // counters is below its, and one is above.)
+  // The rank that keeps the others waiting; `peer`, for which this rank waits, may itself wait for it. A rank that has
+  // not come, else the rank whose counters add up to least. (That one is stuck: each other rank goes on until it needs
+  // a step that the stuck rank has not done. By then it has done every step that the stuck rank has, and one more.)
   uint32_t straggler(uint32_t peer) const;
 
   // Records the failure; false.
@@ -102,7 +102,7 @@ class Collective {
   Status fail(Status, int32_t peer);
   bool healthy();
   bool waited(Status, uint32_t peer);
-  // Where the group is broken for a disagreement over this very call, this rank has its own say in it.
+  // Where the group is broken for a disagreement over this very call, this rank looks for itself whom it differs from.
   bool waited_to_agree(Status st, uint32_t peer) { return st == kOk || disagrees(st, peer); }
   bool disagrees(Status, uint32_t peer);
   bool shape_ok() const;

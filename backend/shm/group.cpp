@@ -346,8 +346,9 @@ int Group::reserve_pair_rings(const GoesOn& goes_on) {
   return error;
 }
 
-// seq_cst: who says that it reaches into arenas and then sees none of this, is seen by who has poisoned the group and
-// then looks (Collective::part_from_peers). An acquire may be read before what was said, on an aarch64 that has LDAPR.
+// seq_cst: a rank stores `in_place` and then loads `poison` here; one that fails stores `poison` and then loads
+// `in_place` (Collective::part_from_peers). At least one of the two must see what the other has stored. An acquire may
+// be done before the store, on an aarch64 that has LDAPR.
 Status Group::health(uint64_t number) const {
   if (aborted()) return kAborted;
   if (disagreed(number)) return kBroken;

@@ -76,8 +76,8 @@ class Group {
   // Waits until `s`, which `peer` owns, is at least `need`. Spins, then sleeps; a sleeper asks to be
   // woken only at `worth` (>= need), so that one wake-up finds as much work as there will be.
   // Ends with kTimeout, kPeerLost (peer), kAborted, kBroken (poison) or kInterrupted otherwise.
-  // Also kPeerLost where any rank is gone that is `absent`, *peer is the lost one; or where `in_vain`, asked whenever a
-  // sleeper looks at its peers' health, names one.
+  // Also kPeerLost, with that rank in *peer: where a rank is gone of those that have not come as Absent says; or where
+  // `in_vain`, asked whenever a sleeper looks at its peers' health, names one.
   using InVain = bool (*)(const void* context, uint32_t* peer);
   struct Absent {
     uint64_t seq = 0, round = 0;  // has not entered that collective, or not come to that round of the combining tree

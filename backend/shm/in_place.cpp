@@ -35,7 +35,8 @@ namespace {
 constexpr uint64_t kBlock =
     32 << 10;                        // of each rank at once: the inputs' are in the near caches while they are written
 constexpr uint64_t kLook = 1 << 20;  // bytes between two looks at the deadline and at the group
-constexpr int64_t kPatience = 200 * 1000 * 1000;  // ns: until a peer that has not left a call that failed is stopped
+constexpr int64_t kPatience =
+    200 * 1000 * 1000;  // ns: a peer that stays in a failed call for longer is taken to be stopped
 
 class InPlace {
  public:

@@ -46,8 +46,10 @@ struct Geometry {
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
-// smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps). They sleep on `wakes`:
-// on `value`, they would miss a wake-up that clears what they asked for, meant for those before them.
+// smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps). They sleep on `wakes`,
+// not on `value`. For the owner wakes all when it finds a `wake_at` that it has reached, and sets that to kNever: if a
+// rank has just asked for a later value, that is lost, too. `wakes` has changed then, so it does not fall asleep but
+// asks again; `value` may be what it was when the rank looked.
 constexpr uint64_t kNever = ~0ull;
 struct alignas(kLine) Signal {
   std::atomic<uint64_t> value;

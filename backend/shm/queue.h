@@ -72,8 +72,8 @@ class CollectiveQueue {
   // kPending after timeout_ns. may_run: the calling thread may run what is queued meanwhile, and then
   // returns when that is over, however long it takes.
   Status wait(Ticket*, int64_t timeout_ns, bool may_run);
-  // As Ticket::watch: then nobody may be about to wait for it, so a small one whose peers are there, or nearly, is
-  // carried out first.
+  // Has `completed` told of `token` once the collective is over. Its caller may never wait for it; so if the collective
+  // is small and its peers have come, or nearly, the calling thread carries it out before this returns.
   Status watch(Ticket*, uint64_t token);
   uint64_t next_seq();
   void keep_trace(uint32_t calls);

@@ -15,8 +15,8 @@
 // clang-format on
 //
 // The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
-// is the time of the first; the second's is ten times that, or half as much again amid large transfers, for nobody
-// wakes who waits for MPI, and a sleep is longer than most answers take.
+// is the time of the first; the second's is ten times that, and fifteen times amid large transfers, for nobody wakes
+// who waits for MPI, and a sleep is longer than most answers take.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it at once and between

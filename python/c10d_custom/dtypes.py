@@ -51,11 +51,12 @@ SUM, AVG, PREMUL_SUM = (int(getattr(RedOp, n)) for n in ("SUM", "AVG", "PREMUL_S
 REDUCE_OPS = {int(member): name for name, member in RedOp.__members__.items() if name != "UNUSED"}
 
 
-# By the code of a dtype: it and the size of an item as the native core packs them; and a bit for each reduce op that
-# has a meaning for it (1 << its code, which is the hash of a ReduceOp, too) but PREMUL_SUM, which needs a factor.
+# By the code of a dtype: it and the size of an item as the native core packs them; and, in a byte, a bit for each of
+# torch's first eight reduce ops that has a meaning for it: 1 << its code, which is the hash of a ReduceOp, too. The
+# fast path takes no others: PREMUL_SUM, the ninth, needs a factor.
 PACKED = {d.code: d.code | d.item_bytes << 16 for d in BY_CODE.values()}
 REDUCES = {
-    d.code: sum(1 << code for code, name in REDUCE_OPS.items() if name in d.reduces and name != "PREMUL_SUM")
+    d.code: sum(1 << code for code, name in REDUCE_OPS.items() if name in d.reduces and code < 8)
     for d in BY_CODE.values()
 }
 _CODES = {member: int(member) for member in RedOp.__members__.values()}

@@ -62,7 +62,7 @@ def unfit(group, sent, received, receive_first, any_source, tag):
         elif error is None and over_hosts(group):
             error = told_later(lambda: dist.send(torch.ones(1), tag=77, group=group, group_dst=1))
             wrong = [] if error is not None else ["the sender was not told"]
-            wrong += [] if "another call raises this" in str(error) else [f"not said that it is late: {error}"]
+            wrong += [] if "this later call raises its error" in str(error) else [f"not said that it is late: {error}"]
         else:
             wrong = [f"the sender: {problem}"] if problem else []
     else:

@@ -1,6 +1,7 @@
 """A torch in which something that we rest on has moved: the group is made, what rests on it is off, one warning says
 so."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_what_we_rest_on_is_used_where_it_is_said(row):
     for file in files:
         path = next(p for p in (package / file, package / "c10d" / file) if p.is_file())
         assert name.startswith("libc10") or last in path.read_text().split('"""', 2)[2], (last, file)
+
+
+def test_what_we_use_of_torchs_extension_is_said():
+    package = Path(torch_private.__file__).parents[1]
+    said = {(path, each) for name, files, _, _ in names.rows() for path in files for each in names.each(name)}
+    for file in package.rglob("*.py"):
+        used = set(re.findall(r"torch\._C\.[\w.]+", file.read_text())) if file.name != "torch_private.py" else set()
+        path = str(file.relative_to(package)).removeprefix("c10d/")
+        assert not (missing := {name for name in used if (path, name) not in said}), (path, missing)
 
 
 def test_this_torch_has_what_we_rest_on():

@@ -389,7 +389,7 @@ class Issuing:
         tried: int = SLOW_PATH,
         always_counts: bool = True,
     ) -> Work | DoneWork:
-        """``tensors`` are what the operations leave; a profiler is shown ``inputs``, or those where they are both;
+        """``tensors``: the outputs; ``inputs``: for a profiler, None where they are the outputs;
         ``tried``: what `_fast` has returned; ``always_counts``: whether autograd is told that the outputs have changed
         though the operation is none of COUNTED, as torch's own groups do of coalesced ones."""
         if self._call_stacks is not None and tried == SLOW_PATH:

@@ -1,5 +1,5 @@
-"""Private names of torch on which groups rest: such names move. All that is asked of them is here, but what two tables
-and one module need: each use is `optional` (c10d), or has a way around it, so that a torch without a name loses one
+"""Private names of torch on which groups rest: such names move. They are used here, or in the files that the table
+names. Each use is `optional` (c10d), or has a way around it, so that a torch without a name loses one
 feature, with a warning, and nothing else. tests/torch_api/test_names_that_moved.py takes them away one by one.
 
 name in torch | used in | since torch | lost where it is not there
@@ -15,7 +15,15 @@ torch.distributed.distributed_c10d._new_process_group_helper | here, replacing.p
 torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS | here | 2.15 | a warning of the Flight Recorder comes
 torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE | registration.py | before 2.14 | a warning about torchcomms
 torch.distributed.Backend._plugins | registration.py, replacing.py | all | groups at all
-torch._C._dispatch_keys | native/direct.py | all | collectives at all: it says what a tensor is
+torch._C._dispatch_keys, DispatchKey, DispatchKeySet | native/direct.py | all | collectives at all: what a tensor is
+torch._C._dispatch_keys | lowering/__init__.py, backend.py | all | collectives at all: what a tensor is
+torch._C.DisableTorchFunction | native/direct.py | all | collectives at all: the memory of a subclass
+torch._C._increment_version | native/direct.py | all | collectives at all: autograd is told that a tensor has changed
+torch._C._get_tracing_state | native/direct.py, backend.py | all | collectives at all: whether calls are recorded
+torch._C._len_torch_dispatch_stack | native/direct.py | all | collectives at all: whether modes are active
+torch._C._functorch.peek_interpreter_stack | native/direct.py | all | collectives at all: whether vmap or grad is
+torch._C._len_torch_function_stack, _functorch | backend.py | all | collectives at all: whether modes are active
+torch._C._get_dispatch_mode, _TorchDispatchModeKey | backend.py | all | collectives called by C++: which mode records
 libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
 torch._C._distributed_c10d.WindowAccessType | here | 2.15 | a window's get_attr answers with an enum of ours
 torch.UntypedStorage._swap_data_ptr_ | ddp_buckets.py, window.py | 2.12 | buckets and windows' tensors are not moved

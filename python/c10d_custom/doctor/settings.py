@@ -40,7 +40,7 @@ def refused(given: dict[str, str]) -> dict[str, str]:
         try:
             Config.from_env(left)
         except ValueError as error:
-            name = re.match(f"{_PREFIX}[A-Z_]+", str(error))
+            name = re.match(f"{_PREFIX}[A-Z0-9_]+", str(error))
             if name is None or left.pop(name[0], None) is None:
                 wrong[""] = str(error)
                 break

@@ -12,8 +12,8 @@ The lowest rank that is left presides; the others call it at its meeting point, 
   a barrier. Who has done so promises to go on with it, and says so. When all have, the president says so to all, and
   they do. If one is lost before, or cannot, they begin again without it.
 - If the president is lost, the next lowest presides. If then all that are left have promised the same, they go on with
-  that group, for the one that is lost may have said so to some, who have gone on; else they begin again, for then it
-  cannot have.
+  that group, for the lost president may have told some ranks to go on, who have done so. If one of them has not
+  promised it, they begin again: a president tells nobody to go on before all have promised.
 - Who has promised and hears no more does not know whether the others go on. It must neither stay behind nor go on
   alone, and so gives up all its groups (shrink.py)."""
 
@@ -292,7 +292,8 @@ class _President:
     def __init__(self, own: Survivors) -> None:
         self.own = own
         self._callers: list[TcpLine] = []  # the oldest first
-        # all that are left have come and said what they promised: if this rank keeps none, none is kept
+        # Whether what all that are left have promised is known here, and nobody was told to go on with it. Then nobody
+        # goes on with a promise if this rank says so.
         self._knows = False
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
         # Inside one host, a launcher that ends the other ranks ends this one, too.

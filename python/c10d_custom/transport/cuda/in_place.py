@@ -8,9 +8,9 @@ ranks and writes those of all ranks, where they lie, in one kernel.
 
 What becomes of memory that its owner frees while another process has it open, no document of CUDA's says; torch frees
 what nobody uses whenever it runs out. So what the leader keeps mapped its owner keeps, too, by the storage of a tensor
-in it: the last one of a call. What nobody but this module still has is given up when it becomes more than `_limit`: the
-leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of all_gather, whose
-memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
+in it: the last one of a call. Tensors to which only this module still refers are given up when they become more than
+`_limit`: the leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of
+all_gather, whose memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
 
 Before the first such call the ranks try whether memory can be mapped, and mapped anew where it has been before.
 
@@ -57,7 +57,7 @@ _TRIED = 2 << 20  # bytes: torch's least segment, for CUDA cuts smaller ones fro
 _INTS = dtypes.BY_DTYPE[torch.int32]
 _FREED = 8
 _KEPT = 64
-# So many have a storage; without torch's name for that, as if nobody but this module had.
+# How many references there are to a storage. A torch without that function: as if this module's were the only one.
 _USE_COUNT: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
 
 
@@ -230,7 +230,7 @@ class InPlace:
         told = self._told.pop(number, None) or _Told(allocation, self._driver.export_memory(base))
         storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
         if storage is not None and not once and storage.nbytes() <= self._limit and len(self._told) < _KEPT:
-            told.storage = storage  # before the one that it had goes
+            told.storage = storage  # at no time is the allocation without one
         if told.storage is not None:
             self._told[number] = told
         place = TensorAddress(number, base, nbytes, address, once=told.storage is None)

@@ -121,7 +121,7 @@ class Registered:
             whole *= self._size
             if nbytes % 16 or any(part != low + r * nbytes for r, part in enumerate(parts)):
                 return asked
-        # Nobody writes what another may still read: a rank its own part, or elsewhere.
+        # Nobody writes what another may still read: a rank writes to its own part, or outside of what is read.
         own = parts[self._rank] if parts else low
         if each == 0 and any(low - nbytes < to < low + whole and to != own for to in outputs):
             return asked

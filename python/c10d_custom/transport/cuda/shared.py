@@ -3,9 +3,9 @@ others need into its own, and takes what it needs from theirs.
 
 Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank puts data
 into half k % 2 of its staging memory; its host waits until its stream has done so; all ranks meet; each takes what it
-needs from the others' halves. So after the meeting every stream may take, and what was taken in round k was so before
-the rank had put in round k + 1: after that meeting the half is free. No stream ever waits for another process: nothing
-that becomes of one can hold it.
+needs from the others' halves. So after the meeting every stream may take. A rank's stream takes in round k before it
+puts in round k + 1; so after the meeting of round k + 1 nobody reads the half of round k any more. No stream ever waits
+for another process: nothing that becomes of one can hold it.
 
 Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
 read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own do some

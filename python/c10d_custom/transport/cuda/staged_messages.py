@@ -86,9 +86,9 @@ class StagedTicket(PyTicket):
     CPU transport's ticket of that, once it is handed over; ``own``: the slot of a small one, which goes by way of HOST.
 
     Numbers of pieces: ``told``, of which the receiver has heard; ``copied``, whose copy between tensor and slot is
-    enqueued here; ``moved_on``, whose copy is over here, and all but what the other side is told of it. ``copying``:
-    slots with a copy that is not known to be over; ``lent``: those that the other side, or the CPU transport, has;
-    ``kinds``: of this side's slots, by the way."""
+    enqueued here; ``moved_on``, whose copy is over here, so that they were sent on, or their slots given back.
+    ``copying``: slots with a copy that is not known to be over; ``lent``: those that the other side, or the CPU
+    transport, has; ``kinds``: of this side's slots, by the way."""
 
     kinds: dict[int, str]
 

@@ -34,8 +34,9 @@ _HEARD = 0.5  # s: for the store
 _CAME_LATE = 10_000_000  # ns: a rank whose call has failed so soon comes to one that the others had given up
 
 _OVER = (
-    "That send was over when it was refused, so another call raises this: "
-    "a message was not posted, a collective was carried out. The group goes on."
+    "That send had been reported as done before the receiver refused it, so this later call raises its error. "
+    "If this call is a send or receive, it was not posted: call it again. If it is a collective, it was carried out. "
+    "The group goes on."
 )
 
 

@@ -172,8 +172,8 @@ class Messages:
             raise
 
     def refusal(self, call: Call | Message | None) -> BaseException | None:
-        """The error of sends that were over when they were refused, for ``call`` to raise (None: a small collective).
-        Each is raised once, and none by steps of what is done for tensors of a device."""
+        """The error of sends that had been reported as done when they were refused, for ``call`` to raise (None: a
+        small collective). Each is raised once, by a call of the program: not by one that serves CUDA tensors."""
         staged = call.memory if isinstance(call, Call) else call is not None and isinstance(call.tensor, Region)
         if staged or not self.refusals.any():
             return None
@@ -241,7 +241,7 @@ class Messages:
         if ticket.inner is not None:
             ticket.inner.withdraw()
         elif ticket.message.is_recv:
-            # All of it is on its way, into the caller's tensor: it is the caller's again when it is here.
+            # The message is on its way, into the caller's tensor, which is free once it has come.
             ticket.kept_until = time.monotonic() + _KEPT
             ticket.wait(ticket.deadline - time.monotonic())
         elif ticket.message.tensor.nbytes > _EAGER or not ticket.posted:  # else MPI has the bytes, and delivers them

@@ -29,8 +29,9 @@ _ARENAS = 4 << 40  # bytes: a group's, of all ranks. A rank that uses them needs
 _PAGE, _LARGE_PAGE = 4096, 2 << 20
 _RLIMIT_FSIZE, _NO_LIMIT = 1, 2**64 - 1
 _FAN_IN = 8  # branches of a counter of the combining tree: as many cores as mostly share a cache
-# Bytes of a reduction that is shared out: shorter ones gain less than another synchronisation costs, and where ranks
-# outnumber cores and it costs turns on them, those of all ranks together.
+# From how many bytes on a reduction is shared out among the ranks, which takes one more synchronisation. Where each
+# rank has a core: of one rank's tensor. Where ranks outnumber cores they must wait for their turns, and it takes more:
+# of the tensors of all ranks together.
 _TWO_STEPS, _TWO_STEPS_OF_ALL = 4096, 512 << 10
 _FEW = 3  # ranks: of these, each rank may as well read everyone's input
 _LOOKED_AT = 8 << 20  # bytes of all rings together: as many as any machine's last-level cache holds
@@ -61,8 +62,7 @@ def geometry(config: Config, ranks: int, call_slot_bytes: int) -> Geometry:
 
 def _rings(config: Config, ranks: int, cache_bytes: Callable[[int], int]) -> tuple[int, int]:
     """(blocks in a ring, bytes of a block): as configured; but where nothing is, perhaps less, for all rings together
-    to
-    fit into half of the ranks' last-level caches. The other half is for the tensors."""
+    to fit into half of the ranks' last-level caches. The other half is for the tensors."""
     # Operations cut a block among the ranks, at cache lines.
     least = -(-64 * ranks // _PAGE) * _PAGE
     window, block = config.window, max(config.block_bytes, least)
