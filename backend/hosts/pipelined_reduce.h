@@ -20,8 +20,9 @@ struct Phase {
 // Where this rank's part of a chunk is, from its sum over the host's ranks until it is placed.
 struct PipelinedSlot {
   char* mine;
-  char* const*
-      theirs;  // of every host, in order, but this one: all of their part, or of more than two this host's share of it
+  // A buffer for each other host, in their order. Of two hosts: for the other's whole sum of this rank's part; of more:
+  // for what this host shares out to itself of it.
+  char* const* theirs;
   Phase phases[2][2];  // of a usual chunk, of the last; each first and second
 };
 

@@ -1,8 +1,8 @@
 // Whose turn it is among the collectives of a group that are carried out above the core: one at a time, in the order of
 // their numbers. One word, so that a number and the turn are taken in one step: by the queue (transport/tickets.py),
 // whose lock guards what waits, and by the fast path (leader_all_reduce.h), which takes no lock. The word has the lower
-// 40 bits of the number. The upper ones are those of the number that was given last, or one more or less: the two are
-// less than 2^39 apart.
+// 40 bits of the number. `whole` finds the upper ones by `near_`, a number that was given not long ago: all that are in
+// use differ from it by less than 2^39.
 #pragma once
 #include <atomic>
 
@@ -66,7 +66,7 @@ class Sequencer {
   }
 
   std::atomic<uint64_t> word_{0};
-  std::atomic<uint64_t> near_{0};  // a number of late
+  std::atomic<uint64_t> near_{0};  // a number that was given not long ago
 };
 
 }  // namespace c10d_custom

@@ -125,7 +125,7 @@ static int carry_out(const FastCollective* self, uint32_t op, PyObject* source, 
     if (from.listed) kind |= kListedInputs;
     if (to.listed) kind |= kListedOutputs;
   }
-  // Of all_to_all only lists are, as in gloo.
+  // Of all_to_all's outputs only those given as a list count as changed, as gloo has it.
   if (shape & kCounted && has_target && !(from_each && to_each && !to.listed)) {
     if (any_cannot_be_counted(target)) return kSlowPath;
     count_changes(target);

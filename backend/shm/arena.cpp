@@ -177,13 +177,13 @@ uint64_t Arena::place(const void* p, uint64_t bytes) {
   return bytes <= found->first + found->second.bytes - where ? where : kNever;
 }
 
-// From now on these bytes are those that are there now, and this process's alone once it has written to them.
+// Maps these bytes again as a private copy (MAP_PRIVATE): a page is this process's own from its first write to it on.
 bool Arena::make_private(uint64_t where, uint64_t bytes, int protection) {
   return mmap(base_ + where, bytes, protection, MAP_PRIVATE | MAP_FIXED, fd_, off_t(at_ + where)) != MAP_FAILED;
 }
 
-// The same of the whole arena, but for what has been cut off, whose contents are in its mapping alone. `alone`: there
-// is no other thread, which could use it meanwhile.
+// The whole arena, but for what has been cut off, whose contents are in its mapping alone. `alone`: there is no other
+// thread, which could use it meanwhile.
 bool Arena::make_all_private(int protection, bool alone) {
   uint64_t from = 0;
   auto make = [&](uint64_t to) {
@@ -199,10 +199,10 @@ bool Arena::make_all_private(int protection, bool alone) {
   return make(size_);
 }
 
-// The same of these bytes if the system allows that, whatever it does to the other blocks. It may refuse for two
-// reasons. No more mappings (vm.max_map_count): the whole arena takes one, and its other blocks become private with it.
-// Or not so much memory may be promised (vm.overcommit_memory=2): then they can be read, and who writes to them is
-// ended rather than seen by others. Whether they can be written to.
+// Makes these bytes private, whatever becomes of the other blocks. Returns whether they can be written to. The system
+// may refuse for two reasons. No more mappings (vm.max_map_count): the whole arena takes one, and its other blocks
+// become private with it. Or not so much memory may be promised (vm.overcommit_memory=2): then they can be read, and
+// who writes to them is ended rather than seen by others.
 bool Arena::make_private_somehow(uint64_t where, uint64_t bytes, bool alone) {
   if (make_private(where, bytes, kReadWrite)) return true;
   const bool writable = make_all_private(kReadWrite, alone);

@@ -100,9 +100,10 @@ class Messenger {
   using PostedKey = std::tuple<int64_t, int32_t, uint64_t>;  // tag, peer or -1, id
   using EarlyKey = std::tuple<int64_t, uint32_t, uint64_t>;  // tag, source, order of arrival
   using Unexpected = std::map<EarlyKey, Envelope>;
-  // Messages of one tag that may still be taken back, since none of their bytes have moved. The receiver's: granted
-  // ones, and the short ones that meanwhile came to later receives; the sender's: short ones that were announced (what
-  // comes after them is, too, and does not overtake).
+  // Messages of one tag that may still be taken back, since none of their bytes have moved. At the receiver: those that
+  // it has granted; `overtook`: short ones that came meanwhile, to later receives. At the sender: short ones that it
+  // has announced instead of sending them whole. While there are any, later short ones of that tag are announced as
+  // well, so that none overtakes.
   struct Pending {
     uint32_t messages = 0;
     std::vector<CellHeader> overtook;

@@ -118,7 +118,8 @@ bool pipeline(Collective& c, uint64_t blocks, bool fills, bool drains, Fill fill
     }
     if (fill_all()) moved = true;
     if (filled == blocks && drained == blocks && (!kReduces || reduced == blocks)) break;
-    // Long data may never wait; nor would anything, were the others' counters wrong.
+    // Else the deadline is looked at in waits only. With much data, or if a peer's counters are wrong, there may be
+    // none.
     if (moved && !c.may_go_on(who_out)) return false;
     if (moved) continue;
 

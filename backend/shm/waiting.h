@@ -15,16 +15,16 @@
 // clang-format on
 //
 // The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
-// is the time of the first; the second's is ten times that, and fifteen times amid large transfers, for nobody wakes
-// who waits for MPI, and a sleep is longer than most answers take.
+// is the time of the first. The second's is ten times that in small calls, and one and a half times amid large
+// transfers, for nobody wakes who waits for MPI, and a sleep is longer than most answers take.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it at once and between
 // looks, and it goes to the very rank we wait for (4 ranks on 2 cores, a small all_reduce: 3.8 us instead of 7.2). But
-// not in a message, which is between two: the others may be asleep (send and recv there: 8.3 us, and 9.1 without a
-// look). Where cores are busy with other work, a yield gives that work a whole time slice, and only a sleeper, woken,
-// comes before it: so a yield that took longer than ranks hold a core for is the last for a while, and longer and
-// longer as it goes on so.
+// a message is between two ranks, and the others may be asleep: its wait looks for a microsecond before it yields,
+// there, too (send and recv, 4 ranks on 2 cores: 8.3 us; 9.1 where it yields at once). Where cores are busy with other
+// work, a yield gives that work a whole time slice, and only a sleeper, woken, comes before it: so a yield that took
+// longer than ranks hold a core for is the last for a while, and longer and longer as it goes on so.
 #pragma once
 #include <sched.h>
 #include <unistd.h>

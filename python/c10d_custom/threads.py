@@ -90,8 +90,8 @@ _owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def own(link: socket.socket) -> socket.socket:
-    """The same, closed in each child that is forked: as long as that had it, peers would take this process for
-    alive."""
+    """Returns ``link``, and closes it in each child that is forked: as long as a child had it, peers would take this
+    process for alive."""
     _owned.add(link)
     return link
 

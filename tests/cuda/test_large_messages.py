@@ -163,7 +163,7 @@ def test_a_small_one_for_a_large_one_is_told():
 def test_a_tensor_of_the_cpu_is_no_match_for_a_large_one_of_a_gpu():
     def body(r):
         if r.rank == 0:
-            with pytest.raises(CollectiveMismatchError, match="go to a GPU only"):
+            with pytest.raises(CollectiveMismatchError, match="go to a CUDA tensor only"):
                 r.pg.send([device_tensor(r, N, 1.0)], 1).wait()
             return
         with pytest.raises(CollectiveMismatchError), cpu_tensors():

@@ -2,9 +2,10 @@
 ends: by itself, with the program's MPI, or with its process's interpreter.
 
 Exit handlers of the program, registered before or after a group was made, and its `weakref.finalize`s find it as it
-was. It closes where the standard library's processes are joined, which `import torch` has registered earlier than most
-programs register theirs: a child that is a rank, too, must not wait for this one. (A handler that was registered before
-`import torch` comes later, and is told that the interpreter is ending.) A group over MPI ends before MPI does, and one
+was. It closes in the exit handler of multiprocessing, before that joins the children of this process: a child that is
+a rank, too, must not wait for this one. `import torch` registers that handler, earlier than most programs register
+theirs, and what was registered later runs earlier. (A handler that was registered before `import torch` comes after the
+group's end, and is told that the interpreter is ending.) A group over MPI ends before MPI does, and one
 with CUDA tensors before what is loaded for them: before whatever has been registered until it was made."""
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Work(_TorchWork):
         if self.has_ended():
             return True
         if not self._wanted:
-            self._want()  # whoever asks for it may do so until it is done
+            self._want()  # whoever asks may go on asking until it is done
         return False
 
     def has_ended(self) -> bool:

@@ -191,8 +191,8 @@ class Exchange(Gathering):
         self._last_word({"rank": self.rank, "kind": type(error).__name__, "error": str(error)})
 
     def complete(self) -> None:
-        """If a rank may still have to hear so, these keys must not serve another group: for every
-        rank the next of this name counts one more."""
+        """If a rank may not have heard all yet, the next group of this name must not use the same keys. So this says,
+        for every rank, that it gave up: by that `life` gives the next group other keys."""
         if self._unheard:
             why = {
                 "kind": TransportError.__name__,

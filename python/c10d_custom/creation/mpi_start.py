@@ -12,8 +12,8 @@ from ..errors import TransportError
 from ..launch import launcher, mpich_files, rendezvous
 from ..launch import mpi_job as mpi
 from ..launch.pmi import PmiServer
+from .libmpi_sharing import may_share, sharing
 from .reachable import require_reachable
-from .sharing import may_share, sharing
 from .topology import by_host, one_machine, packed, unpacked
 
 if TYPE_CHECKING:

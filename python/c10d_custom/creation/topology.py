@@ -89,7 +89,7 @@ def locations(exchange: Exchange, mailbox: str = "") -> tuple[list[Location], bo
         places = [Location(**value) for value in said]
         _require_one_user(places)
         by_letters = _can_write(places)
-        if not by_letters:  # names that nobody can guess take three times the rest
+        if not by_letters:  # random names cannot be compressed: they would take three times all the rest
             said = [{**value, "mailbox": ""} for value in said]
         return {"table": packed(said), "by letters": by_letters}
 

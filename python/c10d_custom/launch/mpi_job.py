@@ -219,7 +219,7 @@ def _initialise(MPI: Any, seconds: float | None, check: Callable[[], object]) ->
     library = _library(MPI)
     if library.startswith("MPICH"):
         # Or it would share memory between the ranks of a host, beside us, which takes that they see each other's
-        # processes and files, and /dev/shm. (Without a launcher we tell it which ranks can: creation/sharing.py.)
+        # processes and files, and /dev/shm. (Without a launcher we tell it who can: creation/libmpi_sharing.py.)
         os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
     found = launcher.detect()
     mpich_files.prepare(1 if found is None else found.local_size or found.size, library)

@@ -377,7 +377,8 @@ class Lowering:
 
     def _apart(self, output: torch.Tensor, inputs: Sequence[Buffer], call: Call, own: bool = False) -> torch.Tensor:
         """``output``, or a stand-in where it shares memory with an input and would be written while
-        that is still read. ``own``: what it gets comes from the very place it may share."""
+        that is still read. ``own``: an input at the same address is no reason, for what is written there comes from
+        there."""
         plain = target(output, call, "output")
         low, high = plain.data_ptr(), plain.data_ptr() + plain.nbytes
         for t in inputs:

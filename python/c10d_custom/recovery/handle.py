@@ -13,8 +13,8 @@ from torch.distributed import DistError
 from .._version import described
 from ..creation import started
 from ..creation.bounded_store import answered
+from ..creation.libmpi_sharing import namespace
 from ..creation.local_datagrams import mailbox
-from ..creation.sharing import namespace
 from ..creation.topology import Location, packed, unpacked
 from ..errors import TransportError, UsageError
 from ..launch.addresses import addresses

@@ -88,7 +88,8 @@ class Row:
 
 
 def rows(dumps: Iterable[Dump], calls: int = 8) -> list[Row]:
-    """By rank: of each the last ``calls`` calls (0: all), those under way first of all, and what others miss it in."""
+    """Of each rank its last ``calls`` calls (0: all), those under way before others; and the calls of others that it
+    has not come to."""
     newest = latest(dumps)
     groups = standings(newest)
     found = {rank: Row(rank) for rank in sorted({m for g in groups for m in g.members} | newest.keys())}

@@ -172,7 +172,7 @@ class ByDevice(Transport):
             self._here.depth -= 1
 
     def _barrier(self, call: Call) -> None:
-        """What the ranks had queued before it, on any of their GPUs, they have done."""
+        """Waits until all ranks have done what they had queued before it, on any of their GPUs."""
         last: Any = call.stream_op
         deadline = time.monotonic() + call.timeout
         by_driver = {cuda.driver: cuda for cuda in list(self._cuda.values())}

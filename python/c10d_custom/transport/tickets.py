@@ -133,8 +133,8 @@ class Queue:
         return under_way != 0 and any(taken == [under_way] for taken in self._taken_here())
 
     def _taken_here(self) -> list[list[int]]:
-        """A frame's list is here from before the turn is taken until after it is freed, when its number is not the one
-        under way."""
+        """A list of each frame of this thread that is in `run`: the number whose turn it has. It is added before the
+        turn is taken, and removed after it is freed: between, its number is not the one under way."""
         try:
             return self._here.taken
         except AttributeError:
@@ -163,7 +163,7 @@ class Queue:
             if ticket is not None:
                 ticket.withdraw()
             elif taken:
-                # The others have this collective, and this rank has not; or it was queued, and has no owner
+                # It has a number, or is queued, so that the others wait for it, and nobody here will carry it out.
                 self.owner.abort()
             raise
         finally:

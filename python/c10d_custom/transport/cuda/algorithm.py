@@ -1,4 +1,5 @@
-"""Which way a collective of CUDA tensors goes inside a host: all thresholds, and the one choice.
+"""Which way a collective of CUDA tensors goes inside a host, in the mode that peers.py has found to work: all
+thresholds, and the one choice.
 
 A GPU runs the kernels of one process at a time, and the processes take turns (but for MPS, which runs them side by
 side). So a step of kernels is over when every rank that shares the GPU has had its turn, however little it does. Copies
@@ -28,7 +29,7 @@ FUSED_BLOCKS = 36  # of a kernel
 FLAGGED_BYTES = 64 << 10  # the most of an all_reduce in which every word has a flag; pads have room for so many
 _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _PREMUL_SUM = int(RedOp.PREMUL_SUM)
-_SIDE_BY_SIDE = 32  # by how much less pays through host memory where ranks share a GPU and take no turns on it
+_SIDE_BY_SIDE = 32  # MPS runs ranks side by side: host memory, which needs no turns, pays up to this part of its size
 
 
 MESSAGE_SLOTS = 4  # pieces of messages that a rank has at once in each memory that they pass through

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 8192
-_TRIAL, _LEAST_TRIAL = 5.0, 1.0  # s; the least, though the ranks of the first call came late, and it with them
+# s that a trial has, at most and at least: the least even where late ranks have left nothing of the first call's time.
+_TRIAL, _LEAST_TRIAL = 5.0, 1.0
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
 _ALIKE = "mode", "p2p_shared", "staging_bytes", "one_shot_bytes", "in_place_bytes", "host_bytes"  # on all ranks
 _CONTAINERS = "Ranks in containers open each other's memory only with one IPC namespace (docker run --ipc=host)"

@@ -155,8 +155,8 @@ class CudaTransport:
             self._failed.append(call)
             try:
                 if failed_before:
-                    # Raises, as the group is over. Nothing may be put where another rank still reads: what had been
-                    # read there was to be known by the meeting that failed.
+                    # Raises, as the group is over. Else this rank might put data where another still
+                    # reads: that none does was to be known by the meeting that failed.
                     self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
@@ -367,8 +367,8 @@ class CudaTransport:
         return f"group {self.cpu.name}, rank {self.cpu.rank}: {self.driver.device}"
 
     def idle(self, seconds: float) -> bool:
-        """Whether the GPU is done with all of this group by then, where there may be replays of the group's calls with
-        those that have begun, and with what the calling thread's current stream has."""
+        """Whether the GPU is done with all of this group's work within so many seconds. Where graphs may hold calls of
+        the group, their replays that have begun, and all on the calling thread's current stream, count as that, too."""
         until = time.monotonic() + seconds
         streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
         if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):

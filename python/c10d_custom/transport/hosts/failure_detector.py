@@ -15,12 +15,12 @@ none comes.
 A disagreement about collective N does not fail collectives before N, in which a slower rank may still be. Any other
 fault fails all of them, and may still be reported after a disagreement.
 
-That a connection has ended in good order, by its other end's doing, is told apart from its being reset, which a
-firewall may do: recovery/survivors.py takes it for proof that the process has ended, and its host has not. All
-ranks are told of each such end, but those of its own host, which see it in shared memory: were they to die with that
-news unread, the kernel would reset their connections. Any other news that comes while a process dies has the same
-effect: so the first ranks of two hosts have a second connection, on which nothing is ever sent. Its end is always in
-good order, and proof.
+A connection ends in good order (FIN) or is reset (RST), which a firewall may do, too. Only a FIN proves that the
+process has ended while its host goes on: recovery/survivors.py rests on that. All ranks are told of each FIN, but for
+those of the host that it came from, which see the end in shared memory. For a process that ends with something unread
+has its connections reset, and they may be about to end, too. Any other news that comes while a process ends has the
+same effect; so the first ranks of two hosts have a second connection, on which nothing is ever sent: it ends by FIN
+always.
 
 A rank that leaves in good order says so first, on each of its connections. A host without power or behind a cut cable
 closes no connection: that is for the waits' deadlines.

@@ -62,7 +62,8 @@ class MpiLink:
         self._gave_up = False
         self.carries_messages = False  # some may still come that nobody receives
         given_up.collect(self.MPI)
-        # What a rank that died in the making of another has sent there must not be taken for a part of this one.
+        # Each communicator is made with a tag of its own. For a rank that died while another was being made may have
+        # left a message, which must not be taken for one of this making.
         tag = token % _CREATION_TAGS
         self.comm = create(job, ranks, tag, exchange.left(), exchange.require_all_coming)
         self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
@@ -250,8 +251,8 @@ class Buffer:
 
 class Inbox:
     """Words of ``nbytes`` that come by one tag from any rank. Called by one thread at a time, and by signal handlers
-    amid it. They are looked for with matched probes, not with a receive from any rank: MPICH 5.0's over UCX that meets
-    a message that is there already writes it to memory, and never completes."""
+    amid it. They are looked for with matched probes, not with a receive from any rank: if the message has come
+    already, such a receive of MPICH 5.0 over UCX takes it in, and never completes."""
 
     def __init__(self, link: MpiLink, tag: int, nbytes: int) -> None:
         self._link, self._tag, self._word, self._status = link, tag, Buffer(nbytes), link.MPI.Status()
