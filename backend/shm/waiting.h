@@ -1,5 +1,5 @@
-// How long each kind of wait stays awake, and what it does then. All waits in C++; those in Python: `rest` in
-// threads.py.
+// How long each kind of wait stays awake, and what it does then. Of C++, but for a few looks at what is there
+// in a moment; of Python: `rest` in threads.py.
 //
 // clang-format off
 //   who waits for                            stays awake                           and then

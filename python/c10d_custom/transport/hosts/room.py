@@ -35,8 +35,8 @@ _WORD = struct.Struct("<QQQ")
 
 @dataclass(eq=False, slots=True)
 class _Offer:
-    """Data that wait to be asked for. ``requests``: the ticket's, to which the sends of these data are added; ``before``: how
-    many these were when the data were offered; ``ticket``: None once its send has ended."""
+    """Data that wait to be asked for. ``requests``: the ticket's, to which the sends of these data are added;
+    ``before``: how many these were when the data were offered; ``ticket``: None once its send has ended."""
 
     ticket: MessageTicket | None
     address: int
