@@ -164,10 +164,8 @@ class StagedTicket(PyTicket):
         error = self.inner.error()
         if isinstance(error, CollectiveMismatchError):
             text = str(error).replace(f"{self.region.nbytes} bytes", f"{self.message.tensor.nbytes} bytes")
-            text += (
-                f" More than {self.messages.whole} bytes of a CUDA tensor go to a CUDA tensor only: give one on both"
-            )
-            text += " ranks, or copy it to the CPU on both."
+            most = f"More than {self.messages.whole} bytes of a CUDA tensor go to a CUDA tensor only"
+            text += f" {most}: give one on both ranks, or copy it to the CPU on both."
             error = CollectiveMismatchError(text)
         if error is not None:
             raise error
