@@ -22,8 +22,8 @@ from .model import Job
 TOPICS = ("place", "mpi job", "reached", "pmi", "mpi started", "mpi")
 OPERATIONS = 2 * (len(TOPICS) + 1)
 # What nobody else's number of ranks changes: of the group's first rank, and of the first of another host.
-OPERATIONS_OF_RANK_0, OPERATIONS_OF_A_FIRST = 45, 23
-HEARD = 3  # the offers of its host's shared memory, and of two ports of failure detectors: a look each, at least
+OPERATIONS_OF_RANK_0, OPERATIONS_OF_A_FIRST = 43, 21
+HEARD = 2  # the offers of two ports of failure detectors: a look each, at least
 # Bytes that the store hands to a rank, for each rank or host of the job.
 PLACE, RANK_IN_MPI, INTERFACE, ADDRESS = 15, 6, 14, 1300
 # creation/exchange.py's pauses between looks
