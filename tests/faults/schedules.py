@@ -51,8 +51,8 @@ class Hangs(Exception):
 class Forked:
     """A worker; what Workers asks of a Popen."""
 
-    def __init__(self, name, link, ends):
-        self.name, self._link, self._ends, self._rest = name, link, ends, b""
+    def __init__(self, name, link, pool):
+        self.name, self._link, self._pool, self._rest = name, link, pool, b""
         self.pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         self.stdin = link.makefile("w")
 
@@ -80,7 +80,12 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, seconds=60):
-        return self._ends(self.name, seconds)
+        try:
+            return self._pool.status(self.name, seconds)
+        except Hangs:
+            self.send_signal(signal.SIGABRT)  # which has it write its stacks
+            self._pool.status(self.name, 10)
+            pytest.fail(f"{self.name} does not end\n{self._pool.errors(self.name)}")
 
     def communicate(self):
         self._link.close()
@@ -123,7 +128,7 @@ class Pool(Workers if __name__ != "__main__" else object):
             parent.stdin.flush()
             self._server.settimeout(HANGS)
             link, _ = self._server.accept()
-            self._processes[name] = Forked(name, link, self._status)
+            self._processes[name] = Forked(name, link, self)
             self.handles[name] = self.hear(name)["handle"]
         return self
 
@@ -132,10 +137,12 @@ class Pool(Workers if __name__ != "__main__" else object):
             line = self._processes[name].line()
         except Hangs:
             pytest.fail(f"{name} hangs; load {os.getloadavg()[0]:.0f}\n{self.drop(signal.SIGABRT, signal.SIGCONT)}")
-        assert line, f"{name} has ended with {self._status(name, 10)}\n{self._errors(name)}"
+        if not line:
+            del self._processes[name]
+            pytest.fail(f"{name} has ended with {self.status(name, 10)}\n{self.errors(name)}")
         return json.loads(line)
 
-    def _errors(self, name):
+    def errors(self, name):
         """What that worker has written to its stderr."""
         return f"--- {name}\n{Path(self._folder.name, name).read_text()}"
 
@@ -147,7 +154,7 @@ class Pool(Workers if __name__ != "__main__" else object):
                 self._processes[name].send_signal(number)
         for name in names:
             self._processes.pop(name).wait()
-        return "\n".join(map(self._errors, names))
+        return "\n".join(map(self.errors, names))
 
     def process(self, name):
         return self._processes[name]
@@ -157,12 +164,13 @@ class Pool(Workers if __name__ != "__main__" else object):
         status = self._processes.pop(name).wait()
         assert status == -signal.SIGKILL, (name, status)
 
-    def _status(self, name, seconds):
+    def status(self, name, seconds):
         until = time.monotonic() + seconds
         while name not in self._ended:
             outs = [parent.stdout for parent in self._parents.values()]
             ready, _, _ = select.select(outs, [], [], max(until - time.monotonic(), 0))
-            assert ready, f"{name} has not ended"
+            if not ready:
+                raise Hangs(name)
             for out in ready:
                 who, status = json.loads(out.readline())
                 self._ended[who] = status
