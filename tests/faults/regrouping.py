@@ -47,6 +47,9 @@ class Workers:
             self.handles[name] = self.hear(name)["handle"]
         return self
 
+    def process(self, name):
+        return self._processes[name]
+
     def tell(self, name, what, **more):
         self._processes[name].stdin.write(json.dumps({"what": what, **more}) + "\n")
         self._processes[name].stdin.flush()

@@ -105,6 +105,7 @@ class Pool(Workers if __name__ != "__main__" else object):
             host: subprocess.Popen(
                 command(host, [sys.executable, __file__, path]),
                 env={**os.environ, **quiet},
+                bufsize=0,  # select sees the pipe alone, not what has been read of it
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -155,9 +156,6 @@ class Pool(Workers if __name__ != "__main__" else object):
         for name in names:
             self._processes.pop(name).wait()
         return "\n".join(map(self.errors, names))
-
-    def process(self, name):
-        return self._processes[name]
 
     def forget(self, name):
         """It has been killed."""

@@ -3,9 +3,11 @@ several: mpi/test_reconfigure.py."""
 
 import json
 import random
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,22 @@ def test_a_member_that_does_not_come_is_named_by_handle_and_host():
                 assert workers.named(absent) in named and f"on {hostname}" in named, (name, value)
                 assert not any(workers.named(other) in named for other in "abc" if other != absent), value
         workers.require_group("abc")
+        workers.end()
+
+
+def test_a_member_that_is_stopped_for_seconds_is_waited_for():
+    """The first, whose store the others meet at, or another."""
+    with Workers() as workers:
+        workers.start("abc")
+        for stopped in "ab":
+            uuid, handles = workers.uuid(), workers.given("abc")
+            workers.process(stopped).send_signal(signal.SIGSTOP)
+            for name in "abc":
+                workers.tell(name, "regroup", uuid=uuid, handles=handles, ordered=True, seconds=60)
+            time.sleep(7)  # more than a look at a store may take
+            workers.process(stopped).send_signal(signal.SIGCONT)
+            said = {name: workers.hear(name) for name in "abc"}
+            assert [said[name].get("rank") for name in "abc"] == [0, 1, 2], said
         workers.end()
 
 

@@ -114,6 +114,7 @@ def _retire(group: Any) -> None:
 def _make(group: Any, roster: Roster, deadline: float) -> None:
     store = roster.store(deadline - time.monotonic())
     left, description, own = timedelta(seconds=max(deadline - time.monotonic(), 0.001)), group._desc, group._timeout
+    store.set_timeout(left)
     devices = group._transport.device_types
     new = NewGroup(store, roster.rank, roster.size, left, group._name, devices=devices, roster=roster)
     transport, stored = meeting.meet(new)
@@ -125,6 +126,7 @@ def _make(group: Any, roster: Roster, deadline: float) -> None:
     options.reduceOp, options.asyncOp = dist.ReduceOp.MAX, False
     group.allreduce([count], options)
     group.set_timeout(own)
+    store.set_timeout(own)
     if dist.group.WORLD is group:
         torch_private.regrouped(group, store, int(count))
         meeting.known_as(roster.digest)

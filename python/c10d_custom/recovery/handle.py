@@ -34,8 +34,13 @@ def serve(seconds: float) -> TCPStore:
     return tcp_store("127.0.0.1", 0, True, seconds)
 
 
+class NotServedError(TransportError):
+    """Nobody serves a store at that address any more: to ask again is in vain."""
+
+
 def connect(address: str, port: int, seconds: float = _CONNECT, identity: str = "") -> TCPStore:
-    """TransportError where nobody answers in that time, or an Endpoint of another identity."""
+    """TransportError where nobody answers in that time; NotServedError where nobody listens, or an Endpoint of another
+    identity."""
 
     def connected() -> TCPStore:
         # TCPStore goes on trying where nobody listens any more, for its time-out; which says nothing of one that is
@@ -44,14 +49,15 @@ def connect(address: str, port: int, seconds: float = _CONNECT, identity: str = 
         socket.create_connection((address, port), least).close()
         store = tcp_store(address, port, False, least)
         if identity and not (store.check([_IDENTITY]) and store.get(_IDENTITY).decode() == identity):
-            raise TransportError("it is another process's")
+            raise NotServedError("it is another process's")
         return store
 
     try:
         store: TCPStore = answered(connected, seconds)
         return store
     except (OSError, DistError) as error:
-        raise TransportError(f"the new store does not answer at {address}, port {port}: {error}") from error
+        kind = NotServedError if isinstance(error, ConnectionRefusedError) else TransportError
+        raise kind(f"the new store does not answer at {address}, port {port}: {error}") from error
 
 
 class Handle:
@@ -82,15 +88,17 @@ class Handle:
         return self.sees == _pid_namespace() and started(self.place.pid) != self.place.started
 
     def store(self, seconds: float = _WAIT) -> TCPStore:
-        """The store that it serves. TransportError where that cannot be reached, or is silent for so long."""
-        tried = []
+        """The store that it serves. TransportError where that cannot be reached, or is silent for so long;
+        NotServedError where each address says that there is none."""
+        tried: list[TransportError] = []
         here = self.place.host == Location.here().host
         for address in ["127.0.0.1"] if here else self.addresses:
             try:
                 return connect(address, self.port, seconds, self.identity)
             except TransportError as error:
-                tried.append(str(error))
-        raise TransportError(f"{self} does not answer: {'; '.join(tried) or 'it has no network address'}")
+                tried.append(error)
+        kind = NotServedError if all(isinstance(error, NotServedError) for error in tried) else TransportError
+        raise kind(f"{self} does not answer: {'; '.join(map(str, tried)) or 'it has no network address'}")
 
 
 def _pid_namespace() -> list[str | int]:

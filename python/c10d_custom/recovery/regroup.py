@@ -19,11 +19,12 @@ from ..creation.exchange import peek
 from ..creation.local_datagrams import Neighbours
 from ..errors import CollectiveMismatchError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ..threads import start, threading, time
-from .handle import Handle, handle_of
+from .handle import Handle, NotServedError, handle_of
 
 if TYPE_CHECKING:
     from .handle import Endpoint
 
+_AGAIN = 0.1  # s: between two tries to reach a store
 _PATIENCE = 0.3  # s: after which a member that still waits tells the others that it has come
 
 
@@ -75,11 +76,21 @@ class Roster:
         return seen
 
     def store(self, seconds: float) -> Any:
-        """The new group's own, which its first member serves."""
-        if self.members[0].has_ended():
-            raise PeerLostError(f"{self.members[0]} has ended")
-        found = self._endpoint.store_of(self.members[0], seconds)
-        return PrefixStore(f"{self._key}/{self.digest}", found)
+        """The new group's own, which its first member serves. That one may be stopped for a while."""
+        until = time.monotonic() + seconds
+        while True:
+            if self.members[0].has_ended():
+                raise PeerLostError(f"{self.members[0]} has ended")
+            try:
+                found = self._endpoint.store_of(self.members[0], max(until - time.monotonic(), 0))
+                return PrefixStore(f"{self._key}/{self.digest}", found)
+            except NotServedError as error:
+                raise TransportError(str(error)) from error
+            except TransportError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_AGAIN)
+            self.look()
 
     # --- who has come
 
