@@ -2,7 +2,8 @@
 
 A TCPStore whose server is stopped, or behind a network that is cut, does not answer, and its time-out holds for few of
 its calls. So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread
-that got none stays behind until the server answers or its connection ends.
+that got none stays behind until the server answers or its connection ends. A process that exits waits a few seconds for
+such threads: up to Python 3.13, one whose call returns while the interpreter ends would abort the process.
 
 torchrun starts all ranks again after a failure, and may keep one store over all attempts: what the ranks of an earlier
 one said is still there. Neither of two counts tells attempts apart: each host's agent leaves out restarts that another
@@ -17,6 +18,7 @@ and the other not. There, ranks of an earlier attempt may wait beside those of a
 
 from __future__ import annotations
 
+import atexit
 import os
 import uuid
 from collections.abc import Callable
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-# s: for a call that is made at the deadline or after it, such as the last word of a rank that gives up. A thread that
-# is left amid a call of the store's ends a process that exits then: it is unwound through C++ that forbids it.
-_LEAST = 1.0
+_LEAST = 1.0  # s: for a call that is made at the deadline or after it, such as the last word of a rank that gives up
+_AT_EXIT = 3.0  # s: longer than a call goes on that has lost its connection
+_left_behind: list[tuple[int, Any]] = []  # of threads amid a call that nobody waits for: PID, `_Answer.awaited`
 
 
 class BoundedStore:
@@ -113,6 +115,14 @@ def answered(call: Callable[[], Any], seconds: float) -> Any:
         asker.end()
 
 
+@atexit.register
+def _await_those_left_behind() -> None:
+    until = time.monotonic() + _AT_EXIT
+    for pid, awaited in _left_behind:
+        if pid == os.getpid():  # a forked child has no such thread
+            awaited.acquire(timeout=max(until - time.monotonic(), 0))
+
+
 class _Answer:
     def __init__(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.call, self.arguments = call, arguments
@@ -153,6 +163,8 @@ class _Asker:
             if answer.awaited.acquire(timeout=max(deadline - began, _LEAST)):
                 return True
             self.silent = time.monotonic() - began
+            _left_behind[:] = [(pid, lock) for pid, lock in _left_behind if lock.locked()]
+            _left_behind.append((os.getpid(), answer.awaited))
         return False
 
     def end(self) -> None:
