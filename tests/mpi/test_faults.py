@@ -10,6 +10,9 @@ import pytest
 from harness import Layout
 from harness.job import rig_of
 from programs.launch import start
+from rig import Hosts
+
+from .by_hand import Ranks
 
 FAULT = Path(__file__).with_name("scripts") / "fault.py"
 GO_ON = FAULT.with_name("go_on.py")
@@ -162,6 +165,38 @@ def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_pa
         assert value["error"] == "PeerLostError", str(result)
         assert any(f"rank {other} on {host}" in value["text"] for other in gone), value
         assert value["seconds"] < HUNG, value
+
+
+# What rank 0 sends in the moment after rank 1's death, before it hears of that, goes straight to MPI here.
+SENDS_ON = """
+import os, signal, time
+init()
+dist.barrier()
+from c10d_custom.launch import mpi_job
+job = mpi_job.job()
+if RANK == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+until, waits = time.monotonic() + 3, []
+while time.monotonic() < until:
+    for send in (job.world.Isend, job.world.Issend):
+        waits.append(send([b"word", job.MPI.BYTE], 1, 77))
+        waits[-1].Test()
+    time.sleep(1e-3)
+try:
+    dist.all_reduce(torch.ones(3))
+except dist.DistBackendError as error:
+    say(told=f"{type(error).__name__}: {error}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not()))
+def test_a_send_to_a_rank_that_is_gone_does_not_end_the_process():
+    """MPICH over UCX crashes when UCX refuses it."""
+    with Hosts() as hosts, Ranks(hosts, ["hosta", "hostb"], SENDS_ON) as ranks:
+        status, said, errors = ranks.end(0)
+    assert status == 0 and len(said) == 1, (status, said, errors)
+    assert said[0]["told"].startswith("PeerLostError") and "rank 1 on hostb" in said[0]["told"], said
 
 
 @cases(*DISAGREE)

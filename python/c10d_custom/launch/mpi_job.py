@@ -136,6 +136,7 @@ def _opened(MPI: Any, server: PmiServer | None = None) -> Job:
     world = MPI.COMM_WORLD
     for comm in (world, MPI.COMM_SELF):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
+    over_hosts.lib.c10d_survive_refused_sends(*leaving.addresses(ctypes.CDLL(MPI.__file__), "MPI_Isend"))
     return Job(MPI, world, world.rank, world.size, os.getpid(), server)
 
 

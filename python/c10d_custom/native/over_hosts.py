@@ -129,6 +129,7 @@ Core.signatures.update(
         "end_mpi_driver": (None,),
         "transfer_begins": (None,),
         "mpi_is_called": (None,),
+        "survive_refused_sends": (None, c.c_void_p),
         "tell_hydra": (None, c.c_int32),
         "tell_pmix": (None, c.c_void_p, c.c_void_p),
     }
