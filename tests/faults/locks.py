@@ -76,6 +76,9 @@ class _Lock:
         self._seen.gave(self._name)
         self._inner.release()
 
+    def locked(self):
+        return self._inner.locked()
+
     __enter__ = acquire
 
     def __exit__(self, *_):

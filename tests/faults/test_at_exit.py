@@ -14,7 +14,7 @@ def call(when):
         os.write(1, f"{when}: {type(error).__name__}: {error}\\n".encode())
 class Late:
     def __del__(self):
-        assert sys.meta_path is None  # nothing can be imported
+        assert sys.is_finalizing()  # nothing can be imported
         call("at the very end")
 atexit.register(call, "registered before torch")
 import torch, torch.distributed as dist

@@ -60,7 +60,7 @@ def is_out_of_reach(problem: Exception) -> bool:
     """Whether that is what says that a module cannot be loaded, or is half gone at the interpreter's end. (A signal
     handler may raise anything at any moment, a TimeoutError often.)"""
     missing = isinstance(problem, (ImportError, OSError)) and not isinstance(problem, TimeoutError)
-    return missing or sys.meta_path is None
+    return missing or sys.is_finalizing()
 
 
 def plain_error(transport: Transport, failure: Any, call: Any, problem: BaseException) -> CustomBackendError:
