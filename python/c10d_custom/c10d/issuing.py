@@ -499,12 +499,15 @@ class Issuing:
         copies = [c for c in calls if c.copy_back and c.device is None]
         extensions = self._take_extensions() if self._extensions else None
 
-        def finish() -> None:
-            for call in copies:
-                put_back(call)
-            if record is not None:
-                record.end()
-            self._drop(extensions)
+        def finish(went_well: bool) -> None:
+            try:
+                if went_well:
+                    for call in copies:
+                        put_back(call)
+            finally:
+                if record is not None:
+                    record.end()
+                self._drop(extensions)
 
         ends = bool(copies) or record is not None or bool(extensions)
         if record is not None:
@@ -520,7 +523,7 @@ class Issuing:
         tickets = [t for w in works for t in w._tickets]
         tensors = [t for w in works for t in w._tensors]
 
-        def finish() -> None:
+        def finish(went_well: bool) -> None:
             for w in works:
                 w.settle()
 
