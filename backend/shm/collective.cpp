@@ -26,7 +26,7 @@ Status Collective::fail(Status st, int32_t peer) {
     g.poisoned(failure_, number);
   else if (st == kInterrupted)
     g.poison(kInterrupted, int32_t(me), number);
-  else if (st != kAborted && st != kUsage)
+  else if (st != kUsage)
     g.poison(st, peer, number);
   failure_->status = st;
   failure_->elapsed_ns = now_ns() - started_;
