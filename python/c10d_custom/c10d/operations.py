@@ -1,5 +1,4 @@
 """c10d's operations on one group: unpacks c10d's arguments, asks `Lowering` for a Call, issues it, and returns a Work.
-Only this file knows c10d's names and options.
 
 Each method takes the forms that c10d's callers use, for a Python override shadows every C++ overload of its name: an
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
