@@ -206,9 +206,8 @@ class Neighbours:
         self._lives: dict[str, int] = {}
 
     def life(self, group: str) -> int:
-        """How many groups of that name this rank has made or given up. Given up ones count, too, for
-        of a group that this rank has made another rank may have given up its part in the last moment; both must then
-        come to the same number when they try again."""
+        """How many groups of that name this rank has made or given up. Both count, because two ranks must come to the
+        same number when they try again: at the last moment, one may have made a group that the other gave up."""
         return self._lives.get(group, 0)
 
     def ended(self, group: str) -> None:

@@ -230,7 +230,7 @@ class HierarchicalTransport(Transport):
         return self.health.broken()
 
     def gone(self) -> dict[int, str]:
-        # Both look: the detector hears of this host's ranks, too, but what it hears first only.
+        # Of this host's ranks the detector may know only the first that died, `local` all.
         detector = self.detector
         fault = detector.fault
         found = detector.ended | detector.left
