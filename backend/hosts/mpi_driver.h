@@ -2,8 +2,8 @@
 // holds the bytes: until there is a connection, say, or until the peer reads on. They leave only while somebody calls
 // MPI. The program may not: it computes, or waits by other means for the very peer that waits for those bytes.
 //
-// MPI does not tell when the last bytes have left. So the thread goes on calling it as long as there is MPI. It stays out
-// of the way while the process itself calls MPI; it calls often just after that, and then more and more rarely.
+// MPI does not tell when the last bytes have left. So the thread goes on calling it as long as there is MPI. It stays
+// out of the way while the process itself calls MPI; it calls often just after that, and then more and more rarely.
 #pragma once
 #include "../shm/api.h"
 #include "../shm/os.h"
