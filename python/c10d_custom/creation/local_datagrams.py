@@ -75,7 +75,8 @@ class Mailbox:
     def send(self, to: str, key: bytes, letter: Letter) -> bool:
         """False: its mailbox is full, and stays so for a while. Who has none any more gets none."""
         text = key + json.dumps([letter.sender, letter.topic, letter.value]).encode()
-        given = [] if letter.descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _int(letter.descriptor))]
+        descriptors = [] if letter.descriptor is None else [letter.descriptor]
+        given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", each)) for each in descriptors]
         try:
             self._socket.sendmsg([text], given, 0, "\0" + to)
         except ConnectionRefusedError:
@@ -175,10 +176,6 @@ def mailbox() -> Mailbox | None:
         return Mailbox()
     except OSError:
         return None
-
-
-def _int(number: int) -> bytes:
-    return struct.pack("i", number)
 
 
 def _drop(letter: Letter) -> None:
