@@ -83,7 +83,7 @@ bool Collective::may_go_on(uint32_t peer) {
   // Not whether the group has failed: who finds that ranks disagree waits for what the others have called.
   if (g.aborted()) return fail(kAborted, -1), false;
   if (now_ns() < deadline) return true;
-  const Status st = g.health(number);  // see Group::wait
+  const Status st = g.health(number);  // see Group::sleep
   return fail(st != kOk ? st : kTimeout, int32_t(straggler(peer))), false;
 }
 
