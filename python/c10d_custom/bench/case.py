@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from .. import call
-
-if TYPE_CHECKING:
-    from .operations import Buffers
 
 ROOTED = tuple(op.name for op in call.ROOTED)
 REDUCING = tuple(op.name for op in call.REDUCING)
@@ -62,8 +59,8 @@ class Reference:
         """How often the function of `bind` does the operation."""
         return 1
 
-    def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """The function to be timed, on these buffers. Raises Unavailable."""
+    def bind(self, case: Case, buffers: Any) -> Callable[[], object]:
+        """The function to be timed, on these Buffers (operations.py). Raises Unavailable."""
         raise NotImplementedError
 
 
