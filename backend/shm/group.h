@@ -129,7 +129,7 @@ class Group {
   Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
-  bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
+  bool gone(uint32_t peer) const { return left(peer) || !alive(peer); }
   // Asks after some of the ranks of which `awaited` says so, after others each time: a few system calls a look, however
   // many ranks there are, and each of them in some eight looks. True: *peer is gone. Only for the thread that runs a
   // collective.
