@@ -8,9 +8,9 @@ for the transport's own threads. Time-outs of calls are seconds, where a name do
 end. They run from when the call could begin: a collective's turn, and for a message `Ticket.want`.
 
 A collective or a message may raise these, or have them as its ticket's error (errors.py). UsageError: this process
-cannot make the call; the group goes on. CollectiveMismatchError and CollectiveTimeoutError: they end the group, for all
-its ranks, if a collective raises them; after a message's it goes on. PeerLostError, AbortedError, TransportError: they
-always end the group, for all its ranks.
+cannot make the call; it does not end the group. CollectiveMismatchError and CollectiveTimeoutError: a collective's end
+the group, for all its ranks; a message's do not. PeerLostError, AbortedError, TransportError: they always end it, for
+all its ranks.
 """
 
 from __future__ import annotations
