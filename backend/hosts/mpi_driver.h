@@ -1,9 +1,9 @@
-// The thread that drives MPI while the program does not. Over libfabric, MPI may keep what has been sent, and say that
-// it is done with it: until a connection is there, say, or until the peer reads on. It leaves only while somebody calls
-// MPI, and the program may be computing, or waiting for a peer by other means, who waits for just that.
+// The thread that drives MPI while the program does not. Over libfabric, MPI may say that a send is done while it still
+// holds the bytes: until there is a connection, say, or until the peer reads on. They leave only while somebody calls
+// MPI. The program may not: it computes, or waits by other means for the very peer that waits for those bytes.
 //
-// Nobody tells when the last of it has left. So the thread calls MPI as long as there is one: often just after the
-// process has, ever more rarely while it does not, and not at all while it does, since it would only stand in its way.
+// MPI does not tell when the last bytes have left. So the thread goes on calling it as long as there is MPI. It stays
+// out of the way while the process itself calls MPI; it calls often just after that, and then more and more rarely.
 #pragma once
 #include "../shm/api.h"
 #include "../shm/os.h"

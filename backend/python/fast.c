@@ -106,7 +106,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
   PyObject* const made = PyModule_Create(&module);
 #ifdef Py_GIL_DISABLED
   // Else Python would turn the lock on for the whole process. What is set up once, is set up amid the import of
-  // c10d_custom.native.direct, which one thread alone is in; a group's calls, its owner orders (transport/queue.py).
+  // c10d_custom.native.direct, which one thread alone is in; a group's calls, its owner orders (transport/tickets.py).
   if (made) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
 #endif
   if (!made || (!add(made, "FastCollective", &fast_collective_type) && !add(made, "CoreTicket", &ticket_type) &&

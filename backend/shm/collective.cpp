@@ -26,7 +26,7 @@ Status Collective::fail(Status st, int32_t peer) {
     g.poisoned(failure_, number);
   else if (st == kInterrupted)
     g.poison(kInterrupted, int32_t(me), number);
-  else if (st != kAborted && st != kUsage)
+  else if (st != kUsage)
     g.poison(st, peer, number);
   failure_->status = st;
   failure_->elapsed_ns = now_ns() - started_;
@@ -83,7 +83,7 @@ bool Collective::may_go_on(uint32_t peer) {
   // Not whether the group has failed: who finds that ranks disagree waits for what the others have called.
   if (g.aborted()) return fail(kAborted, -1), false;
   if (now_ns() < deadline) return true;
-  const Status st = g.health(number);  // see Group::wait
+  const Status st = g.health(number);  // see Group::sleep
   return fail(st != kOk ? st : kTimeout, int32_t(straggler(peer))), false;
 }
 

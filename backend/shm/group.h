@@ -124,12 +124,12 @@ class Group {
   // Wakes the owner of a doorbell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
   static void wake(Doorbell&);
 
-  // What a sleeper looks at every kSlice: poison, this rank's own abort; `wait` also at the deadlines of what is
-  // queued. A disagreement about a later collective than `number` does not count.
+  // What a sleeper looks at every kSlice: poison, this rank's own abort. A disagreement about a later collective than
+  // `number` does not count.
   Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;
-  bool gone(uint32_t peer) const { return !alive(peer) || left(peer); }
+  bool gone(uint32_t peer) const { return left(peer) || !alive(peer); }
   // Asks after some of the ranks of which `awaited` says so, after others each time: a few system calls a look, however
   // many ranks there are, and each of them in some eight looks. True: *peer is gone. Only for the thread that runs a
   // collective.

@@ -130,16 +130,15 @@ Status Messenger::withdraw(Ticket* t) {
   std::unique_lock<std::mutex> hold(mutex_);
   auto* const r = static_cast<Request*>(t->request);
   if (!r) return kOk;
-  const bool send = !r->args.is_recv;
   // Who has granted a message must expect it at any moment.
-  if (send ? r->moved > 0 : r->granted != 0) {
+  if (r->args.is_recv ? r->granted != 0 : r->moved > 0) {
     hold.unlock();
     g_.abort();
     return kAborted;
   }
   const uint64_t id = r->id;
   const int32_t peer = r->args.peer;
-  if (forget(r) && send) send_control(uint32_t(peer), kWithdraw, id);
+  if (forget(r)) send_control(uint32_t(peer), kWithdraw, id);
   finish(r, kAborted, peer);
   progress();
   return kOk;
@@ -282,7 +281,7 @@ void Messenger::finish(Request* r, Status st, int32_t peer, const Failure* detai
   if (waiters_ > 1 || (waiters_ && !driving_)) changed_.notify_all();
 }
 
-// Takes a request out of wherever it stands. False: nothing of it is known to the peer.
+// Takes a request out of wherever it stands. Whether it is a send that the peer knows of.
 bool Messenger::forget(Request* r) {
   settle(r);
   const auto place = r->place;
@@ -310,7 +309,7 @@ bool Messenger::look_at_peers() {
   for (uint32_t p = 0; p < g_.n; ++p) {
     Link& link = links_[p];
     if (p == g_.rank || (!link.live && !any_)) continue;
-    link.gone = g_.left(p) || !g_.alive(p);
+    link.gone = g_.gone(p);
     any |= link.gone;
   }
   return any;
@@ -351,8 +350,7 @@ void Messenger::check_faults() {
       continue;
     }
     const uint64_t id = r->id;
-    const bool send = !r->args.is_recv;
-    if (forget(r) && send) send_control(uint32_t(r->args.peer), kCancel, id);
+    if (forget(r)) send_control(uint32_t(r->args.peer), kCancel, id);
     finish(r, st, who);
   }
   progress();
@@ -527,9 +525,6 @@ void Messenger::release(uint32_t src, uint64_t message, Request* r) {
   const int64_t tag = r->args.tag;
   Pending& pending = link.pending_in[tag];
   ++pending.messages;  // stays while receives change places
-  const auto let_go = [&] {
-    if (!--pending.messages) link.pending_in.erase(tag);
-  };
   forget(r);
   r->granted = 0;
   for (auto it = link.incoming.upper_bound(message); it != link.incoming.end();) {
@@ -558,7 +553,7 @@ void Messenger::release(uint32_t src, uint64_t message, Request* r) {
     mismatch(r, src, first->bytes, first->dtype);
   else if (!match_unexpected(r))
     await_message(r);
-  let_go();
+  if (!--pending.messages) link.pending_in.erase(tag);
 }
 
 Messenger::Request* Messenger::posted_for(uint32_t src, int64_t tag) {

@@ -15,8 +15,8 @@
 // clang-format on
 //
 // The first microsecond may be the processor's own wait for the line (cpu_relax.h). One setting, C10D_CUSTOM_SPIN_US,
-// is the time of the first. The second's is ten times that in small calls, and one and a half times amid large
-// transfers, for nobody wakes who waits for MPI, and a sleep is longer than most answers take.
+// is the time of the first. The second's is ten times that in a small all_reduce, and one and a half times in all else,
+// for nobody wakes who waits for MPI, and a sleep is longer than most answers take.
 //
 // Where peers have cores of their own they answer in microseconds, and a sleep costs both sides a
 // wake-up of ten times that. Where ranks outnumber cores, the answer needs our core: yield it at once and between
@@ -128,7 +128,7 @@ inline void rest_between_looks(int64_t waited_ns, int64_t awake_ns) {
     usleep(waited_ns < kLong ? 50 : 1000);
 }
 
-// Of small calls; and of large transfers, where ranks may outnumber cores and others have copies to make meanwhile.
+// Of a small all_reduce; and of all else, where ranks may outnumber cores and others have copies to make meanwhile.
 inline int64_t awake_over_mpi(int64_t awake_ns) { return 10 * awake_ns; }
 inline int64_t awake_amid_transfers(int64_t awake_ns) { return awake_ns * 3 / 2; }
 

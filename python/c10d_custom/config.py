@@ -89,9 +89,9 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         0,
         1_000_000,
         "microseconds that a rank which waits for another of its host stays awake, yielding its core, before it "
-        "sleeps. One that waits for MPI stays awake ten times as long in a small call, one and a half times as long "
-        "amid a large transfer. Where a yield takes so long that other work must have had the core, the rank sleeps "
-        "at once for a while (backend/shm/waiting.h)",
+        "sleeps. One that waits for MPI stays awake ten times as long in a small all_reduce, one and a half times as "
+        "long in all else. Where a yield takes so long that other work must have had the core, the rank sleeps at once "
+        "for a while (backend/shm/waiting.h)",
     )
     tree_ranks: int = _number(
         "C10D_CUSTOM_TREE_RANKS",

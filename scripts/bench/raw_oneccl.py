@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from c10d_custom.bench.case import REDUCING, Unavailable, name_of, there_and_back
+from c10d_custom.bench.case import REDUCING, Reference, Unavailable, name_of, there_and_back
 from c10d_custom.bench.ranks import first_said, under_mpi
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL((files or [_LIBRARY])[0])
 
 
-class RawOneCcl:
-    checked = True
-
+class RawOneCcl(Reference):
     def __init__(self) -> None:
         if not under_mpi():
             raise Unavailable(
@@ -96,9 +94,6 @@ class RawOneCcl:
 
     def barrier(self) -> None:
         dist.barrier()
-
-    def repeats(self, case: Case) -> int:
-        return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.asynchronous or not hasattr(self, case.operation):

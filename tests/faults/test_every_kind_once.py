@@ -26,7 +26,7 @@ from c10d_custom.errors import (
     UsageError,
 )
 from harness import RankFailure, RankPool
-from harness.groups import group_with_timeout
+from harness.groups import MAKING, group_with_timeout
 
 HUNG = 20.0  # seconds after which a rank counts as having hung; the groups' own time-out is longer where none is given
 
@@ -189,6 +189,25 @@ def wait_timeout_case():
 @pytest.mark.world_sizes(2)
 def test_wait_with_a_timeout_leaves_the_operation_alone(ranks):
     ranks.run(wait_timeout_case)
+
+
+def late_message_case():
+    group = group_with_timeout(timedelta(seconds=0.2))
+    if dist.get_rank() == 0:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            group._add_ephemeral_timeout(timedelta(seconds=0.3))
+            work = dist.irecv(torch.ones(4), group=group, group_src=1)
+            error = raised(work.wait, CollectiveTimeoutError)
+        assert 0.45 < error.seconds < HUNG, error.seconds
+        assert "custom:recv" in [event.name for event in profile.events()]
+        assert group._options(None, None)[1] == 0.2
+    group.set_timeout(MAKING)
+    dist.barrier(group)
+
+
+@pytest.mark.world_sizes(2)
+def test_after_an_asynchronous_message_that_is_late_its_longer_time_out_and_its_record_are_over(ranks):
+    ranks.run(late_message_case)
 
 
 def dying_case(kind):

@@ -3,6 +3,7 @@ torch lacks, without importing what would fail there."""
 
 import ast
 import ctypes
+import sys
 from pathlib import Path
 
 import torch
@@ -36,10 +37,57 @@ def each(name):
 def there(name):
     if name == WORD:
         return hasattr(ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so")), name)
-    here = torch
-    for part in name.split(".")[1:]:
+    module, rest = name, []
+    while module not in sys.modules:  # torch.distributed has a function by the name of its module rendezvous
+        module, _, last = module.rpartition(".")
+        rest.insert(0, last)
+    here = sys.modules[module]
+    for part in rest:
         here = getattr(here, part, None)
     return here is not None
+
+
+def _is_private(name):
+    parts = name.split(".")
+    return parts[0] == "torch" and any(p.startswith("_") and not p.startswith("__") for p in parts)
+
+
+def private(tree):
+    """The private names of torch that a module's syntax tree reaches by its imports, in full."""
+    known = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {a.asname or "torch": a.name if a.asname else "torch" for a in node.names if a.name[:5] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+
+    def full(node):
+        if isinstance(node, ast.Name):
+            return known.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            of, last = node.value, node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            of, last = node.args[0], getattr(node.args[1], "value", "")
+        else:
+            return ""
+        of = full(of)
+        return f"{of}.{last}" if of else ""
+
+    found = {name for node in ast.walk(tree) if (name := full(node))} | set(known.values())
+    return {name for name in found if _is_private(name)}
+
+
+def attributes(tree):
+    """(the private attributes that a module's syntax tree asks anything for, the private names that it defines)"""
+    asked, defined = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            (asked if isinstance(node.ctx, ast.Load) else defined).add(node.attr)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+    return {name for name in asked if name.startswith("_") and not name.startswith("__")}, defined
 
 
 def moved():

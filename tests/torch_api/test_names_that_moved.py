@@ -1,7 +1,7 @@
 """A torch in which something that we rest on has moved: the group is made, what rests on it is off, one warning says
 so."""
 
-import re
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -104,13 +104,29 @@ def test_what_we_rest_on_is_used_where_it_is_said(row):
         assert name.startswith("libc10") or last in path.read_text().split('"""', 2)[2], (last, file)
 
 
-def test_what_we_use_of_torchs_extension_is_said():
+# Private attributes of what is neither torch's nor ours: Python's, mpi4py's, torchft's.
+NOT_TORCHS = {"_getframe", "_exit", "_addressof", "_handleof", "_sizeof", "_pg", "_quorum_id"}
+
+
+def test_what_we_use_of_torchs_private_names_is_said():
+    """Those that a module reaches from its imports, by their full names; and private attributes of anything else that
+    are not this package's own. Not those of the tools."""
     package = Path(torch_private.__file__).parents[1]
-    said = {(path, each) for name, files, _, _ in names.rows() for path in files for each in names.each(name)}
-    for file in package.rglob("*.py"):
-        used = set(re.findall(r"torch\._C\.[\w.]+", file.read_text())) if file.name != "torch_private.py" else set()
-        path = str(file.relative_to(package)).removeprefix("c10d/")
-        assert not (missing := {name for name in used if (path, name) not in said}), (path, missing)
+    trees = {path: ast.parse(path.read_text()) for path in package.rglob("*.py")}
+    own = set().union(*(names.attributes(tree)[1] for tree in trees.values())) | NOT_TORCHS
+    unsaid = {}
+    for path, tree in trees.items():
+        file = str(path.relative_to(package)).removeprefix("c10d/")
+        if file.startswith(("bench/", "doctor/")):
+            continue
+        said = {n for name, files, _, _ in names.rows() for n in names.each(name) if file in files}
+        within = {".".join(n.split(".")[:i]) for n in said for i in range(n.count(".") + 2)}
+        parts = {part for n in said for part in n.split(".")}
+        reached = {n for n in names.private(tree) if n not in within and not any(n.startswith(f"{s}.") for s in said)}
+        others = names.attributes(tree)[0] - own - parts
+        if reached or others:
+            unsaid[file] = sorted(reached | others)
+    assert not unsaid
 
 
 def test_this_torch_has_what_we_rest_on():

@@ -11,6 +11,7 @@ import pytest
 
 from c10d_custom import native
 from c10d_custom.native import over_hosts
+from c10d_custom.transport import call_log
 
 BACKEND = Path(__file__).resolve().parents[2] / "backend"
 # C++ -> (Python, fields that have other names in C++)
@@ -87,6 +88,16 @@ def test_no_struct_of_the_binding_is_left_out():
         if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure
     }
     assert bound == {structure for structure, _ in PAIRS.values()}
+
+
+def test_every_status_of_the_core_has_its_number_and_its_word_in_a_trace():
+    enum = re.search(r"enum Status : int32_t \{(.*?)\};", (BACKEND / "shm" / "api.h").read_text(), re.DOTALL)
+    found = re.findall(r"k(\w+) = (\d+)", enum[1])
+    of_core = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper(): int(code) for name, code in found}
+    assert of_core == {name: getattr(native, name, None) for name in of_core} and len(of_core) >= 12
+    ended = {name for name, code in of_core.items() if code in call_log._STATES}
+    assert of_core.keys() - ended == {"PENDING"}
+    assert len(set(call_log._STATES.values()) - set(call_log.UNDER_WAY)) == len(ended)
 
 
 def read_back(structure, packer):

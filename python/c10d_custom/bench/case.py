@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,15 +48,31 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class Reference:
+    """What an operation is timed by. ``checked``: whether it computes what the operation asks for; ``barrier``: of all
+    ranks."""
+
+    checked = True
+    barrier: Callable[[], object]
+
+    def repeats(self, case: Case) -> int:
+        """How often the function of `bind` does the operation."""
+        return 1
+
+    def bind(self, case: Case, buffers: Any) -> Callable[[], object]:
+        """The function to be timed, on these Buffers (operations.py). Raises Unavailable."""
+        raise NotImplementedError
+
+
 def there_and_back(rank: int, send: Callable[[], object], recv: Callable[[], object]) -> Callable[[], None]:
-    """The call of one of the two ranks of a round trip, which rank 0 begins."""
+    """The call of one rank of those that pass something on until it is back at rank 0, which begins."""
 
     def first_rank() -> None:
         send()
         recv()
 
-    def last_rank() -> None:
+    def other_rank() -> None:
         recv()
         send()
 
-    return last_rank if rank else first_rank
+    return other_rank if rank else first_rank

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from .case import Unavailable, name_of
+from .case import Reference, Unavailable, name_of
 from .ranks import first_said
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ _LEVELS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 2}  # of the proc
 _MOST = 1 << 31  # bytes: it counts them in an int
 
 
-class DeepSpeedOp:
-    checked = True
-
+class DeepSpeedOp(Reference):
     def __init__(self, hosts: int) -> None:
         if hosts > 1:
             raise Unavailable("DeepSpeed's op is for the ranks of one host")
@@ -43,9 +41,6 @@ class DeepSpeedOp:
 
     def barrier(self) -> None:
         dist.barrier()
-
-    def repeats(self, case: Case) -> int:
-        return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.operation != "all_reduce" or case.redop != "SUM" or case.asynchronous:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .case import REDUCING, ROOTED, Unavailable, name_of, there_and_back
+from .case import REDUCING, ROOTED, Reference, Unavailable, name_of, there_and_back
 from .ranks import launched
-from .windows import around, neighbours
+from .windows import neighbours
 
 if TYPE_CHECKING:
     from .case import Case
@@ -34,9 +34,7 @@ def version() -> str | None:
     return f"{vendor} {'.'.join(map(str, number))}"
 
 
-class RawMpi:
-    checked = True
-
+class RawMpi(Reference):
     def __init__(self) -> None:
         if not launched():
             raise Unavailable(
@@ -58,9 +56,6 @@ class RawMpi:
 
     def barrier(self) -> None:
         self.comm.Barrier()
-
-    def repeats(self, case: Case) -> int:
-        return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.operation in REDUCING and case.redop not in _REDOPS:
@@ -120,7 +115,7 @@ class RawMpi:
                 self.comm.Iprobe(of)  # moves on what others do here
                 counts.Sync()
 
-        return around(case, send, await_one)
+        return there_and_back(case.rank, send, await_one)
 
     def _send_recv(self, case: Case, source: Any, target: Any) -> Callable[[], object]:
         if case.rank not in (0, case.size - 1):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .. import empty
 from ..c10d import meeting
 from . import noop, windows
-from .case import REDUCING, Unavailable, there_and_back
+from .case import REDUCING, Reference, Unavailable, there_and_back
 from .deepspeed_op import DeepSpeedOp
 from .ranks import first_said
 from .raw_mpi import RawMpi
@@ -27,29 +27,13 @@ if TYPE_CHECKING:
     from .operations import Buffers
 
 
-class Reference(Protocol):
-    checked: bool  # whether it computes what the operation asks for
-
-    @property
-    def barrier(self) -> Callable[[], object]: ...
-
-    def repeats(self, case: Case) -> int:
-        """How often the function of `bind` does the operation."""
-
-    def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """The function to be timed, on these buffers. Raises Unavailable."""
-
-
-class Backend:
+class Backend(Reference):
     """A c10d backend, over all ranks."""
 
     def __init__(self, group: Any, checked: bool = True, barrier: Callable[[], object] | None = None) -> None:
         self.group, self.checked = group, checked
         self.barrier = barrier or partial(dist.barrier, group)
         self._registered = windows.Registered()
-
-    def repeats(self, case: Case) -> int:
-        return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         bound = {"windows": self._windows, "send_recv": self._send_recv}.get(case.operation, self._collective)
@@ -106,7 +90,7 @@ class Backend:
 _BYTES = 64 << 20  # copied between two barriers, at least: their cost must not count
 
 
-class Floor:
+class Floor(Reference):
     """The memory floor: all ranks copy the size's bytes, once, at the same time, from one private buffer to another. No
     collective whose ranks each read and write so many bytes can take less where memory is what limits it."""
 

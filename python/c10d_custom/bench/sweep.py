@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from . import environment, noop, picture, ranks, raw_mpi, references, table
-from .case import REDUCING, ROOTED, Case, Unavailable, name_of
+from .case import REDUCING, ROOTED, Case, Reference, Unavailable, name_of
 from .operations import KNOWN
 from .timing import Plan, Timed, times
 
 if TYPE_CHECKING:
     from .operations import Buffers
-    from .references import Reference
 
 
 @dataclass(frozen=True)

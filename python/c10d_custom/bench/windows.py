@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .case import Unavailable
+from .case import Reference, Unavailable, there_and_back
 
 if TYPE_CHECKING:
     from .case import Case
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 
 _LOOKS = 20  # before a bare wait yields its core: some microseconds
 _LONGEST = 30.0  # s, of a wait
-
-
-def around(case: Case, send: Callable[[], object], await_one: Callable[[], object]) -> Callable[[], None]:
-    """One rank's call: rank 0 sends the token on its way and waits until it is back, the others pass it on."""
-
-    def first_rank() -> None:
-        send()
-        await_one()
-
-    def other_rank() -> None:
-        await_one()
-        send()
-
-    return other_rank if case.rank else first_rank
 
 
 def neighbours(case: Case) -> tuple[int, int]:
@@ -65,23 +51,18 @@ def ring(window: Any, case: Case, source: torch.Tensor, target: torch.Tensor) ->
         window.put(token, to, 0)
         window.signal(to)
 
-    return around(case, send, lambda: window.wait_signal(of))
+    return there_and_back(case.rank, send, lambda: window.wait_signal(of))
 
 
-class Stores:
+class Stores(Reference):
     """A copy and a store of a word to shared memory; who waits loads that word again and again. No protocol: what the
     cores and Python take."""
-
-    checked = True
 
     def __init__(self, barrier: Callable[[], object]) -> None:
         if platform.machine() != "x86_64":
             raise Unavailable("bare stores come in their order on x86-64 only")
         self.barrier = barrier
         self._data, self._words = Registered(), Registered()
-
-    def repeats(self, case: Case) -> int:
-        return 1
 
     def bind(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.operation != "windows" or buffers.source is None or buffers.target is None:
@@ -116,4 +97,4 @@ class Stores:
                     if time.monotonic() > until:
                         raise RuntimeError("a rank has not passed the token on")
 
-        return around(case, send, await_one)
+        return there_and_back(case.rank, send, await_one)

@@ -2,12 +2,12 @@
 (`torch.ops.c10d`), hooks, and groups of which only some devices are ours. It forwards; what is done is in
 operations.py.
 
-Calls of `torch.distributed` do not come this way where the whole group is ours: they find the methods of
-process_group.CustomProcessGroup, where a call costs a fraction of the time. But those go by torch's dispatcher, as
-calls of torch's own groups do, to the Backend that somebody watches (a dispatch mode, a transform of functorch, a
-tracer, a profiler), or whose tensors are more than memory (native/direct.py says which). Where torch has no
-Backend for Python (before 2.14), such a call is carried out on what is behind the tensors, where that is the same; else
-refused, by name."""
+Where the whole group is ours, most calls of `torch.distributed` do not come here: they find the methods of
+process_group.CustomProcessGroup, where a call costs a fraction of the time. Two kinds of call go by torch's dispatcher
+all the same, as calls of torch's own groups do, and so come to the Backend: calls that somebody watches (a dispatch
+mode, a transform of functorch, a tracer, a profiler), and calls on tensors that are more than memory (native/direct.py
+says which). A torch before 2.14 has no Backend for Python. There such a call is carried out on the plain tensors that
+stand behind those it was given; where that would not be the same, it is refused, and the error says why."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ _WORTH = 256 << 10  # bytes
 
 
 def about_to_be_reduced(group: Any, bucket: torch.Tensor) -> list[torch.Tensor] | None:
-    """The first time says nothing: a bucket may be made anew in each pass. The second time it is moved. Returns what
-    has its former memory then, to be kept until this call is over, for earlier ones may still read there. ``group``: an
-    Issuing."""
+    """A bucket is moved when it is about to be reduced for the second time. (One that has come once may be made anew in
+    each pass.) Returns then what holds its former memory: the caller keeps that until this call is over, for earlier
+    calls may still read there. ``group``: an Issuing."""
     if group._buckets is None:
         group._buckets = Buckets()
     return group._buckets.reduced(group, bucket)

@@ -70,8 +70,7 @@ def forget(key: int) -> None:
 
 
 _PACKAGE = "c10d_custom."
-_AMID = "c10d.issuing", "c10d.operations", "c10d.work", "transport"
-_STEPS = tuple(_PACKAGE + name for name in _AMID)
+_STEPS = tuple(_PACKAGE + name for name in ("c10d.issuing", "c10d.operations", "c10d.work", "transport"))
 
 
 def on_top_of_own_step() -> bool:
@@ -450,7 +449,7 @@ class Issuing:
         return DoneWork([tensor], calls[-1].stream_op)
 
     def _message(
-        self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, seconds: float, is_recv: bool
+        self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, is_recv: bool
     ) -> Work | DoneMessage:
         ticket: Ticket | None = None
         posted: list[Any] = []
@@ -475,7 +474,7 @@ class Issuing:
                     return self._dispatched(method, tensors, *to)
                 tensor = self._lowered(only, tensors, name)
                 with recorded(name if peer >= 0 else "recvAnySource", [tensor]) as record:
-                    message = self._lower.message(name, tensor, peer, tag, seconds + self._extra(), is_recv)
+                    message = self._lower.message(name, tensor, peer, tag, self._seconds + self._extra(), is_recv)
                     if message.device is not None:
                         self._transport.issue(message)
                     ticket = self._transport.post(message)
@@ -499,12 +498,15 @@ class Issuing:
         copies = [c for c in calls if c.copy_back and c.device is None]
         extensions = self._take_extensions() if self._extensions else None
 
-        def finish() -> None:
-            for call in copies:
-                put_back(call)
-            if record is not None:
-                record.end()
-            self._drop(extensions)
+        def finish(went_well: bool) -> None:
+            try:
+                if went_well:
+                    for call in copies:
+                        put_back(call)
+            finally:
+                if record is not None:
+                    record.end()
+                self._drop(extensions)
 
         ends = bool(copies) or record is not None or bool(extensions)
         if record is not None:
@@ -520,7 +522,7 @@ class Issuing:
         tickets = [t for w in works for t in w._tickets]
         tensors = [t for w in works for t in w._tensors]
 
-        def finish() -> None:
+        def finish(went_well: bool) -> None:
             for w in works:
                 w.settle()
 

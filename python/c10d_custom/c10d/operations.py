@@ -1,5 +1,4 @@
 """c10d's operations on one group: unpacks c10d's arguments, asks `Lowering` for a Call, issues it, and returns a Work.
-Only this file knows c10d's names and options.
 
 Each method takes the forms that c10d's callers use, for a Python override shadows every C++ overload of its name: an
 options object by position or keyword, none, or the short forms (``pg.allreduce(tensor, op, timeout)``), whose
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
     from .work import DoneMessage, DoneWork, Work
 
     Issued = Work | DoneWork | None
-
-
-def _one(tensors: Any, name: str) -> Any:
-    return only(tensors, name)
 
 
 def _list(lists: Any, name: str) -> Any:
@@ -102,7 +97,7 @@ _BARRIER, _ALL_TO_ALL = fast_path(Op.barrier, BarrierOptions), fast_path(Op.all_
 
 def _of_one(op: Op, options: type[Any], method: str, *more: str) -> Any:
     """The method of an operation whose tensors are both input and output."""
-    path, form = fast_path(op, options), _Form(method, op.name, (_one,), more)
+    path, form = fast_path(op, options), _Form(method, op.name, (only,), more)
 
     def operation(
         self: Operations,
@@ -182,14 +177,14 @@ class Operations(Issuing):
     broadcast = _of_one(Op.broadcast, BroadcastOptions, "broadcast", "root")
     allreduce = _of_one(Op.all_reduce, AllreduceOptions, "allreduce", "op")
     reduce = _of_one(Op.reduce, ReduceOptions, "reduce", "root", "op")
-    allgather = _of_two(Op.all_gather, AllgatherOptions, _Form("allgather", "all_gather", (_list, _one), ()))
+    allgather = _of_two(Op.all_gather, AllgatherOptions, _Form("allgather", "all_gather", (_list, only), ()))
     all_gather_single = _of_two(
         Op.all_gather,
         AllgatherOptions,
         _Form("all_gather_single", "_all_gather_base", _AS_THEY_ARE, (), "all_gather_single"),
     )
     reduce_scatter = _of_two(
-        Op.reduce_scatter, ReduceScatterOptions, _Form("reduce_scatter", "reduce_scatter", (_one, _list), ("op",))
+        Op.reduce_scatter, ReduceScatterOptions, _Form("reduce_scatter", "reduce_scatter", (only, _list), ("op",))
     )
     reduce_scatter_single = _of_two(
         Op.reduce_scatter,
@@ -197,8 +192,8 @@ class Operations(Issuing):
         _Form("reduce_scatter_single", "_reduce_scatter_base", _AS_THEY_ARE, ("op",), "reduce_scatter_single"),
     )
     alltoall = _of_two(Op.all_to_all, AllToAllOptions, _Form("alltoall", "all_to_all", _AS_THEY_ARE, ()))
-    gather = _of_two(Op.gather, GatherOptions, _Form("gather", "gather", (_list, _one), ("root",)))
-    scatter = _of_two(Op.scatter, ScatterOptions, _Form("scatter", "scatter", (_one, _list), ("root",)))
+    gather = _of_two(Op.gather, GatherOptions, _Form("gather", "gather", (_list, only), ("root",)))
+    scatter = _of_two(Op.scatter, ScatterOptions, _Form("scatter", "scatter", (only, _list), ("root",)))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Issued:
         return self._several(_ALL_REDUCES, opts, tensors)
@@ -283,10 +278,10 @@ class Operations(Issuing):
     # --- point to point
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("send", tensors, dst, tag, self._seconds, False)
+        return self._message("send", tensors, dst, tag, False)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, src, tag, self._seconds, True)
+        return self._message("recv", tensors, src, tag, True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, -1, tag, self._seconds, True)
+        return self._message("recv", tensors, -1, tag, True)

@@ -244,9 +244,8 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 # torch's own answers before 2.14: a group without a backend, or nothing at all.
-for _name in ("merge_remote_group", "_register_on_completion_hook"):
+for _name in ("merge_remote_group", "mergeRemoteGroup", "_register_on_completion_hook"):
     setattr(CustomProcessGroup, _name, _refusal(_name))
-CustomProcessGroup.mergeRemoteGroup = CustomProcessGroup.merge_remote_group  # type: ignore[attr-defined]
 
 
 class DispatchedProcessGroup(CustomProcessGroup):

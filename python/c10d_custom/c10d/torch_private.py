@@ -1,20 +1,33 @@
 """Private names of torch on which groups rest: such names move. They are used here, or in the files that the table
-names. Each use is `optional` (c10d), or has a way around it, so that a torch without a name loses one
-feature, with a warning, and nothing else. tests/torch_api/test_names_that_moved.py takes them away one by one.
+names. Most uses are `optional` (c10d), or have a way around them, so that a torch without the name loses one feature,
+with a warning, and nothing else; the last column says where it is more. tests/torch_api/test_names_that_moved.py holds
+the table complete, and takes some of them away.
 
 name in torch | used in | since torch | lost where it is not there
 torch.distributed.isend, irecv, send, recv: their code | here | all | a signal handler may leave a message under way
 torch.autograd.graph._engine_run_backward | here | all | DDP's buckets stay where they are: ddp_buckets.py
 torch._C._dynamo.eval_frame.set_code_exec_strategy | here | all | torch.compile looks into the group's methods
-torch.autograd._record_function_with_args_enter | here | all | operations in a profile
+torch._C._dynamo.eval_frame._FrameAction, _FrameExecStrategy | here | all | the same
+torch.autograd._profiler_enabled | here | all | operations in a profile
+torch.autograd._record_function_with_args_enter, _record_function_with_args_exit | here | all | the same
 torch._C._distributed_c10d._register_work | here | all | collectives under way as inputs of compiled graphs
+torch._C._distributed_c10d._allow_inflight_collective_as_graph_input | here | all | the same
+torch.ops._c10d_functional.wait_tensor | work.py | all | the same
 torch._C._distributed_c10d.Backend, made in Python | here | 2.14 | device strings of several backends, torch.ops.c10d
 torch._C._distributed_c10d._resolve_process_group | here | all | groups that torch has made, in a pickle
 torch.distributed.distributed_c10d._world | here, replacing.py | all | the Flight Recorder of a group amid its making
 torch.distributed.distributed_c10d._new_process_group_helper | here, replacing.py | all | whose devices are whose
 torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS | here | 2.15 | a warning of the Flight Recorder comes
+torch.distributed.distributed_c10d._maybe_attach_flight_recorder | here | 2.15 | the same
 torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE | registration.py | before 2.14 | a warning about torchcomms
+torch.distributed.distributed_c10d._torchcomms_handles_backend | registration.py | 2.14 | a warning comes in vain
 torch.distributed.Backend._plugins | registration.py, replacing.py | all | groups at all
+torch.distributed.Backend._BackendPlugin | replacing.py | all | groups by gloo's name
+torch.distributed.Backend._ensure_backend_registered | __init__.py, replacing.py | 2.14 | the same; a slower import
+torch._C._distributed_c10d.Backend._set_group_uid | backend.py | 2.14 | torch.ops.c10d
+torch.distributed.ProcessGroup._register_backend, _set_default_backend | process_group.py | all | torch.ops.c10d
+torch.distributed.ProcessGroup._device_types, _get_backend | registration.py | all | device strings of several backends
+torch.distributed.rendezvous._rendezvous_handlers | __init__.py | all | ranks that an MPI launcher has started
 torch._C._dispatch_keys, DispatchKey, DispatchKeySet | native/direct.py | all | collectives at all: what a tensor is
 torch._C._dispatch_keys | lowering/__init__.py, backend.py | all | collectives at all: what a tensor is
 torch._C.DisableTorchFunction | native/direct.py | all | collectives at all: the memory of a subclass
@@ -22,12 +35,18 @@ torch._C._increment_version | native/direct.py | all | collectives at all: autog
 torch._C._get_tracing_state | native/direct.py, backend.py | all | collectives at all: whether calls are recorded
 torch._C._len_torch_dispatch_stack | native/direct.py | all | collectives at all: whether modes are active
 torch._C._functorch.peek_interpreter_stack | native/direct.py | all | collectives at all: whether vmap or grad is
-torch._C._len_torch_function_stack, _functorch | backend.py | all | collectives at all: whether modes are active
+torch._C._functorch.is_gradtrackingtensor, get_unwrapped | backend.py | all | calls by C++ on what grad has wrapped
+torch._C._len_torch_function_stack | backend.py | all | collectives at all: whether modes are active
 torch._C._get_dispatch_mode, _TorchDispatchModeKey | backend.py | all | collectives called by C++: which mode records
 libc10's thread-local word of dispatch keys | native/direct.py | all | the fast way in C; found by trying
+torch.Tensor._cdata | native/direct.py | all | the fast way in C
+torch._neg_view, _efficientzerotensor | native/direct.py | all | the fast way in C
+torch.utils._python_dispatch._disable_current_modes | native/direct.py | all | collectives at all
 torch._C._distributed_c10d.WindowAccessType | here | 2.15 | a window's get_attr answers with an enum of ours
 torch.UntypedStorage._swap_data_ptr_ | ddp_buckets.py, window.py | 2.12 | buckets and windows' tensors are not moved
+torch.Tensor._nnz | lowering/sparse.py | all | all_reduce of sparse tensors
 torch._C._storage_Use_Count | transport/cuda/in_place.py | all | of many tensors in place, some are mapped anew
+torch.UntypedStorage._cdata | transport/cuda/in_place.py | all | all_reduce of CUDA tensors in place
 torch.Tensor.__dlpack_c_exchange_api__ | native/direct.py | all | the fast way in C
 """
 

@@ -108,7 +108,8 @@ class DoneMessage(DoneWork):
 
 class Work(_TorchWork):
     """One or more operations under way. It ends when all have; then ``finish`` runs, once, in
-    whichever thread comes first (it copies results to where the caller wants them, say).
+    whichever thread comes first, and is told whether all went well (it copies results to where the caller wants them,
+    say).
 
     tickets: transport Tickets. tensors: what result() and the future give. keep: whatever must
     stay alive until the end.
@@ -125,7 +126,7 @@ class Work(_TorchWork):
         completer: Completer,
         tickets: Sequence[Ticket],
         tensors: list[torch.Tensor],
-        finish: Callable[[], None] | None,
+        finish: Callable[[bool], None] | None,
         keep: object,
     ) -> None:
         super().__init__()
@@ -280,8 +281,8 @@ class Work(_TorchWork):
                     if (error := ticket.error()) is not None:
                         self._error = error
                         break
-                if self._finish is not None and self._error is None:
-                    self._finish()
+                if self._finish is not None:
+                    self._finish(self._error is None)
             except BaseException as error:  # what a signal handler raises, too: `wait` raises it
                 self._error = error
             self._finish = None

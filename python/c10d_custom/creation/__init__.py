@@ -1,5 +1,5 @@
 """How the ranks of a group meet before there is a transport: who they are, where, whether they are alive, what they
-tell each other. Imported by transport/ and c10d/.
+tell each other.
 
 Here: how they decide something together, whatever carries their words: exchange.py has those that go through the store,
 local_datagrams.py those from process to process. And which of them have ended meanwhile: ranks of this host, or of

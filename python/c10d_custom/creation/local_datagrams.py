@@ -75,7 +75,8 @@ class Mailbox:
     def send(self, to: str, key: bytes, letter: Letter) -> bool:
         """False: its mailbox is full, and stays so for a while. Who has none any more gets none."""
         text = key + json.dumps([letter.sender, letter.topic, letter.value]).encode()
-        given = [] if letter.descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _int(letter.descriptor))]
+        descriptors = [] if letter.descriptor is None else [letter.descriptor]
+        given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", each)) for each in descriptors]
         try:
             self._socket.sendmsg([text], given, 0, "\0" + to)
         except ConnectionRefusedError:
@@ -177,10 +178,6 @@ def mailbox() -> Mailbox | None:
         return None
 
 
-def _int(number: int) -> bytes:
-    return struct.pack("i", number)
-
-
 def _drop(letter: Letter) -> None:
     if letter.descriptor is not None:
         os.close(letter.descriptor)
@@ -206,9 +203,8 @@ class Neighbours:
         self._lives: dict[str, int] = {}
 
     def life(self, group: str) -> int:
-        """How many groups of that name this rank has made or given up. Given up ones count, too, for
-        of a group that this rank has made another rank may have given up its part in the last moment; both must then
-        come to the same number when they try again."""
+        """How many groups of that name this rank has made or given up. Both count, because two ranks must come to the
+        same number when they try again: at the last moment, one may have made a group that the other gave up."""
         return self._lives.get(group, 0)
 
     def ended(self, group: str) -> None:

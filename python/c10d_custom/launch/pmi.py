@@ -20,10 +20,10 @@ class KeyValues(Protocol):
     """The store in which the ranks' libmpis tell each other what they need. Both methods may raise."""
 
     def meet(self, barrier: int, put: dict[str, str]) -> None:
-        """Collective: the ranks' barrier of that number, before which this rank has put that."""
+        """Waits for all ranks in the barrier of that number. ``put``: what this rank has to tell them at it."""
 
     def all(self, barrier: int) -> dict[str, str]:
-        """What all ranks have put before that barrier, the newest, or an earlier one."""
+        """What all ranks have put up to that barrier, which is over."""
 
 
 _BARRIER, _ACKNOWLEDGED = b"cmd=barrier_out rc=0\n", b"cmd=finalize_ack rc=0\n"

@@ -97,7 +97,7 @@ def rows(dumps: Iterable[Dump], calls: int = 8) -> list[Row]:
     several = len({g.name for g in groups if any(v.calls for v in g.views.values())}) > 1
     for rank, dump in newest.items():
         own = [(c, g) for g in dump.groups for c in g.calls]
-        # Of what is under way, what was issued first is what the rest is behind.
+        # Those under way come last, the oldest of them at the very end: the others wait for it.
         own.sort(key=lambda pair: (pair[0].ended or math.inf, -pair[0].issued))
         for call, trace in sorted(own[-max(0, calls) :], key=lambda pair: pair[0].issued):
             found[rank].add(Bar(_label(call, trace, several), call.state, call.issued, _end(call, now)))

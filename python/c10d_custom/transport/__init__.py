@@ -7,9 +7,10 @@ fast paths, `Ticket.wait` and `next_completed` block without the GIL; nothing el
 for the transport's own threads. Time-outs of calls are seconds, where a name does not say nanoseconds; none is without
 end. They run from when the call could begin: a collective's turn, and for a message `Ticket.want`.
 
-What a collective or a message may raise, or have as its ticket's error: CollectiveMismatchError,
-CollectiveTimeoutError, PeerLostError, AbortedError, TransportError (errors.py), and UsageError for a call that this
-process cannot make. All but the last end the group, for all its ranks; the first two do not, of a message.
+A collective or a message may raise these, or have them as its ticket's error (errors.py). UsageError: this process
+cannot make the call; it does not end the group. CollectiveMismatchError and CollectiveTimeoutError: a collective's end
+the group, for all its ranks; a message's do not. PeerLostError, AbortedError, TransportError: they always end it, for
+all its ranks.
 """
 
 from __future__ import annotations
@@ -245,10 +246,10 @@ class Transport(ABC):
 
     @abstractmethod
     def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
-        """Looks for ranks that have begun a collective which this rank, waiting in its monitored barrier ``number``,
-        has not issued. Returns (whether a rank of this host has, which either never entered that barrier or joined the
-        collective to pass on that others are in one; the ranks of other hosts that have, perhaps only after that
-        barrier)."""
+        """This rank waits in its monitored barrier ``number``. Have others begun the group's next collective, which
+        this rank has not issued, instead of coming to the barrier? Returns two answers. For this host: whether a rank
+        has, and has not entered the barrier, or is in that collective only to tell the others of it (monitored_barrier
+        among the Ops). For other hosts: the ranks that have begun it; they may have been through the barrier before."""
 
     # --- being called on top of itself
 

@@ -29,6 +29,8 @@ _STATES = {
     native.BROKEN: "broken",
     native.INTERRUPTED: "interrupted",
     native.FORKED: "forked",
+    native.EXHAUSTED: "no_memory",
+    native.REENTERED: "reentered",
 }
 UNDER_WAY = "queued", "waiting", "running"
 _SEEN = {0: "absent", native.JOINED: "joined", native.LEFT: "left"}

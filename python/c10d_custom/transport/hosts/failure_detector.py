@@ -17,10 +17,11 @@ fault fails all of them, and may still be reported after a disagreement.
 
 A connection ends in good order (FIN) or is reset (RST), which a firewall may do, too. Only a FIN proves that the
 process has ended while its host goes on: recovery/survivors.py rests on that. All ranks are told of each FIN, but for
-those of the host that it came from, which see the end in shared memory. For a process that ends with something unread
-has its connections reset, and they may be about to end, too. Any other news that comes while a process ends has the
-same effect; so the first ranks of two hosts have a second connection, on which nothing is ever sent: it ends by FIN
-always.
+those of the host that it came from: they see the end in shared memory, and may be about to end themselves.
+
+The kernel resets the connections of a process that ends before it has read all that came for it. So a process that is
+about to end is told as little as can be; and the first ranks of two hosts have a second connection, on which nothing is
+ever sent, and which therefore always ends by FIN.
 
 A rank that leaves in good order says so first, on each of its connections. A host without power or behind a cut cable
 closes no connection: that is for the waits' deadlines.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...call import Message
     from .. import Ticket
-    from .link import Buffer, MpiLink
+    from .link import MpiLink
 
 
 HEADER = struct.Struct("<QIIqQQ24x")

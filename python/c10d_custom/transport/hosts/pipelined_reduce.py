@@ -190,7 +190,7 @@ class PipelinedReduce:
 
     def _looks(self) -> Iterator[int]:
         # The core asks for the next value now and then in a wait for other hosts: 1, if it is in vain. A generator for
-        # the sake of signal handlers, as in shm/transport.py.
+        # the sake of signal handlers, as in shm/__init__.py.
         answer = 0
         while True:
             try:

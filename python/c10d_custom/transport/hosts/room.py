@@ -2,8 +2,8 @@
 
 MPI takes in what is sent, wanted or not. So a sender counts the bytes of short messages that it has sent to a rank, and
 that rank tells it now and then how many it has received. Where the difference would exceed `ROOM`, only the header of a
-message is sent; its data wait at the sender until a receive has met the header and asks for them. So do the data of any
-message with a tag that MPI does not have: its header is taken in before it is wanted (message_ticket.py).
+message is sent; its data wait at the sender until a receive has met the header and asks for them. So do the data of a
+long message with a tag that MPI does not have: its header is taken in before it is wanted (message_ticket.py).
 
 Data that were asked for go by a tag of their own, in the order of the asking. A receive that ends before they are here
 leaves a transfer behind that takes them in: they are taken for nothing else.

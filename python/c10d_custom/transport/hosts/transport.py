@@ -130,7 +130,7 @@ class HierarchicalTransport(Transport):
             cleanup.pop_all()
         self._open_algorithms(MpiCalls(group.job.MPI), config.spin_us * 1000)
         self._log = CallLog(config.trace)
-        self.local.on_failure(lambda error: self.failed(error))
+        self.local.on_failure(self.failed)
         self._queue = Queue(self._execute, self.complete, self.name, weakref.proxy(self), self._fast_path.sequencer)
         self._local_messages = LocalMessages(self.local, hosts.here)
         around = Surroundings(
@@ -230,7 +230,7 @@ class HierarchicalTransport(Transport):
         return self.health.broken()
 
     def gone(self) -> dict[int, str]:
-        # Both look: the detector hears of this host's ranks, too, but what it hears first only.
+        # Of this host's ranks the detector may know only the first that died, `local` all.
         detector = self.detector
         fault = detector.fault
         found = detector.ended | detector.left

@@ -231,10 +231,6 @@ class TwoLevelCollective:
         root = self.hosts.of_rank(self.call.root) if self.call.op is Op.reduce else None
         self.t.pipelined.reduce(self.number, self.call, self.deadline, self.outer, root)
 
-    def _peer_on(self, host: int) -> int:
-        """Returns the rank on ``host`` that carries what this one carries here."""
-        return self.hosts.ranks[host][self.hosts.local]
-
     # --- broadcast: from host to host in a chain, the carriers each their part of a chunk
 
     def _broadcast(self) -> None:
@@ -256,7 +252,7 @@ class TwoLevelCollective:
         arriving: deque[list[Request]] = deque()
         for k in range(len(ranges) + _DEPTH):
             if k < len(ranges) and position and self.carrier:
-                arriving.append(self._receive(*own_part(k), self._peer_on(before)))
+                arriving.append(self._receive(*own_part(k), hosts.partner(before, hosts.local)))
             at = k - _DEPTH if position else k
             if not 0 <= at < len(ranges):
                 continue
@@ -271,9 +267,9 @@ class TwoLevelCollective:
                     count=(hi - lo) // self.item,
                 )
             elif self.carrier:
-                self._wait(arriving.popleft(), [self._peer_on(before)])
+                self._wait(arriving.popleft(), [hosts.partner(before, hosts.local)])
             if after is not None and self.carrier:
-                self._send(*own_part(at), self._peer_on(after))
+                self._send(*own_part(at), hosts.partner(after, hosts.local))
             if position:
                 cut = cuts[at]
                 parts = [

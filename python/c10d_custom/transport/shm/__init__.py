@@ -223,8 +223,7 @@ class ShmTransport(LocalTransport):
         return self.next_sequence() - 1
 
     def verdict(self, name: str, number: int, seconds: float) -> BaseException | None:
-        failure = Failure()
-        if not lib.c10d_health(self._handle, native.NEVER, byref(failure)):
+        if (failure := self.health(native.NEVER)) is None:
             return None
         failure.call, failure.elapsed_ns = number, nanoseconds(seconds)
         return self.error(failure, cast("Call", SimpleNamespace(name=name)))

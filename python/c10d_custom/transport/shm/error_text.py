@@ -57,7 +57,7 @@ class ShmErrorText(ErrorText):
         )
 
     def _behind(self) -> list[int]:
-        # As in straggler of the core's collective.h.
+        # As in straggler of the core's collective.h, by those of its counters that a PeerState has.
         done = [s.blocks_in + s.blocks_reduced + s.blocks_out for s in self.states or []]
         least = min((n for r, n in enumerate(done) if r != self.t.rank), default=0)
         return [r for r, n in enumerate(done) if r != self.t.rank and n == least]
