@@ -167,6 +167,66 @@ def test_a_rank_that_dies_is_named_on_the_other_hosts(kind, lost, layout, tmp_pa
         assert value["seconds"] < HUNG, value
 
 
+# Each rank's child calls the group in every way, and ends as programs do; then the parents do.
+FORKS = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is the point
+init(timeout=timedelta(seconds=20))
+other, buffer = (RANK + 1) % SIZE, torch.zeros(3)
+pending = [dist.irecv(buffer, other)]
+if RANK > 0:  # who waits for rank 0's
+    pending.append(dist.all_reduce(torch.ones(3), async_op=True))
+ways = {
+    "small": lambda: dist.all_reduce(torch.full((3,), 1000.0)),
+    "large": lambda: dist.all_reduce(torch.full((300_000,), 1000.0)),
+    "async": lambda: dist.all_reduce(torch.full((3,), 1000.0), async_op=True).wait(),
+    "gather": lambda: dist.all_gather([torch.ones(3) for _ in range(SIZE)], torch.full((3,), 1000.0)),
+    "broadcast": lambda: dist.broadcast(torch.full((3,), 1000.0), 0),
+    "barrier": dist.barrier,
+    "send": lambda: dist.send(torch.full((3,), 1000.0), other),
+    "isend": lambda: dist.isend(torch.full((100_000,), 1000.0), other).wait(),
+    "new_group": lambda: dist.new_group(),
+    "pending": lambda: [work.wait() for work in pending],
+}
+reader, writer = os.pipe()
+if not (child := os.fork()):
+    torch.set_num_threads(1)  # OpenMP's threads are the parent's, too
+    for name, way in ways.items():
+        try:
+            way()
+            os.write(writer, f"{name}: no error\\n".encode())
+        except Exception as error:
+            if not (type(error).__name__ == "UsageError" and "forked child" in str(error)):
+                os.write(writer, f"{name}: {type(error).__name__}: {error}\\n".encode())
+    if RANK != 1:
+        dist.destroy_process_group()
+    sys.exit(5)
+os.close(writer)
+_, status = os.waitpid(child, 0)
+wrong = os.read(reader, 100_000).decode().splitlines()
+sums = []
+if RANK == 0:
+    pending.append(dist.all_reduce(torch.ones(3), async_op=True))
+for count in (3, 300_000):
+    x = torch.full((count,), RANK + 1.0)
+    dist.all_reduce(x)
+    sums.append(x.unique().tolist())
+dist.send(torch.full((3,), float(RANK)), (RANK - 1) % SIZE)
+for work in pending:
+    work.wait()
+say(wrong=wrong, status=os.waitstatus_to_exitcode(status), sums=sums, received=buffer.tolist())
+dist.barrier()
+"""
+
+
+@pytest.mark.skipif(Hosts.why_not() is not None, reason=str(Hosts.why_not()))
+def test_a_forked_child_cannot_act_in_its_parent_s_name():
+    with Hosts() as hosts, Ranks(hosts, ["hosta", "hosta", "hostb"], FORKS) as ranks:
+        said = ranks.all()
+    right = {"wrong": [], "status": 5, "sums": [[6.0], [6.0]]}
+    assert said == [right | {"received": [(rank + 1) % 3] * 3} for rank in range(3)], said
+
+
 # What rank 0 sends in the moment after rank 1's death, before it hears of that, goes straight to MPI here.
 SENDS_ON = """
 import os, signal, time

@@ -270,6 +270,17 @@ class Issuing:
         """Whether it rests on what ends at exit: MPI, or what is loaded for CUDA."""
         return not isinstance(self.cpu_transport, LocalTransport) or bool(self._transport.devices())
 
+    def disown(self) -> None:
+        """In a forked child: refuses every call from now on, and fails what is under way there."""
+        from .no_transport import NoTransport
+
+        own, nobodys = self._transport, NoTransport(
+            self._name, self._group_rank, self._group_size, self._transport.device_types, _ITS_PARENTS
+        )
+        self._transport = cast("ByDevice", nobodys)
+        refused = UsageError(f"group {self._name}, rank {self._group_rank}: it {_ITS_PARENTS}")
+        _parents.append((own, self._completer.disown(refused)))
+
     def shutdown(self, why: str = "") -> None:
         """``why``: a sentence for the errors of calls from then on."""
         if self._closed:
@@ -537,6 +548,20 @@ class Issuing:
         self._completer.adopt(work, eager)
         return work
 
+
+_ITS_PARENTS = "is its parent's, which a forked child cannot use: create one in the child"
+_parents: list[object] = []  # what a forked child has of its parent's groups over hosts; nobody may touch or free it
+
+
+def _disown() -> None:
+    # A group over hosts would act in its parent's name, in the memory that ranks share and by MPI. (That a group of one
+    # host is used by a forked child, the core knows by itself.)
+    for group in live():
+        if not isinstance(group.cpu_transport, LocalTransport):
+            group.disown()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 _ENDS = "the interpreter is ending, and the group has been closed"
 

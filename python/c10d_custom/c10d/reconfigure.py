@@ -20,39 +20,16 @@ from ..threads import time
 from ..transport.hosts.transport import HierarchicalTransport
 from . import meeting, torch_private
 from .issuing import Issuing, NewGroup, forget, on_top_of_own_step
+from .no_transport import NoTransport
 from .work import DoneWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..recovery.handle import Endpoint
 
 _NEVER = (
     "has not been configured: call dist._reconfigure (ProcessGroup.reconfigure) with the handles of its ranks first"
 )
 _FAILED = "has no ranks, since a reconfigure has failed: call it again with a new uuid"
-_ANSWERS = {"interrupted_here": False, "broken": True, "devices": (), "next_sequence": 1, "has_arena": False}
-_ANSWERS |= dict.fromkeys(("abort", "leave", "close"))  # there is nothing under way
-
-
-class NoTransport:
-    """Stands in for a ByDevice while a group has no ranks; ``why`` says why. It refuses whatever else is asked."""
-
-    strangers, ended = False, ""
-    fast_collective = fast_submit = fast_message = None
-
-    def __init__(self, name: str, rank: int, size: int, devices: list[str] | None, why: str) -> None:
-        self.name, self.rank, self.size, self.device_types, self._why = name, rank, size, devices, why
-        self.members = list(range(size))
-        self.cpu = self
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UsageError(f"group {self.name}, rank {self.rank}: it {self._why}")
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._refuse if name not in _ANSWERS else lambda: _ANSWERS[name]
 
 
 def not_yet(new: NewGroup) -> Any:

@@ -447,6 +447,19 @@ class Completer:
                 if ticket.collective and not ticket.done():
                     raise self._transport.inside("Work.wait of a collective")
 
+    def disown(self, error: UsageError) -> list[Any]:
+        """In a forked child, where nobody ends them: Works under way fail. Returns what of them must not be freed."""
+        from ..transport.tickets import PyTicket
+
+        kept = []
+        for work in list(self._in_flight):
+            if not all(ticket.done() for ticket in work._tickets):
+                kept.append(work._tickets)
+                failed = PyTicket(lambda token: None)
+                failed.finish(error)
+                work._tickets = [failed]
+        return kept
+
     def forget(self, work: Work) -> None:
         self._in_flight.pop(work, None)  # a step that nothing interrupts; `_sweep` knows that it comes at any moment
 

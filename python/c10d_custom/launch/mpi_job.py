@@ -327,6 +327,8 @@ def _finalize() -> None:
     global _at_finalize
     _at_finalize = None  # groups have ended by now, and Python is about to
     libfabric.stop()
+    if _job is not None and _job.pid != os.getpid():
+        return  # a forked child: MPI is its parent's
     if _job is not None and _job.server is not None:
         _end_own(_job, _job.server)
     elif _ours_to_end and (MPI := sys.modules.get("mpi4py.MPI")):
@@ -334,7 +336,7 @@ def _finalize() -> None:
             # Under Hydra nobody waits for a rank that is late; under others all do, as they would in Finalize.
             if not _lost and not (_late and leaving.hydra() is not None):
                 _end_by_exit_code(MPI)
-            elif _job is not None and _job.pid == os.getpid():
+            elif _job is not None:
                 if "PMIX_NAMESPACE" not in os.environ:  # Open MPI aborts where it finds that a peer has ended
                     _linger(_job)
                 leaving.tell_launcher()
@@ -344,8 +346,6 @@ def _end_own(job: Job, server: PmiServer) -> None:
     """Of a job that no launcher has started, each rank ends by itself. Finalize is left out: Intel MPI's waits for the
     other ranks, and MPICH's over UCX ends the process if one of them has ended before. Who ends by an exception has
     nothing to deliver."""
-    if job.pid != os.getpid():
-        return
     if (_used_again or not (_lost or _late)) and not job.MPI.Is_finalized():
         _linger(job)
     server.end(job.MPI.Is_finalized())
@@ -381,7 +381,7 @@ def _end_by_exit_code(MPI: Any) -> None:
     that this rank is not in, of which it has not heard, and it would wait for them for ever."""
     library = ctypes.CDLL(MPI.__file__)
     launcher = None
-    if _job is not None and _job.pid == os.getpid() and _job.size > 1 and (launcher := leaving.hydra()) is not None:
+    if _job is not None and _job.size > 1 and (launcher := leaving.hydra()) is not None:
         _linger(_job)
         remove_files()
     functions = ("MPI_Finalize", "MPI_Abort", "MPI_Finalized", "MPI_Ibarrier", "MPI_Test")
