@@ -9,13 +9,11 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from c10d_custom.errors import CustomBackendError
 from ecosystem.spawn import run
-from harness import Layout
 
 LARGE = 4_000_000  # floats: no message of this size fits into what a rank may send ahead
 SECONDS = timedelta(seconds=15)
@@ -107,7 +105,6 @@ def forked(rank, size):
     return status
 
 
-@pytest.mark.skipif(Layout.chosen() is not None, reason="an MPI process may not be forked: mpi_job.py says so")
 def test_a_forked_child_is_told_what_it_is():
     assert run(forked, 2) == [0, 0]
 

@@ -136,8 +136,6 @@ def forked_case():
 
 @pytest.mark.world_sizes(2)
 def test_a_forked_child(ranks):
-    if ranks.layout:
-        pytest.skip("over hosts a group refuses a child's messages: test_interrupted's business")
     assert not any(found := ranks.run(forked_case)), found
 
 

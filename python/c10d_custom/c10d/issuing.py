@@ -274,12 +274,14 @@ class Issuing:
         """In a forked child: refuses every call from now on, and fails what is under way there."""
         from .no_transport import NoTransport
 
-        own, nobodys = self._transport, NoTransport(
-            self._name, self._group_rank, self._group_size, self._transport.device_types, _ITS_PARENTS
+        own, nobodys = (
+            self._transport,
+            NoTransport(self._name, self._group_rank, self._group_size, self._transport.device_types, _ITS_PARENTS),
         )
         self._transport = cast("ByDevice", nobodys)
         refused = UsageError(f"group {self._name}, rank {self._group_rank}: it {_ITS_PARENTS}")
         _parents.append((own, self._completer.disown(refused)))
+        cast("HierarchicalTransport", own.cpu).disowned = refused
 
     def shutdown(self, why: str = "") -> None:
         """``why``: a sentence for the errors of calls from then on."""

@@ -20,7 +20,7 @@ from ...call import Agreement, Call, Memory, Op, changed
 from ...creation import Processes
 from ...creation.exchange import Exchange
 from ...creation.local_datagrams import Letters, letters_of
-from ...errors import TransportError
+from ...errors import TransportError, UsageError
 from ...native.direct import NOT_BEGUN, without_functions
 from ...threads import threading
 from .. import Transport, rank_name
@@ -85,6 +85,7 @@ class HierarchicalTransport(Transport):
     leader: LeaderAllReduce
     meeting_point: MeetingPoint | None = None
     mpi_finalized = False  # by the program, which has ended the group
+    disowned: UsageError | None = None  # in a forked child: what to tell windows of this group
 
     def __init__(self, group: HostsGroup) -> None:
         exchange, config, locations, abandon = group.exchange, group.config, group.locations, group.abandon
@@ -250,6 +251,8 @@ class HierarchicalTransport(Transport):
         return self._queue.submit(call)
 
     def post(self, message: Message) -> Ticket:
+        if self.disowned is not None:
+            raise self.disowned
         if message.peer in self.hosts.here:
             if (error := self._messages.refusal(message)) is not None:
                 raise error
