@@ -61,7 +61,7 @@ static C10D_COLD void scatter_vector(u8* p, u32 unit, u32 low, u32 high, const V
 // them is folded, so that their latencies overlap. All is read when this returns, which is what lets a
 // target be a source.
 template <class R, u32 kVectors, u32 kBatch, class Read, class Factor>
-C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, u32 divisor, Read read, Factor factor) {
+C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, Read read, Factor factor) {
   using Item = typename R::Item;
   constexpr u32 kEach = R::Format::kItems, kItems = kVectors * kEach;
   Item acc[kItems];
@@ -91,7 +91,7 @@ C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, u32 divi
       }
     }
   }
-  R::Operation::template finish<kItems>(acc, divisor);
+  R::Operation::template finish<kItems>(acc, sources);
 #pragma unroll
   for (u32 i = 0; i < kVectors; ++i) vectors[i] = R::Format::store(acc + i * kEach);
 }

@@ -256,10 +256,9 @@ class FakeDriver(FakeMemory):
     def kernels(self):
         return self.fused
 
-    def reduce(self, stream, dtype, redop, factor, jobs):
+    def reduce(self, stream, dtype, redop, factors, jobs):
         with self.world.lock:
             self._called("reduce")
-            factors = factor if isinstance(factor, list) else [] if factor is None else [factor]
             reads, writes, buffers, work = [], [], [], []
             for sources, targets, count in jobs:
                 nbytes = count * dtype.item_bytes

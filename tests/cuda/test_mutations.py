@@ -1,12 +1,12 @@
 """The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
 
-import dataclasses
 import time
 from unittest import mock
 
 import pytest
 import torch
 
+from c10d_custom.call import changed
 from c10d_custom.transport.cuda import fused, p2p, peers, registered, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
@@ -44,8 +44,8 @@ def one_half(self, k):
     return [self.peers.staging[r] for r in range(self.n)]
 
 
-def backwards(driver, stream, dtype, redop, factor, jobs):
-    _REDUCE(driver, stream, dtype, redop, factor, [j._replace(sources=j.sources[::-1]) for j in jobs])
+def backwards(driver, stream, dtype, redop, factors, jobs):
+    _REDUCE(driver, stream, dtype, redop, factors, [j._replace(sources=j.sources[::-1]) for j in jobs])
 
 
 _REDUCE = FakeDriver.reduce
@@ -131,25 +131,24 @@ def on_a_stream_of_its_own(self, stream, call, number=0):
     _FUSED(self, self._driver.create_stream(), call, number)
 
 
-def without_time(self, stream, asked, timeout_ns, **more):
-    _P2P(self, stream, asked, 1, **more)
+def without_time(self, stream, call, *more, **other):
+    _P2P(self, stream, changed(call, timeout=1e-9), *more, **other)
 
 
 _FUSED, _P2P = fused.Fused.run, p2p.P2p.run
 
 
-def parts_in_one_place(asked):
+def parts_in_one_place(self, stream, call, *more, **other):
     """Of an all_gather, or a reduce_scatter."""
-    real = _ASKED(asked)
-    outputs, inputs = real.outputs[:1] * len(real.outputs), real.inputs[:1] * len(real.inputs)
-    return dataclasses.replace(real, outputs=outputs, inputs=inputs)
+    outputs, inputs = [*call.outputs][:1] * len(call.outputs), [*call.inputs][:1] * len(call.inputs)
+    _P2P(self, stream, changed(call, outputs=outputs, inputs=inputs), *more, **other)
 
 
-_ASKED, _FINGERPRINT = fused._asked, p2p.P2p._fingerprint
+_FINGERPRINT = p2p.P2p._fingerprint
 
 
-def another_root(asked):
-    return dataclasses.replace(_ASKED(asked), root=0)
+def another_root(self, stream, call, *more, **other):
+    _P2P(self, stream, changed(call, root=0), *more, **other)
 
 
 MUTATIONS = {
@@ -228,8 +227,8 @@ MUTATIONS = {
         hasty_on_gpus_of_their_own,
     ),
     "fused: no time": (P2P, lambda: off(p2p.P2p, "run", without_time), on_gpus_of_their_own),
-    "fused: parts in one place": (P2P, lambda: off(fused, "_asked", parts_in_one_place), on_gpus_of_their_own),
-    "fused: another root": (P2P, lambda: off(fused, "_asked", another_root), on_gpus_of_their_own),
+    "fused: parts in one place": (P2P, lambda: off(p2p.P2p, "run", parts_in_one_place), on_gpus_of_their_own),
+    "fused: another root": (P2P, lambda: off(p2p.P2p, "run", another_root), on_gpus_of_their_own),
     "fused: a number of its own": (
         P2P,
         lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),

@@ -24,12 +24,12 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
 
 from c10d_custom import dtypes
-from c10d_custom.call import REDUCING, Op
+from c10d_custom.call import REDUCING, Op, Region
+from c10d_custom.call import Call as Collective
 from c10d_custom.transport.cuda import algorithm, compiler, p2p
-from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
+from c10d_custom.transport.cuda.kernels import PREMUL_SUM
 from engine import engine, same
 
-SECOND = 10**9
 WITHIN = 30.0  # seconds in which kernels must end that have nothing to wait for
 GUARD = 256
 FAILED = 16  # Pad::failed
@@ -188,10 +188,9 @@ class Ranks:
     def launch(self, call, ranks=None, seconds=None):
         """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: ``within``) for each
         other."""
-        timeout_ns = int((seconds or self.within) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
-            self.end[rank].prepare(call.asked(rank))
-            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
+            self.end[rank].prepare(call.asked(rank), call.lie())
+            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, seconds or self.within))
 
     def settle(self):
         assert self.device.settled(WITHIN), "kernels do not end"
@@ -216,10 +215,7 @@ class Call:
             self.counts[rank] += 1
         self.root = rng.randrange(size) if op is Op.broadcast else 0
         self.number = number
-        self.factors = {
-            PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)],
-            AVG: rng.choice([[], [7.0]]),
-        }.get(redop, [])
+        self.factors = [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)] if redop == PREMUL_SUM else []
         if op in (Op.all_gather, Op.broadcast):
             self.factors = []
         self.nbytes, self._off = count * dtype.item_bytes, GUARD + off
@@ -258,21 +254,22 @@ class Call:
         self.device.write(place, self._guard)
         return place
 
-    def asked(self, rank):
+    def asked(self, rank, seconds=WITHIN):
         inputs, outputs = (
-            [place + self._off for place in places] for places in (self._inputs[rank], self._outputs[rank])
+            [Region(place + self._off, self.nbytes, self.counts[rank]) for place in places]
+            for places in (self._inputs[rank], self._outputs[rank])
         )
         if self.op is Op.broadcast and rank != self.root:
             inputs = []
-        factor = self.factors[rank] if self.redop == PREMUL_SUM and self.factors else None
-        if self.redop == AVG and self.factors:
-            factor = self.factors[0]
-        return p2p.Asked(
-            self.op, self.dtype, self.redop, self.counts[rank], inputs, outputs, factor, self.root, self._lie
-        )
+        count, factor = self.counts[rank], self.factors[rank] if self.factors else 0.0
+        more = {"root": self.root, "count": count, "redop": self.redop, "factor": factor}
+        return Collective(self.op, self.op.name, self.dtype, seconds, inputs, outputs, **more)
 
-    def enqueue(self, end, rank, timeout_ns, stream):
-        end.run(stream, self.asked(rank), timeout_ns, self.number)
+    def lie(self):
+        return p2p.Lie(self._lie) if self._lie else None
+
+    def enqueue(self, end, rank, seconds, stream):
+        end.run(stream, self.asked(rank, seconds), self.number, self.lie())
 
     def _wanted(self, rank):
         """Of each of its outputs."""
@@ -340,8 +337,8 @@ def burst(ranks, few):
                 ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS), lie=rng.random() < 0.3
             )
         )
-        for rank in range(ranks.size):
-            ranks.end[rank].prepare(calls[-1].asked(rank))  # nothing is compiled or loaded while kernels wait
+        for rank in range(ranks.size):  # nothing is compiled or loaded while kernels wait
+            ranks.end[rank].prepare(calls[-1].asked(rank), calls[-1].lie())
     for call in calls:
         ranks.launch(call)
     ranks.settle()
@@ -422,7 +419,7 @@ def at_once(ranks, few):
         first, second = Call(fresh, FLOAT, SUM, count, rng), Call(fresh, FLOAT, SUM, count, rng)
         fresh.launch(first, range(1), seconds=3600.0)
         time.sleep(0.2)
-        enqueue = functools.partial(second.enqueue, fresh.end[0], 0, 3600 * SECOND)
+        enqueue = functools.partial(second.enqueue, fresh.end[0], 0, 3600.0)
         fresh.device.launch_beside(0, enqueue)
         fresh.settle()
         assert fresh.failures()[0] == p2p.Failure(p2p.AT_ONCE, 0, 0), fresh.failures()

@@ -112,11 +112,6 @@ def one_shot_bytes(ranks: int) -> int:
     return (512 if ranks <= 4 else 256) << 10
 
 
-def read_where_they_lie(nbytes: int, ranks: int) -> bool:
-    """Whether fused kernels read registered tensors of so many bytes themselves, which costs one more barrier."""
-    return nbytes > one_shot_bytes(ranks)
-
-
 def fused_all_reduce(nbytes: int, redop: int, ranks: int) -> str:
     """Which of the fused kernels does so much."""
     if nbytes <= FLAGGED_BYTES and redop != _PREMUL_SUM:

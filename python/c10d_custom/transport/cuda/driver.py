@@ -258,9 +258,9 @@ class Driver:
             self._kernels = Kernels(self.device.index, self.load)
         return self._kernels
 
-    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+    def reduce(self, stream: int, dtype: DType, redop: int, factors: Sequence[float], jobs: Sequence[Job]) -> None:
         """See kernels.Kernels.reduce."""
-        self.kernels().reduce(stream, dtype, redop, factor, jobs)
+        self.kernels().reduce(stream, dtype, redop, factors, jobs)
 
     def _on(self, stream: int) -> AbstractContextManager[Any]:
         if stream == self.current_stream():

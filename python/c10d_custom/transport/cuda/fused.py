@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import dtypes
-from ...call import Op
+from ...call import Call, Op, Region
 from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
 from ...threads import threading
 from . import p2p
@@ -24,7 +24,6 @@ from .stream_op import come_to
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ...call import Call
     from ...errors import CustomBackendError
     from .driver import Driver
 
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 _INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
 _ALIGN = 256
 _TRIED = 4096  # bytes that the trial adds up
-
-
-def _asked(call: Call) -> p2p.Asked:
-    inputs, outputs = ([t.data_ptr() for t in tensors] for tensors in (call.inputs, call.outputs))
-    factor = call.factor if call.redop == p2p.PREMUL_SUM else None
-    return p2p.Asked(call.op, call.dtype, call.redop, call.count, inputs, outputs, factor, max(0, call.root))
 
 
 class Fused:
@@ -72,26 +65,27 @@ class Fused:
         blocks = FUSED_BLOCKS if self._sharers == 1 else max(1, min(FUSED_BLOCKS, kernels.processors // self._sharers))
         self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
         for algorithm in p2p.ALL_REDUCE:  # for the trial, before kernels wait for each other
-            self._p2p.prepare(self._tried, algorithm)
+            self._p2p.prepare(self._tried(), algorithm=algorithm)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
 
-    @property
-    def _tried(self) -> p2p.Asked:
-        at = [self._address + self._pad + self._staging]
-        return p2p.Asked(Op.all_reduce, _INTS, _SUM, _TRIED // 4, at, at)
+    def _tried(self, seconds: float = 0.0) -> Call:
+        at = [Region(self._address + self._pad + self._staging, _TRIED, _TRIED // 4)]
+        name = "trial of the kernels of p2p mode"
+        return Call(Op.all_reduce, name, _INTS, seconds, at, at, count=_TRIED // 4, redop=_SUM)
 
     def try_it(self, stream: int, seconds: float, settle: Callable[[], None]) -> None:
         """All_reduce's kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the
         sum of that, and so on. ``settle``: waits for what is on the stream."""
-        (address,), pinned = self._tried.inputs, self._record + p2p.RECORD_BYTES
+        call, pinned = self._tried(seconds), self._record + p2p.RECORD_BYTES
+        address = call.inputs[0].data_ptr()
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for algorithm in p2p.ALL_REDUCE:
-            self._p2p.run(stream, self._tried, int(seconds * 1e9), algorithm=algorithm)
+            self._p2p.run(stream, call, algorithm=algorithm)
         self._driver.copy(stream, pinned, address, _TRIED)
         settle()
-        if (error := self.error("trial of the kernels of p2p mode")) is not None:
+        if (error := self.error(call.name)) is not None:
             raise error
         want = self._size ** (len(p2p.ALL_REDUCE) - 1) * self._size * (self._size + 1) // 2
         if any(value != want for value in (ctypes.c_int32 * (_TRIED // 4)).from_address(pinned)):
@@ -101,16 +95,15 @@ class Fused:
 
     def prepare(self, call: Call) -> None:
         """Compiles what ``call`` needs: before the other ranks are told of it, whose kernels then wait for its."""
-        self._p2p.prepare(self.registered.located(_asked(call)))
+        self._p2p.prepare(call, self.registered.located(call))
 
     def prepared(self, call: Call) -> bool:
-        return self._p2p.prepared(self.registered.located(_asked(call)))
+        return bool(self._p2p.prepared(call, self.registered.located(call)))
 
     def run(self, stream: int, call: Call, number: int = 0) -> None:
         """Enqueues it; on the GPU its kernels wait up to its time-out for those of the other ranks. ``number``: the
         group's; 0: of a graph, which has none."""
-        asked = self.registered.located(_asked(call))
-        self._p2p.run(stream, asked, max(1, int(call.timeout * 1e9)), number)
+        self._p2p.run(stream, call, number, self.registered.located(call))
 
     def busy(self) -> bool:
         """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs

@@ -155,9 +155,9 @@ class InPlace:
             self._driver.free(tried)
 
     def run(
-        self, call: Call, agree: Callable[[], object], factor: Callable[[], Any], left: Callable[[], float]
+        self, call: Call, agree: Callable[[], object], factors: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
-        """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factor()``:
+        """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factors()``:
         of Driver.reduce, once they have."""
         self._await(call, left, "what was queued before it")
         agree()
@@ -175,7 +175,7 @@ class InPlace:
             return False
         done = True
         if self._me == LEADER:
-            done = self._lead(call, table, factor, left)
+            done = self._lead(call, table, factors, left)
             for told in table:
                 self._driver.mappings.forget(told.owner, [p.number for p in told.place if p.once])
         said = tell(self._cpu, f"{call.name} (its end)", left(), bytes([done]))
@@ -253,7 +253,7 @@ class InPlace:
     # --- the leader
 
     def _lead(
-        self, call: Call, table: Sequence[TensorAddresses], factor: Callable[[], Any], left: Callable[[], float]
+        self, call: Call, table: Sequence[TensorAddresses], factors: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
         """False: some memory cannot be opened, and nothing is done."""
         entered: list[tuple[int, int]] = []
@@ -264,7 +264,7 @@ class InPlace:
             self._leave(entered)
             return False
         reduces = call.op in (Op.all_reduce, Op.reduce_scatter)
-        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factor()) if reduces else (BYTES, COPY, None)
+        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factors()) if reduces else (BYTES, COPY, [])
         self._driver.reduce(self._stream, *what, jobs_of(call, at))
         self._await(call, left, "the kernel that reads and writes all ranks' tensors")
         self._leave(entered)

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...call import Op
 from ...errors import TransportError, UsageError
-from .algorithm import read_where_they_lie
+from . import algorithm
+from .p2p import Lie
 
 if TYPE_CHECKING:
     import torch
 
+    from ...call import Call
     from .driver import Driver
-    from .p2p import Asked
 
 _WHOLE = 2 << 20  # CUDA cuts smaller allocations from one block, and exports all of that
 _SAID = struct.Struct("<Q64s400s")  # bytes; what CUDA exports it by; what went wrong
@@ -106,33 +106,33 @@ class Registered:
                 raise TransportError(f"empty: rank {rank} has no GPU memory that all ranks reach: {why}")
         return [handle for _, handle, _ in said]
 
-    def located(self, asked: Asked) -> Asked:
-        """The same; if its tensors are to be read where they lie, with that."""
+    def located(self, call: Call) -> Lie | None:
+        """If its tensors are to be read where they lie: where."""
         if not self._regions:
-            return asked
-        inputs, outputs, nbytes = asked.inputs, asked.outputs, asked.count * asked.dtype.item_bytes
-        low, each, whole = next(iter([*inputs, *outputs]), 0), 0, nbytes
+            return None
+        inputs, outputs = ([t.data_ptr() for t in side] for side in (call.inputs, call.outputs))
+        nbytes = whole = call.count * call.dtype.item_bytes
+        low, each = next(iter([*inputs, *outputs]), 0), 0
         parts: Sequence[int] = []  # of one tensor, of those that are read
-        if asked.op is Op.all_gather and low == outputs[self._rank]:
+        if call.op is Op.all_gather and low == outputs[self._rank]:
             low, each, parts = outputs[0], nbytes, outputs
-        elif asked.op is Op.reduce_scatter:
+        elif call.op is Op.reduce_scatter:
             parts = inputs
         if parts:
             whole *= self._size
             if nbytes % 16 or any(part != low + r * nbytes for r, part in enumerate(parts)):
-                return asked
+                return None
         # Nobody writes what another may still read: a rank writes to its own part, or outside of what is read.
         own = parts[self._rank] if parts else low
         if each == 0 and any(low - nbytes < to < low + whole and to != own for to in outputs):
-            return asked
-        if asked.op is Op.all_reduce and inputs != outputs or not read_where_they_lie(whole, self._size):
-            return asked
+            return None
+        if call.op is Op.all_reduce and inputs != outputs or whole <= algorithm.one_shot_bytes(self._size):
+            return None  # where they are short, one more barrier costs more
         for number, region in enumerate(self._regions, 1):
             offset = low - region.low
             if offset % 16 == 0 and 0 <= offset <= region.nbytes - whole:
-                lie = [at + offset + r * each for r, at in enumerate(region.at)]
-                return replace(asked, lie=lie, place=(number, offset))
-        return asked
+                return Lie([at + offset + r * each for r, at in enumerate(region.at)], (number, offset))
+        return None
 
     def close_imports(self) -> None:
         for region in self._regions:

@@ -20,11 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import AT_ROOT, REDUCING, SHAPES, Op, Region, changed
-from ...dtypes import RedOp
 from ..cuts import evenly
 from . import algorithm
 from .algorithm import HALVES, Way
-from .kernels import Job
+from .kernels import PREMUL_SUM, Job
 from .stream_op import poll
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _ALIGN = 256
-_AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
@@ -75,7 +73,7 @@ class SharedCollectives:
     def run_here(self, way: Way) -> None:
         """By the GPU."""
         if way is Way.IN_PLACE:
-            if cast("InPlace", self.peers.in_place).run(self.call, self._meet, self._factor, self.left):
+            if cast("InPlace", self.peers.in_place).run(self.call, self._meet, self._factors, self.left):
                 return
             # Not this time, or never again; collectives of the hosts have come in between.
             self.agreed = None
@@ -134,11 +132,10 @@ class SharedCollectives:
         if nbytes > 0:
             call = self.call
             job = Job(sources, targets, nbytes // call.dtype.item_bytes)
-            self.driver.reduce(self.stream, call.dtype, call.redop, self._factor(), [job])
+            self.driver.reduce(self.stream, call.dtype, call.redop, self._factors(), [job])
 
-    def _factor(self) -> Any:
-        redop = self.call.redop
-        return float(self.n) if redop == _AVG else self.agreed.factors if redop == _PREMUL_SUM else None
+    def _factors(self) -> list[float]:
+        return self.agreed.factors if self.call.redop == PREMUL_SUM else []
 
     def _alone(self) -> None:
         call = self.call
