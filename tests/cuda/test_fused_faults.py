@@ -9,7 +9,7 @@ import torch
 
 from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
-from c10d_custom.transport.cuda.stream_op import Events, StreamOp
+from c10d_custom.transport.cuda.stream_op import StreamOp
 from device_tensors import device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World
@@ -84,7 +84,7 @@ def test_a_kernel_that_gives_up_while_it_is_asked_is_not_done():
     """It ends as any other: what counts is the record once it has ended."""
     driver, found = FakeDriver(World(), 0), []
     with driver.activate():
-        stream_op = StreamOp(driver, Events(driver))
+        stream_op = StreamOp(driver)
         stream_op.verdict = lambda: found[0] if found else None
         stream_op.finish(driver.default)
         driver.done = lambda event: found.append(PeerLostError("gave up")) is None

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from c10d_custom.call import changed
-from c10d_custom.transport.cuda import fused, p2p, peers, registered, shared, staged, staged_messages, transport
+from c10d_custom.transport.cuda import (
+    fused,
+    host_exchange,
+    p2p,
+    peers,
+    registered,
+    shared,
+    staged,
+    staged_messages,
+    transport,
+)
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
@@ -31,7 +41,14 @@ def off(target, name, new=nothing, *more):
     return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
 
 
-_PUT = shared.SharedCollectives._put
+def not_awaited(what):
+    def came(self, call, event, seconds, this):
+        return this == what or _CAME(self, call, event, seconds, this)
+
+    return off(host_exchange.Place, "came", came)
+
+
+_CAME, _PUT = host_exchange.Place.came, shared.SharedCollectives._put
 
 
 def awaited_before_it_is_put(self, put):
@@ -152,11 +169,11 @@ def another_root(self, stream, call, *more, **other):
 
 
 MUTATIONS = {
-    "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
+    "no wait for what was put": (SHARED, lambda: not_awaited("what was queued for it, or before")),
     "awaited before it is put": (SHARED, lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
     "one half for all rounds": (SHARED, lambda: off(shared.SharedCollectives, "_bases", one_half)),
-    "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
+    "an event for each wait": (SHARED, lambda: off(FakeDriver, "give_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
     "the caller's stream does not wait": (SHARED, lambda: off(StreamOp, "join")),
@@ -175,7 +192,7 @@ MUTATIONS = {
     ),
     "several GPUs: no wait for what was put": (
         SHARED,
-        lambda: off(shared, "poll", lambda *_: True),
+        lambda: not_awaited("what was queued for it, or before"),
         on_gpus_of_their_own,
     ),
     "several GPUs: awaited before it is put": (
@@ -245,7 +262,7 @@ MUTATIONS = {
         lambda: off(p2p.P2p, "_fingerprint", staticmethod(lambda *what: _FINGERPRINT(*what[:-2]))),
         different_tensors,
     ),
-    "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
+    "staged: the host does not wait for the GPU": (STAGED, lambda: not_awaited(staged._BEFORE)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin")),
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),

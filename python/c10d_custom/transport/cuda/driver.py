@@ -16,6 +16,7 @@ import ctypes as c
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class Driver:
         status, by_mps = cuda.cuDeviceGetAttribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, number)
         self.side_by_side = not status and by_mps != 0
         self._kernels: Kernels | None = None
+        self._events: tuple[deque[int], deque[int]] = deque(), deque()  # that are free: without time, with it
         self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
@@ -182,18 +184,22 @@ class Driver:
         """True while the current stream is captured into a graph."""
         return bool(self._do(self._cuda.cuStreamIsCapturing, self.current_stream()))
 
-    def create_event(self, timed: bool = False) -> int:
-        flags = self._cuda.CUevent_flags
-        return int(
-            self._do(self._cuda.cuEventCreate, flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING)
-        )
+    def take_event(self, timed: bool = False) -> int:
+        """One to be given back. They serve again and again: a wait captures what is recorded when it is called."""
+        try:
+            return self._events[timed].popleft()
+        except IndexError:
+            flags = self._cuda.CUevent_flags
+            flag = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
+            return int(self._do(self._cuda.cuEventCreate, flag))
+
+    def give_event(self, event: int, timed: bool = False) -> None:
+        """Anywhere: who has it may be collected amid `take_event`, too, where each step on the deque is whole."""
+        self._events[timed].append(event)
 
     def milliseconds(self, start: int, end: int) -> float:
         """Between two timed events, which are over."""
         return float(self._do(self._cuda.cuEventElapsedTime, start, end))
-
-    def destroy_event(self, event: int) -> None:
-        self._do(self._cuda.cuEventDestroy, event)
 
     def record(self, event: int, stream: int) -> None:
         self._do(self._cuda.cuEventRecord, event, stream)

@@ -8,7 +8,6 @@ see the dead.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TransportError
 from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
-from .host_exchange import tell
+from .host_exchange import tell_json, together
 from .in_place import InPlace
 from .offers import offer, open_offered
 from .stream_op import come_to
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .host_exchange import Place
 
 
-_MOST_BYTES = 8192
 # s that a trial has, at most and at least: the least even where late ranks have left nothing of the first call's time.
 _TRIAL, _LEAST_TRIAL = 5.0, 1.0
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
@@ -95,6 +93,7 @@ class Setup:
         self.place, self.cpu, self.driver, self.config = place, place.cpu, place.driver, place.config
         self.stream = place.stream
         self._earlier, self.call, self.left = list(earlier), call, left
+        self._name = f"{call.name} (set-up of CUDA)"
         self.mode: Any = None  # a Mode, once the ranks have said what they are
         self.facts: Any = None  # Facts, likewise
         self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
@@ -110,16 +109,15 @@ class Setup:
 
     def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
-        table = self.tell(
-            {
-                "pid": self.driver.process,
-                "gpu": self.driver.uuid,
-                "earlier": self._earlier,
-                **{variable: getattr(c, f"cuda_{variable}") for variable in _ALIKE},
-                "side_by_side": self.driver.side_by_side,
-                "visible": self.driver.visible(),
-            }
-        )
+        mine = {
+            "pid": self.driver.process,
+            "gpu": self.driver.uuid,
+            "earlier": self._earlier,
+            **{variable: getattr(c, f"cuda_{variable}") for variable in _ALIKE},
+            "side_by_side": self.driver.side_by_side,
+            "visible": self.driver.visible(),
+        }
+        table = tell_json(self.cpu, self._name, self.left(), mine)
         mode = self.mode = choose(table)
         size, used = self.cpu.size, Counter(w["gpu"] for w in table)
         self.facts = Facts(
@@ -173,31 +171,14 @@ class Setup:
 
     def _close(self, peers: Peers, why: str = "") -> None:
         peers.let_go()
-        _, stuck = self.together(self.settle)
-        if stuck:
-            raise TransportError(f"set-up of CUDA: {why}{stuck}")
-        peers.close_imports()
-        self.tell(None)
+        for step in (self.settle, peers.close_imports):
+            _, stuck = self.together(step)
+            if stuck:
+                raise TransportError(f"set-up of CUDA: {why}{stuck}")
         peers.free()
 
     def together(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
-        """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
-        gave, problem = None, None
-        try:
-            gave = step()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"[:500]
-        said = self.tell([gave, problem])
-        problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
-        return (None, problem) if problem else ([g for g, _ in said], None)
-
-    def tell(self, mine: Any) -> list[Any]:
-        """What every rank says."""
-        data = json.dumps(mine).encode()
-        if len(data) > _MOST_BYTES:
-            raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_MOST_BYTES} at most")
-        name = f"{self.call.name} (set-up of CUDA)"
-        return [json.loads(said) for said in tell(self.cpu, name, self.left(), data.ljust(_MOST_BYTES))]
+        return together(self.cpu, self._name, self.left, step)
 
     @property
     def timed_bytes(self) -> int:

@@ -74,7 +74,7 @@ class Pieces:
             if kind in ("out", "in"):
                 address = self.driver.allocate_pinned(MESSAGE_SLOTS * self.piece)
                 self._pinned.append(address)
-            made = [Slot(address + i * self.piece, self.driver.create_event()) for i in range(MESSAGE_SLOTS)]
+            made = [Slot(address + i * self.piece, self.driver.take_event()) for i in range(MESSAGE_SLOTS)]
             self._all += made
             self._free[kind] = deque(made)
         return self._free[kind]
@@ -110,7 +110,7 @@ class Pieces:
     def close(self) -> None:
         """The streams are idle, and no transfer goes on."""
         for slot in self._all:
-            self.driver.destroy_event(slot.event)
+            self.driver.give_event(slot.event)
         for address in self._pinned:
             self.driver.free_pinned(address)
         for address in filter(None, self.opened.values()):

@@ -9,9 +9,9 @@ another tensor gets the error of a call that differs.
 
 from __future__ import annotations
 
-import struct
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...call import Op
 from ...errors import TransportError, UsageError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .driver import Driver
 
 _WHOLE = 2 << 20  # CUDA cuts smaller allocations from one block, and exports all of that
-_SAID = struct.Struct("<Q64s400s")  # bytes; what CUDA exports it by; what went wrong
 
 
 class _Own:
@@ -47,7 +46,7 @@ class _Region:
 
     low = nbytes = 0
 
-    def __init__(self, own: _Own, at: list[int]) -> None:
+    def __init__(self, own: list[_Own], at: list[int]) -> None:
         self.own, self.at = own, at
 
 
@@ -58,53 +57,38 @@ class Registered:
         self._driver, self._rank, self._size = driver, rank, size
         self._regions: list[_Region] = []
 
-    def make(self, nbytes: int, tell: Callable[[bytes], list[bytes]]) -> torch.Tensor:
-        """A tensor of so many bytes, the same on all ranks, which all call this. ``tell``: of host_exchange. Raises on
-        all ranks if it does on one."""
-        own: _Own | None = None
-
-        def allocate() -> bytes:
-            nonlocal own
-            own = _Own(self._driver, -(-nbytes // _WHOLE) * _WHOLE)
-            return self._driver.export_memory(own.address)
-
-        handles = self._together(tell, nbytes, allocate)
-        assert own is not None
+    def make(self, nbytes: int, together: Callable[[Callable[[], Any]], tuple[Any, str | None]]) -> torch.Tensor:
+        """A tensor of so many bytes, the same on all ranks, which all call this. ``together(step)``: of host_exchange.
+        Raises on all ranks if it does on one."""
+        own: list[_Own] = []
         region = _Region(own, [0] * self._size)
-        self._regions.append(region)  # from here on kept, whatever fails
 
-        def open_them() -> bytes:
-            for rank, handle in enumerate(handles):
-                region.at[rank] = own.address if rank == self._rank else self._driver.open_memory(handle)
-            return b""
+        def allocate() -> tuple[int, str]:
+            own.append(_Own(self._driver, -(-nbytes // _WHOLE) * _WHOLE))
+            return nbytes, self._driver.export_memory(own[0].address).hex()
 
-        try:
-            self._together(tell, nbytes, open_them)
-        except TransportError:
-            self._close(region.at)
-            tell(b"\0")
-            self._regions.remove(region)  # nobody has it open any more
-            raise
-        tensor = self._driver.tensor(own.address, nbytes, own)
+        def open_them() -> None:
+            for rank, (_, handle) in enumerate(given):
+                mine = rank == self._rank
+                region.at[rank] = own[0].address if mine else self._driver.open_memory(bytes.fromhex(handle))
+
+        given, problem = together(allocate)
+        if problem is None:
+            if len({asked for asked, _ in given}) > 1:
+                sizes = ", ".join(f"rank {r}: {asked}" for r, (asked, _) in enumerate(given))
+                raise UsageError(
+                    f"empty: all ranks ask for the same at once on a GPU, not for different bytes ({sizes})"
+                )
+            self._regions.append(region)  # from here on kept, whatever fails
+            _, problem = together(open_them)
+            if problem is not None:
+                together(functools.partial(self._close, region.at))
+                self._regions.remove(region)  # nobody has it open any more
+        if problem is not None:
+            raise TransportError(f"empty: not all ranks have GPU memory that all reach: {problem}")
+        tensor = self._driver.tensor(own[0].address, nbytes, own[0])
         region.low, region.nbytes = tensor.data_ptr(), nbytes
         return tensor
-
-    def _together(self, tell: Callable[[bytes], list[bytes]], nbytes: int, step: Callable[[], bytes]) -> list[bytes]:
-        gave, problem = b"", ""
-        try:
-            gave = step()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        mine = _SAID.pack(nbytes, gave, problem.encode()[:400])
-        said = [_SAID.unpack(each) for each in tell(mine)]
-        if len({its for its, _, _ in said}) > 1:
-            sizes = ", ".join(f"rank {r}: {its}" for r, (its, _, _) in enumerate(said))
-            raise UsageError(f"empty: all ranks ask for the same at once on a GPU, not for different bytes ({sizes})")
-        for rank, (_, _, what) in enumerate(said):
-            if what := what.rstrip(b"\0"):
-                why = what.decode(errors="replace")
-                raise TransportError(f"empty: rank {rank} has no GPU memory that all ranks reach: {why}")
-        return [handle for _, handle, _ in said]
 
     def located(self, call: Call) -> Lie | None:
         """If its tensors are to be read where they lie: where."""

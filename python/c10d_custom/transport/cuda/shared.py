@@ -14,8 +14,6 @@ collectives take the fused kernels, which order themselves: there the hosts do n
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +22,6 @@ from ..cuts import evenly
 from . import algorithm
 from .algorithm import HALVES, Way
 from .kernels import PREMUL_SUM, Job
-from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
@@ -46,11 +43,11 @@ class SharedCollectives:
 
     def __init__(self, place: Place, peers: Peers, staged: StagedCollectives) -> None:
         self.cpu, self.driver, self.config = place.cpu, place.driver, place.config
-        self.stream, self.late = place.stream, place.late
+        self.stream, self.came = place.stream, place.came
         self.peers, self.staged = peers, staged
         self.me, self.n, self.half = peers.rank, peers.size, peers.facts.half
         self.k = 0
-        self.put = self.driver.create_event()
+        self.put = self.driver.take_event()
         self.call: Any = None
         self.agreed: Any = None
 
@@ -93,16 +90,13 @@ class SharedCollectives:
     def close(self) -> None:
         """The stream is idle. The memory is that of the Peers."""
         self.staged.close()
-        self.driver.destroy_event(self.put)
+        self.driver.give_event(self.put)
 
     # --- rounds
 
     def _meet(self) -> None:
         if not self.awaited:
-            until, broken = time.monotonic() + self.left(), self.cpu.broken
-            done = functools.partial(self.driver.done, self.put)
-            if not poll(done, until, broken) and not broken():  # else the meeting says why
-                raise self.late(self.call, "what was queued for it, or before")
+            self.came(self.call, self.put, self.left(), "what was queued for it, or before")
             self.awaited = True
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())

@@ -141,7 +141,7 @@ class StagedTicket(PyTicket):
             return True
         except BaseException:
             self.own = None  # what uses its memory is not known
-            self.fail(AbortedError(f"{self._where()}: interrupted"))
+            self.fail(AbortedError(f"{self.messages.where(self.message)}: interrupted"))
             raise
         finally:
             self._stepping = False
@@ -332,16 +332,12 @@ class StagedTicket(PyTicket):
             if (error := entry[0].error()) is not None:
                 raise error
 
-    def _where(self) -> str:
-        cpu = self.messages.cpu
-        return f"{self.message.name} of group {cpu.name or '(unnamed)'}, rank {cpu.rank}"
-
     def _unlike(self, theirs: int) -> CollectiveMismatchError:
         m = self.message
         here, there = ("receives", "sends") if m.is_recv else ("sends", "receives")
         return CollectiveMismatchError(
-            f"{self._where()}: this rank {here} {m.tensor.nbytes} bytes of {m.dtype.name}, rank {self.peer} {there} "
-            f"{theirs} bytes (tag {m.tag})."
+            f"{self.messages.where(m)}: this rank {here} {m.tensor.nbytes} bytes of {m.dtype.name}, "
+            f"rank {self.peer} {there} {theirs} bytes (tag {m.tag})."
         )
 
 
@@ -470,7 +466,7 @@ class StagedMessages:
     of posting; beyond that none waits for another. Whoever waits drives them all, else a thread does."""
 
     def __init__(self, place: Place, streams: tuple[int, int], one_host: bool) -> None:
-        self.cpu, self.driver, self.late = place.cpu, place.driver, place.late
+        self.cpu, self.driver, self.late, self.where = place.cpu, place.driver, place.late, place.where
         self.complete: Callable[[int], None] = place.cpu.complete
         self.out, self.into = streams
         self.whole, self.pinned = whole_bytes(place.config), Pinned(place.driver)

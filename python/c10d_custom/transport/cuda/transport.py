@@ -15,26 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ... import native
 from ...call import Call
-from ...errors import (
-    AbortedError,
-    CollectiveTimeoutError,
-    CustomBackendError,
-    PeerLostError,
-    TransportError,
-    UsageError,
-)
+from ...errors import AbortedError, CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
 from .guard import Guard
-from .host_exchange import Place, tell
+from .host_exchange import Place, together
 from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
 from .shared import SharedCollectives
 from .staged import StagedCollectives
 from .staged_messages import StagedMessages
-from .stream_op import Captured, Events, StreamOp, come_to, poll
-from .timed import TimedOp
+from .stream_op import Captured, StreamOp, come_to, poll
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +73,8 @@ class CudaTransport:
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
-            self._events = Events(driver)
             self.stream = self._create_stream()
-        self._place = Place(cpu, driver, config, self.stream, self._late)
+        self._place = Place(cpu, driver, config, self.stream)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
@@ -99,7 +90,7 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.stream_op = (TimedOp if self.timed else StreamOp)(self.driver, self._events)
+                call.stream_op = StreamOp(self.driver, self.timed)
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
@@ -120,7 +111,7 @@ class CudaTransport:
         self._check_kernels(call)
         if self.cpu.broken():
             raise PeerLostError(
-                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
+                f"{self._place.where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
         if self._guard is not None:
@@ -137,7 +128,7 @@ class CudaTransport:
         if self._fused is None:
             return None
         with self.driver.activate():
-            return self._fused.registered.make(nbytes, functools.partial(tell, group, "empty", seconds))
+            return self._fused.registered.make(nbytes, functools.partial(together, group, "empty", lambda: seconds))
 
     # --- collectives
 
@@ -172,13 +163,13 @@ class CudaTransport:
                 if isinstance(error, CustomBackendError) or not isinstance(error, Exception):  # of a signal handler
                     raise
                 self.cpu.abort()  # the others must not wait for what will not come
-                raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
+                raise TransportError(f"{self._place.where(call)}: {type(error).__name__}: {error}") from error
 
     def _finish(self, call: Call, stream_op: StreamOp) -> None:
         """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
         if self._fused is not None:
             number, began = stream_op.number, stream_op.began
-            where = self._where(call, number)
+            where = self._place.where(call, number)
             stream_op.verdict = functools.partial(self.kernels_error, where, call.name, number, began)
         stream_op.finish(self.stream)
         if self._guard is not None:
@@ -188,16 +179,15 @@ class CudaTransport:
     def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
         stream_op.began = time.monotonic()
+        left = deadline - stream_op.began
         with self.driver.activate():
             stream_op.begin(self.stream)
             stream_op.finish(self.stream)
-            end: Any = stream_op.end
-            if not poll(lambda: self.driver.done(end), deadline, self.cpu.broken) and not self.cpu.broken():
-                raise self._late(call, "what was queued before the barrier")
+            self._place.came(call, cast("int", stream_op.end), left, "what was queued before the barrier")
             self._check_kernels(call)
 
     def _check_kernels(self, call: Call) -> None:
-        if (error := self.kernels_error(self._where(call))) is not None:
+        if (error := self.kernels_error(self._place.where(call))) is not None:
             self._end()
             raise error
 
@@ -209,7 +199,7 @@ class CudaTransport:
         if self._fused is None:
             return None
         peers = self.cpu.peers
-        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {peers()[r].calling})")
+        error = self._fused.error(where or self._place.where(), lambda r: f" (it last entered {peers()[r].calling})")
         if isinstance(error, AbortedError | PeerLostError) and number:
             self._hear()
             found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
@@ -267,24 +257,6 @@ class CudaTransport:
             self.mode.name,
             self.mode.reason,
             small,
-        )
-
-    def _where(self, call: Call | Message | None, number: int = 0) -> str:
-        name = call.name if call is not None else "a call on CUDA tensors"
-        return f"{name}{f' #{number}' if number else ''} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
-
-    def _late(self, call: Call | Message, what: str) -> CustomBackendError:
-        """The error for a GPU that takes too long; the group is over."""
-        if self.cpu.broken():
-            return PeerLostError(
-                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                f"failed), and {self.driver.device} has not finished {what}."
-            )
-        self.cpu.abort()
-        stream_op: Any = call.stream_op
-        return CollectiveTimeoutError(
-            f"{self._where(call)}: Timed out after {time.monotonic() - stream_op.began:.3f} s. {self.driver.device} "
-            f"has not finished {what}; does a kernel wait for something that does not come?"
         )
 
     def let_go(self) -> None:
@@ -357,7 +329,6 @@ class CudaTransport:
             if self._messages is not None:
                 self._messages.free(unused)
             self._failed = []
-            self._events.close()
             for stream in self._used_streams:
                 self.driver.destroy_stream(stream)
             self._used_streams = []
