@@ -135,9 +135,9 @@ def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
     assert [t.unique().tolist() for t in results] == [[float(size**2)]] * size
 
 
-def staging_of_the_rounds(self, table):
+def staging_of_the_rounds(self, setup, table):
     """The fused kernels in the memory of the rounds."""
-    _OPEN(self, table)
+    _OPEN(self, setup, table)
     self.fused._p2p._stagings = [self.staging[r] for r in range(self.size)]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ...errors import CustomBackendError
     from .driver import Driver
+    from .peers import Setup
 
 
 _INTS, _SUM = dtypes.BY_DTYPE[torch.int32], dtypes.SUM
@@ -74,17 +75,16 @@ class Fused:
         name = "trial of the kernels of p2p mode"
         return Call(Op.all_reduce, name, _INTS, seconds, at, at, count=_TRIED // 4, redop=_SUM)
 
-    def try_it(self, stream: int, seconds: float, settle: Callable[[], None]) -> None:
-        """All_reduce's kernels, which give up after so long. Each rank gives its number plus 1 in every place, then the
-        sum of that, and so on. ``settle``: waits for what is on the stream."""
-        call, pinned = self._tried(seconds), self._record + p2p.RECORD_BYTES
+    def try_it(self, setup: Setup) -> None:
+        """All_reduce's kernels. Each rank gives its number plus 1 in every place, then the sum of that, and so on."""
+        stream, call, pinned = setup.stream, self._tried(setup.trial_seconds()), self._record + p2p.RECORD_BYTES
         address = call.inputs[0].data_ptr()
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for algorithm in p2p.ALL_REDUCE:
             self._p2p.run(stream, call, algorithm=algorithm)
         self._driver.copy(stream, pinned, address, _TRIED)
-        settle()
+        setup.settle(more=1.0)
         if (error := self.error(call.name)) is not None:
             raise error
         want = self._size ** (len(p2p.ALL_REDUCE) - 1) * self._size * (self._size + 1) // 2

@@ -94,20 +94,11 @@ class Setup:
         self.stream = place.stream
         self._earlier, self.call, self.left = list(earlier), call, left
         self._name = f"{call.name} (set-up of CUDA)"
-        self.mode: Any = None  # a Mode, once the ranks have said what they are
-        self.facts: Any = None  # Facts, likewise
+        self.facts: Any = None  # Facts, once the ranks have said what they are
         self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
-        """(Mode, Peers or None)"""
-        try:
-            return self._run()
-        finally:
-            for peers in self.opened:
-                peers.setup = None  # and with it the tensors of the call
-
-    def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
         mine = {
             "pid": self.driver.process,
@@ -118,7 +109,7 @@ class Setup:
             "visible": self.driver.visible(),
         }
         table = tell_json(self.cpu, self._name, self.left(), mine)
-        mode = self.mode = choose(table)
+        mode = choose(table)
         size, used = self.cpu.size, Counter(w["gpu"] for w in table)
         self.facts = Facts(
             size,
@@ -155,14 +146,13 @@ class Setup:
     def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        given, problem = self.together(peers.allocate)
-        for step in (
-            lambda: peers.open(given or []),
-            peers.try_fused,
-            *((peers.time_link, peers.time_host) if peers.fused is not None else ()),
-        ):
+        given, problem = self.together(functools.partial(peers.allocate, self))
+        steps: list[Callable[[Setup], Any]] = [functools.partial(peers.open, handles=given or [])]
+        if peers.fused is not None:
+            steps += [peers.fused.try_it, peers.time_link, peers.time_host]
+        for step in steps:
             if problem is None:
-                gave, problem = self.together(step)
+                gave, problem = self.together(functools.partial(step, self))
                 self._timed = [*self._timed[-1:], gave or []]
         if problem is None:
             return peers, None
@@ -203,7 +193,6 @@ class Peers:
     frees."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup: Any = setup  # until that is over
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.facts: Facts = setup.facts
@@ -213,63 +202,57 @@ class Peers:
         self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
         self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
 
-    def allocate(self) -> str:
+    def allocate(self, setup: Setup) -> str:
         """What the others open it by."""
         rounds, fused = HALVES * self.facts.half, self.fused
         nbytes = rounds + (fused.nbytes if fused is not None else 0)
-        own, handle = offer(self.driver, nbytes, self.setup.trial_seconds(), self.cpu.broken)
+        own, handle = offer(self.driver, nbytes, setup.trial_seconds(), self.cpu.broken)
         self.staging[self.rank] = own
         if fused is not None:
-            fused.allocate(self.setup.stream, own + rounds)
-            self.setup.settle()
+            fused.allocate(setup.stream, own + rounds)
+            setup.settle()
         return handle.hex()
 
-    def open(self, handles: Sequence[str]) -> None:
+    def open(self, setup: Setup, handles: Sequence[str]) -> None:
         for rank, handle in enumerate(bytes.fromhex(h) for h in handles):
             if rank != self.rank:
-                seconds = self.setup.trial_seconds()
-                self.staging[rank] = open_offered(self.driver, handle, seconds, self.cpu.broken)
+                self.staging[rank] = open_offered(self.driver, handle, setup.trial_seconds(), self.cpu.broken)
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 
     # --- trials
 
-    def try_fused(self) -> None:
-        if self.fused is not None:
-            settle = functools.partial(self.setup.settle, more=1.0)
-            self.fused.try_it(self.setup.stream, self.setup.trial_seconds(), settle)
-
-    def time_link(self) -> float:
+    def time_link(self, setup: Setup) -> float:
         """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
-        part, own = self.setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
+        part, own = setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
 
         def read() -> None:
             for rank in range(self.size):
                 for _ in range(2 if rank != self.rank else 0):  # inputs, then results
-                    self.driver.copy(self.setup.stream, own + rank * part, self.staging[rank], part)
+                    self.driver.copy(setup.stream, own + rank * part, self.staging[rank], part)
 
-        return self._seconds(read)
+        return self._seconds(setup, read)
 
-    def time_host(self) -> float:
+    def time_host(self, setup: Setup) -> float:
         """The same through host memory, without what the CPU does there."""
-        nbytes, own = self.setup.timed_bytes, self.staging[self.rank]
+        nbytes, own = setup.timed_bytes, self.staging[self.rank]
         host = self.driver.allocate_pinned(nbytes)
 
         def there_and_back() -> None:
-            self.driver.copy(self.setup.stream, host, own, nbytes)
-            self.driver.copy(self.setup.stream, own, host, nbytes)
+            self.driver.copy(setup.stream, host, own, nbytes)
+            self.driver.copy(setup.stream, own, host, nbytes)
 
         try:
-            return self._seconds(there_and_back)
+            return self._seconds(setup, there_and_back)
         finally:
             self.driver.free_pinned(host)
 
-    def _seconds(self, enqueue: Callable[[], None]) -> float:
+    def _seconds(self, setup: Setup, enqueue: Callable[[], None]) -> float:
         """The second time, as the first may set something up."""
         for _ in range(2):
             began = self.driver.now()
             enqueue()
-            self.setup.settle()
+            setup.settle()
         return self.driver.now() - began
 
     # --- the end
@@ -283,10 +266,8 @@ class Peers:
             self.in_place.close()
         if self.fused is not None:
             self.fused.registered.close_imports()
-        mine = self.staging.pop(self.rank, None)
-        theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
-        for address in theirs.values():
-            self.driver.close_memory(address)
+        for rank in [rank for rank in self.staging if rank != self.rank]:
+            self.driver.close_memory(self.staging.pop(rank))
 
     def free(self) -> None:
         if self.in_place is not None:

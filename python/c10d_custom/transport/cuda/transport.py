@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ... import native
 from ...call import Call
-from ...errors import AbortedError, CustomBackendError, PeerLostError, TransportError, UsageError
+from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
 from .guard import Guard
 from .host_exchange import Place, together
-from .p2p import PEER, TIMEOUT
 from .peers import Mode, Setup
 from .shared import SharedCollectives
 from .staged import StagedCollectives
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from ...config import Config
     from .. import LocalTransport, Ticket, Transport
     from .driver import Driver
-    from .fused import Fused
     from .peers import Peers
 
 
@@ -43,7 +40,6 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
-_TOLD = 0.5
 _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
@@ -68,8 +64,6 @@ class CudaTransport:
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
-        self._captured = False  # whether graphs may hold calls
-        self._longest = 0.0  # of the time-outs of calls
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
@@ -77,7 +71,6 @@ class CudaTransport:
         self._place = Place(cpu, driver, config, self.stream)
         self._messages: StagedMessages | None = None
         self._guard: Guard | None = None  # where something waits on the GPU for other ranks
-        self._fused: Fused | None = None
 
     def _create_stream(self) -> int:
         stream = self.driver.create_stream(self._first)
@@ -94,30 +87,28 @@ class CudaTransport:
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
-        fused = self._fused
-        facts: Any = self._collectives.peers.facts if fused is not None else None
-        if not isinstance(call, Call) or fused is None or choose(call, facts, self._config) is not Way.FUSED:
+        guard = self._guard
+        facts: Any = self._collectives.peers.facts if guard is not None else None
+        if not isinstance(call, Call) or guard is None or choose(call, facts, self._config) is not Way.FUSED:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
                 "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
                 "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
-        if not fused.prepared(call):
+        if not guard.fused.prepared(call):
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        self._check_kernels(call)
+        guard.check(call)
         if self.cpu.broken():
             raise PeerLostError(
                 f"{self._place.where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
-        if self._guard is not None:
-            self._guard.captured()
-        self._captured = True
-        fused.run(stream, call)
+        guard.captured()
+        guard.fused.run(stream, call)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
@@ -125,10 +116,11 @@ class CudaTransport:
     def registered(self, group: Transport, nbytes: int, seconds: float) -> torch.Tensor | None:
         """`Registered.make`, or None where no kernels read tensors where they lie. After a first collective. ``group``:
         takes collectives in their order."""
-        if self._fused is None:
+        if self._guard is None:
             return None
         with self.driver.activate():
-            return self._fused.registered.make(nbytes, functools.partial(together, group, "empty", lambda: seconds))
+            all_ranks = functools.partial(together, group, "empty", lambda: seconds)
+            return self._guard.fused.registered.make(nbytes, all_ranks)
 
     # --- collectives
 
@@ -151,12 +143,15 @@ class CudaTransport:
                     self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
-                self._check_kernels(call)
+                if self._guard is not None:
+                    self._guard.check(call)
                 stream_op.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                self._finish(call, stream_op)
+                if self._guard is not None:
+                    self._guard.watch(call)
+                stream_op.finish(self.stream)
                 self._failed.pop()
             except BaseException as error:
                 self.let_go()
@@ -164,17 +159,6 @@ class CudaTransport:
                     raise
                 self.cpu.abort()  # the others must not wait for what will not come
                 raise TransportError(f"{self._place.where(call)}: {type(error).__name__}: {error}") from error
-
-    def _finish(self, call: Call, stream_op: StreamOp) -> None:
-        """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
-        if self._fused is not None:
-            number, began = stream_op.number, stream_op.began
-            where = self._place.where(call, number)
-            stream_op.verdict = functools.partial(self.kernels_error, where, call.name, number, began)
-        stream_op.finish(self.stream)
-        if self._guard is not None:
-            self._longest = max(self._longest, call.timeout)
-            self._guard.watch()
 
     def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
@@ -184,47 +168,8 @@ class CudaTransport:
             stream_op.begin(self.stream)
             stream_op.finish(self.stream)
             self._place.came(call, cast("int", stream_op.end), left, "what was queued before the barrier")
-            self._check_kernels(call)
-
-    def _check_kernels(self, call: Call) -> None:
-        if (error := self.kernels_error(self._place.where(call))) is not None:
-            self._end()
-            raise error
-
-    def kernels_error(
-        self, where: str = "", name: str = "a call on CUDA tensors", number: int = 0, began: float = 0.0
-    ) -> BaseException | None:
-        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call. Else the call's name, its
-        number and when it began."""
-        if self._fused is None:
-            return None
-        peers = self.cpu.peers
-        error = self._fused.error(where or self._place.where(), lambda r: f" (it last entered {peers()[r].calling})")
-        if isinstance(error, AbortedError | PeerLostError) and number:
-            self._hear()
-            found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
-            if found is not None and not isinstance(found, AbortedError):
-                return found
-        if isinstance(error, AbortedError | PeerLostError) and (gone := self.cpu.gone()):
-            return PeerLostError(f"{error} (rank {', rank '.join(f'{r}: {what}' for r, what in gone.items())})")
-        return error
-
-    def _hear(self) -> None:
-        """Waits a moment for what another rank is about to tell of its failure, which its kernels have told first."""
-        poll(self.cpu.broken, time.monotonic() + _TOLD, lambda: False)
-
-    def _end(self) -> None:
-        """The kernels have given up: the group is over for all, if it is not yet."""
-        failure = cast("Fused", self._fused).failure()
-        if failure is not None and failure.kind == PEER:
-            self._hear()
-        if self.cpu.broken():
-            return
-        if failure is not None and failure.kind == TIMEOUT and failure.number:
-            here = cast("LocalTransport", self.cpu)
-            here.end_for_all(native.TIMEOUT, failure.peer, here.rank, failure.number)
-        else:
-            self.cpu.abort()
+            if self._guard is not None:
+                self._guard.check(call)
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -232,8 +177,7 @@ class CudaTransport:
         small = ""
         if self._one_host:
             self.cpu.agree(call, left())
-            gpus = self._gpus()[: call.ordinal]
-            setup = Setup(self._place, call, left, gpus)
+            setup = Setup(self._place, call, left, self._gpus()[: call.ordinal])
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -245,9 +189,8 @@ class CudaTransport:
             self._collectives = SharedCollectives(self._place, peers, staged)
             if limit := host_limit(peers.facts, self._config):
                 small = f"; up to {limit} bytes through host memory"
-            self._fused = peers.fused
-            if self._fused is not None:
-                self._guard = Guard(self.cpu, self._fused, self.kernels_error, self._end)
+            if peers.fused is not None:
+                self._guard = Guard(self._place, peers.fused)
         # Alike on all ranks: one says it.
         log.log(
             logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
@@ -281,11 +224,11 @@ class CudaTransport:
         come yet to calls that this one has made."""
         if self._messages is not None:
             self._messages.prepare_to_leave(_DRAIN)
-        if self._guard is not None and self._fused is not None:
-            if self._fused.busy() and not self._captured:
+        if (guard := self._guard) is not None:
+            if guard.fused.busy() and not guard.replays:
                 with self.driver.activate():
-                    come_to(self.driver, self.stream, time.monotonic() + self._longest, self.cpu.broken)
-            self._guard.close()
+                    come_to(self.driver, self.stream, time.monotonic() + guard.longest, self.cpu.broken)
+            guard.close()
 
     def leave(self) -> None:
         """The CPU transport has left, and no collective is under way."""
@@ -341,11 +284,11 @@ class CudaTransport:
         """Whether the GPU is done with all of this group's work within so many seconds. Where graphs may hold calls of
         the group, their replays that have begun, and all on the calling thread's current stream, count as that, too."""
         until = time.monotonic() + seconds
-        streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
+        replayed = self._guard.fused if self._guard is not None and self._guard.replays else None
+        streams = [*self._used_streams, *([self.driver.current_stream()] if replayed is not None else [])]
         if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):
             return False
-        fused = self._fused if self._captured else None
-        return fused is None or poll(lambda: not fused.runs(self.stream, until), until, lambda: False)
+        return replayed is None or poll(lambda: not replayed.runs(self.stream, until), until, lambda: False)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:
