@@ -142,10 +142,10 @@ def test_ranks_that_share_a_gpu_where_a_test_says_so(size, blocks):
 
     def body(r):
         warm(r)
-        before = transport_of(r)._guard.fused._p2p.launched
+        before = transport_of(r)._guard.fused.p2p.launched
         t = device_tensor(r, 100_000, 1.0)
         r.pg.allreduce([t], options(False))
-        end = transport_of(r)._guard.fused._p2p
+        end = transport_of(r)._guard.fused.p2p
         return contents(r, t)[0].item(), transport_of(r).mode.name, end.launched > before, end._blocks
 
     config = {"cuda_mode": "p2p", "cuda_p2p_shared": 1}

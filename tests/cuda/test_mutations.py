@@ -7,17 +7,7 @@ import pytest
 import torch
 
 from c10d_custom.call import changed
-from c10d_custom.transport.cuda import (
-    fused,
-    host_exchange,
-    p2p,
-    peers,
-    registered,
-    shared,
-    staged,
-    staged_messages,
-    transport,
-)
+from c10d_custom.transport.cuda import host_exchange, p2p, peers, registered, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
@@ -138,27 +128,31 @@ def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
 def staging_of_the_rounds(self, setup, table):
     """The fused kernels in the memory of the rounds."""
     _OPEN(self, setup, table)
-    self.fused._p2p._stagings = [self.staging[r] for r in range(self.size)]
+    self.fused.p2p._stagings = [self.staging[r] for r in range(self.size)]
 
 
 _OPEN = peers.Peers.open
 
 
-def on_a_stream_of_its_own(self, stream, call, number=0):
-    _FUSED(self, self._driver.create_stream(), call, number)
+def on_a_stream_of_its_own(self, stream, call, number=0, **other):
+    _P2P(self, self._kernels.driver.create_stream() if number else stream, call, number, **other)
 
 
 def without_time(self, stream, call, *more, **other):
     _P2P(self, stream, changed(call, timeout=1e-9), *more, **other)
 
 
-_FUSED, _P2P = fused.Fused.run, p2p.P2p.run
+_P2P = p2p.P2p.run
 
 
 def parts_in_one_place(self, stream, call, *more, **other):
     """Of an all_gather, or a reduce_scatter."""
     outputs, inputs = [*call.outputs][:1] * len(call.outputs), [*call.inputs][:1] * len(call.inputs)
     _P2P(self, stream, changed(call, outputs=outputs, inputs=inputs), *more, **other)
+
+
+def numbered_by_its_rank(self, stream, call, number=0, **other):
+    _P2P(self, stream, call, number and 1 + self._rank, **other)
 
 
 _FINGERPRINT = p2p.P2p._fingerprint
@@ -217,7 +211,7 @@ MUTATIONS = {
         lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
         on_gpus_of_their_own,
     ),
-    "fused: on another stream": (P2P, lambda: off(fused.Fused, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
+    "fused: on another stream": (P2P, lambda: off(p2p.P2p, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
     "fused: freed before the others have closed": (
         P2P,
         lambda: off(peers.Peers, "close_imports", peers.Peers.free),
@@ -235,7 +229,7 @@ MUTATIONS = {
     ),
     "fused: a rank leaves before others have come": (
         P2P,
-        lambda: off(fused.Fused, "busy", lambda self: False),
+        lambda: off(p2p.P2p, "busy", lambda self: False),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the guard takes leaving for failing": (
@@ -246,11 +240,7 @@ MUTATIONS = {
     "fused: no time": (P2P, lambda: off(p2p.P2p, "run", without_time), on_gpus_of_their_own),
     "fused: parts in one place": (P2P, lambda: off(p2p.P2p, "run", parts_in_one_place), on_gpus_of_their_own),
     "fused: another root": (P2P, lambda: off(p2p.P2p, "run", another_root), on_gpus_of_their_own),
-    "fused: a number of its own": (
-        P2P,
-        lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),
-        on_gpus_of_their_own,
-    ),
+    "fused: a number of its own": (P2P, lambda: off(p2p.P2p, "run", numbered_by_its_rank), on_gpus_of_their_own),
     "registered: freed before the others have closed": (
         P2P,
         lambda: off(registered.Registered, "close_imports", registered.Registered.free),

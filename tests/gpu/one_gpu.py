@@ -182,14 +182,17 @@ class Ranks:
             record = device.record()
             ctypes.memset(record, 0, p2p.RECORD_BYTES)
             self.end.append(
-                p2p.P2p(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads)
+                p2p.P2p(
+                    *(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads),
+                    locate=lambda call: call.lie,
+                )
             )
 
     def launch(self, call, ranks=None, seconds=None):
         """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: ``within``) for each
         other."""
         for rank in range(self.size) if ranks is None else ranks:
-            self.end[rank].prepare(call.asked(rank), call.lie())
+            self.end[rank].prepare(call.asked(rank))
             self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, seconds or self.within))
 
     def settle(self):
@@ -263,13 +266,12 @@ class Call:
             inputs = []
         count, factor = self.counts[rank], self.factors[rank] if self.factors else 0.0
         more = {"root": self.root, "count": count, "redop": self.redop, "factor": factor}
-        return Collective(self.op, self.op.name, self.dtype, seconds, inputs, outputs, **more)
-
-    def lie(self):
-        return p2p.Lie(self._lie) if self._lie else None
+        made = Collective(self.op, self.op.name, self.dtype, seconds, inputs, outputs, **more)
+        made.lie = p2p.Lie(self._lie) if self._lie else None
+        return made
 
     def enqueue(self, end, rank, seconds, stream):
-        end.run(stream, self.asked(rank, seconds), self.number, self.lie())
+        end.run(stream, self.asked(rank, seconds), self.number)
 
     def _wanted(self, rank):
         """Of each of its outputs."""
@@ -314,7 +316,9 @@ def bits(ranks, few):
         ops = [op for op in OPS if op in REDUCING or redop == SUM]  # what only moves has no reduce op
         for i, (op, count) in enumerate([(op, count) for op in ops for count in some]):
             off = rng.choice([0, 0, dtype.item_bytes % 16, 1 if dtype.item_bytes == 1 else dtype.item_bytes % 16])
-            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op, lie=i % 3 == 0)
+            few_lie = i == 2  # so few that the last ranks have no share
+            lie, off = few_lie or i % 3 == 0, 0 if few_lie else off
+            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op, lie=lie)
             ranks.launch(call)
             ranks.settle()
             what = f"{op.name} of {dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
@@ -338,7 +342,7 @@ def burst(ranks, few):
             )
         )
         for rank in range(ranks.size):  # nothing is compiled or loaded while kernels wait
-            ranks.end[rank].prepare(calls[-1].asked(rank), calls[-1].lie())
+            ranks.end[rank].prepare(calls[-1].asked(rank))
     for call in calls:
         ranks.launch(call)
     ranks.settle()

@@ -15,14 +15,13 @@ import torch
 from ... import dtypes
 from ...call import Call, Op, Region
 from ...errors import AbortedError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError, TransportError
-from ...threads import threading
 from . import p2p
 from .algorithm import FUSED_BLOCKS, FUSED_STAGING
 from .registered import Registered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ...errors import CustomBackendError
     from .driver import Driver
@@ -37,8 +36,8 @@ _TRIED = 4096  # bytes that the trial adds up
 class Fused:
     """``nbytes``: of every rank's memory, which is the Peers'; ``sharers``: the most ranks that have one GPU, where the
     blocks of all must run at once, and each finds a processor of its own. Steps in order: allocate, ``stream`` has come
-    to it, open; then calls; then free. Any thread may call error(), failure(), busy() and let_go(), at any time; the
-    others one at a time."""
+    to it, open; then calls, by ``p2p``; then free. Any thread may call error(), at any time; the others one at a
+    time."""
 
     def __init__(self, driver: Driver, rank: int, size: int, staging_bytes: int, sharers: int = 1) -> None:
         self._driver, self._rank, self._size, self._sharers = driver, rank, size, sharers
@@ -47,9 +46,7 @@ class Fused:
         self.nbytes = self._pad + self._staging + _TRIED
         self._address = 0  # of this rank's memory
         self._record: Any = None  # an address, from `allocate` to `free`
-        self._p2p: Any = None  # a P2p, from `open` to `free`
-        self._failure: p2p.Failure | None = None  # once the record is gone
-        self._lock = threading.RLock()
+        self.p2p: Any = None  # a P2p, from `open` on
         self.registered = Registered(driver, rank, size)
 
     def allocate(self, stream: int, address: int) -> None:
@@ -64,9 +61,10 @@ class Fused:
         stagings = [pad + self._pad for pad in pads]
         kernels = self._driver.kernels()
         blocks = FUSED_BLOCKS if self._sharers == 1 else max(1, min(FUSED_BLOCKS, kernels.processors // self._sharers))
-        self._p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks)
+        locate = self.registered.located
+        self.p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks, locate=locate)
         for algorithm in p2p.ALL_REDUCE:  # for the trial, before kernels wait for each other
-            self._p2p.prepare(self._tried(), algorithm=algorithm)
+            self.p2p.prepare(self._tried(), algorithm=algorithm)
 
     # --- the trial: every rank's flags reach every rank's kernels, and so does what they have put
 
@@ -82,7 +80,7 @@ class Fused:
         ctypes.memmove(pinned, (ctypes.c_int32 * (_TRIED // 4))(*[self._rank + 1] * (_TRIED // 4)), _TRIED)
         self._driver.copy(stream, address, pinned, _TRIED)
         for algorithm in p2p.ALL_REDUCE:
-            self._p2p.run(stream, call, algorithm=algorithm)
+            self.p2p.run(stream, call, algorithm=algorithm)
         self._driver.copy(stream, pinned, address, _TRIED)
         setup.settle(more=1.0)
         if (error := self.error(call.name)) is not None:
@@ -91,45 +89,19 @@ class Fused:
         if any(value != want for value in (ctypes.c_int32 * (_TRIED // 4)).from_address(pinned)):
             raise TransportError("the kernels of p2p mode do not add up what the ranks gave")
 
-    # --- calls
-
-    def prepare(self, call: Call) -> None:
-        """Compiles what ``call`` needs: before the other ranks are told of it, whose kernels then wait for its."""
-        self._p2p.prepare(call, self.registered.located(call))
-
-    def prepared(self, call: Call) -> bool:
-        return bool(self._p2p.prepared(call, self.registered.located(call)))
-
-    def run(self, stream: int, call: Call, number: int = 0) -> None:
-        """Enqueues it; on the GPU its kernels wait up to its time-out for those of the other ranks. ``number``: the
-        group's; 0: of a graph, which has none."""
-        self._p2p.run(stream, call, number, self.registered.located(call))
-
-    def busy(self) -> bool:
-        """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs
-        may launch some."""
-        with self._lock:
-            return self._p2p is not None and self._p2p.busy()
+    # --- what becomes of calls
 
     def runs(self, stream: int, until: float) -> bool:
         """Whether a kernel has begun, of a graph on whatever stream, and not ended: found by a copy on ``stream``."""
-        with self._lock:
-            if self._p2p is None:
-                return False
-            said = self._record + p2p.RECORD_BYTES
-            self._driver.copy(stream, said, self._address + p2p.OWNER, 4)
-            came = come_to(self._driver, stream, until, lambda: False)
-            return not came or ctypes.c_uint32.from_address(said).value != 0
-
-    def failure(self) -> p2p.Failure | None:
-        """Why the kernels have given up."""
-        with self._lock:
-            return self._p2p.failure() if self._p2p is not None else self._failure
+        said = self._record + p2p.RECORD_BYTES
+        self._driver.copy(stream, said, self._address + p2p.OWNER, 4)
+        came = come_to(self._driver, stream, until, lambda: False)
+        return not came or ctypes.c_uint32.from_address(said).value != 0
 
     def error(self, where: str, doing: Callable[[int], str] = lambda rank: "") -> CustomBackendError | None:
         """Why the kernels have given up, as an error of ``where``; None while they have not. ``doing``: what a rank
         does instead, in brackets. AbortedError: as the group has failed."""
-        failure = self.failure()
+        failure = self.p2p.failure()
         if failure is None:
             return None
         over = "Its result is void, and the group of no more use: destroy it."
@@ -154,19 +126,12 @@ class Fused:
             return AbortedError(f"{where}: ended on the GPU, as a rank is gone or the group was aborted. {over}")
         return PeerLostError(f"{where}: rank {failure.peer} has given up on the GPU. {over}")
 
-    def let_go(self, gone: Iterable[int]) -> None:
-        """Ends the kernels' waiting, here and then on the other ranks, but for those that are ``gone``."""
-        with self._lock:
-            if self._p2p is not None:
-                self._p2p.abort(gone)
-
     # --- the end
 
     def free(self) -> None:
         self.registered.free()
-        with self._lock:
-            if self._p2p is not None:
-                self._failure, self._p2p = self._p2p.failure(), None
-            record, self._record = self._record, None
+        if self.p2p is not None:
+            self.p2p.close()
+        record, self._record = self._record, None
         if record is not None:
             self._driver.free_pinned(record)

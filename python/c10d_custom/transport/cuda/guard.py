@@ -79,7 +79,7 @@ class Guard:
 
     def _end(self) -> None:
         """The kernels have given up: the group is over for all, if it is not yet."""
-        failure = self.fused.failure()
+        failure = self.fused.p2p.failure()
         if failure is not None and failure.kind == PEER:
             self._hear()
         if self._cpu.broken():
@@ -91,7 +91,7 @@ class Guard:
 
     def _run(self) -> None:
         while not self._over:
-            waiting = self.replays or self.fused.busy()
+            waiting = self.replays or self.fused.p2p.busy()
             if self._look(waiting):
                 return
             if waiting:
@@ -105,7 +105,7 @@ class Guard:
         error = self.error()
         if error is None and not (waiting and self._cpu.broken() and not self._over):
             return False
-        self.fused.let_go(self._cpu.gone())
+        self.fused.p2p.abort(self._cpu.gone())
         if error is not None:
             self._end()
             log.error("%s", error)  # nobody may be waiting for a replay
@@ -118,4 +118,4 @@ class Guard:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
         if self._cpu.broken():
-            self.fused.let_go(self._cpu.gone())
+            self.fused.p2p.abort(self._cpu.gone())

@@ -9,12 +9,13 @@ import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...call import REDUCING, Op
 from ...errors import UsageError
+from ...threads import threading
 from .algorithm import FLAGGED_BYTES, FUSED_RANKS, fused_all_reduce
 from .host_exchange import BYTES
 from .kernels import COPY, PREMUL_SUM
@@ -89,10 +90,10 @@ class P2p:
 
     No call blocks, and nothing waits on the device beyond the time-out. A kernel that gives up ends as usual,
     with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
-    from then on, on any rank. Any thread may call failure() and abort(); the others one at a time.
+    from then on, on any rank. Any thread may call busy(), failure() and abort(), at any time; the others one at a time.
 
-    blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once. ``launched``: so many
-    kernels, or put into graphs.
+    blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once. locate: gives a call's
+    Lie, or None. ``launched``: so many kernels, or put into graphs.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class P2p:
         record: int,
         blocks: int,
         threads: int = 512,
+        locate: Callable[[Call], Lie | None] = lambda call: None,
     ) -> None:
         if not 1 <= len(pads) <= MAX_RANKS:
             raise UsageError(f"the p2p mode takes 1 to {MAX_RANKS} ranks, not {len(pads)}")
@@ -113,8 +115,10 @@ class P2p:
         self._half = staging_bytes // 2 & -16
         self._blocks, self._threads = min(blocks, MAX_BLOCKS), threads
         self._tokens, self.launched = itertools.count(1), 0
+        self._locate, self._lock = locate, threading.RLock()
+        self._failure: Failure | None = None  # once the record is gone
 
-    def run(self, stream: int, call: Call, number: int = 0, lie: Lie | None = None, algorithm: str = "") -> None:
+    def run(self, stream: int, call: Call, number: int = 0, algorithm: str = "") -> None:
         """Enqueues ``call``; an output may be the input that is in its place, or a reduce_scatter's, any. The result is
         that of the CPU: in rank order, rounded once. Each kernel may wait for as long as the call; more bytes than
         _half take several. ``number``: which of the group's calls it is, for the other ranks' kernels to compare; 0:
@@ -122,7 +126,7 @@ class P2p:
         inputs, outputs = ([t.data_ptr() for t in side] for side in (call.inputs, call.outputs))
         bits = functools.reduce(operator.or_, [*inputs, *outputs])
         parts = outputs if call.op is Op.all_gather else inputs if call.op is Op.reduce_scatter else []
-        root = max(0, call.root)
+        root, lie = max(0, call.root), self._locate(call)
         common = dict(
             half=0 if lie else self._half,
             record=self._record,
@@ -156,17 +160,19 @@ class P2p:
             function = self._kernels.function(*self._kernel(kind, call))
             self._kernels.launch(function, stream, blocks, self._threads, arguments)
 
-    def prepare(self, call: Call, lie: Lie | None = None, algorithm: str = "") -> None:
-        """Compiles its kernels, so that `run` only launches."""
-        for key in self._needed(call, lie, algorithm):
+    def prepare(self, call: Call, algorithm: str = "") -> None:
+        """Compiles its kernels, so that `run` only launches: before the other ranks are told of it, whose kernels then
+        wait for its."""
+        for key in self._needed(call, algorithm):
             self._kernels.function(*key)
 
-    def prepared(self, call: Call, lie: Lie | None = None) -> bool:
+    def prepared(self, call: Call) -> bool:
         """Whether that was done: nothing can be compiled while a CUDA graph is captured."""
-        return all(self._kernels.has(*key) for key in self._needed(call, lie))
+        return all(self._kernels.has(*key) for key in self._needed(call))
 
-    def _needed(self, call: Call, lie: Lie | None, algorithm: str = "") -> list[tuple[str, DType, int]]:
-        return [self._kernel(each, call) for each in dict.fromkeys(a for _, _, a in self._parts(call, lie, algorithm))]
+    def _needed(self, call: Call, algorithm: str = "") -> list[tuple[str, DType, int]]:
+        kinds = dict.fromkeys(kind for _, _, kind in self._parts(call, self._locate(call), algorithm))
+        return [self._kernel(kind, call) for kind in kinds]
 
     @staticmethod
     def _kernel(algorithm: str, call: Call) -> tuple[str, DType, int]:
@@ -184,19 +190,31 @@ class P2p:
             yield start, part, kind
 
     def busy(self) -> bool:
-        """Whether a kernel that was launched has not ended. Not to be asked once graphs may launch some."""
-        return (self.launched - c.c_uint64.from_address(self._record + 16).value) & 0xFFFFFFFF != 0
+        """Whether a kernel that was launched has not ended: found without a call of CUDA's. Not to be asked once graphs
+        may launch some."""
+        with self._lock:
+            return self._record != 0 and (self.launched - self._word(16).value) & 0xFFFFFFFF != 0
 
     def failure(self) -> Failure | None:
         """The Failure, or None while the kernels have not given up."""
-        word = c.c_uint64.from_address(self._record).value
-        return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else None
+        with self._lock:
+            word = self._word(0).value if self._record else 0
+            return Failure(word >> 56, word >> 48 & 0xFF, word & 0xFFFFFFFF) if word else self._failure
 
     def abort(self, gone: Iterable[int] = ()) -> None:
         """Ends the waiting of this rank's kernels, and then of the other ranks'. ``gone``: ranks whose memory is not
         to be written any more."""
-        word = c.c_uint64.from_address(self._record + 8)
-        word.value = word.value | 1 << 63 | sum(1 << rank for rank in set(gone))
+        with self._lock:
+            if self._record:
+                self._word(8).value |= 1 << 63 | sum(1 << rank for rank in set(gone))
+
+    def close(self) -> None:
+        """The last kernel has ended, and the record is about to be freed."""
+        with self._lock:
+            self._failure, self._record = self.failure(), 0
+
+    def _word(self, at: int) -> c.c_uint64:
+        return c.c_uint64.from_address(self._record + at)
 
     @staticmethod
     def _fingerprint(*what: int) -> int:

@@ -258,8 +258,8 @@ class Peers:
     # --- the end
 
     def let_go(self) -> None:
-        if self.fused is not None:
-            self.fused.let_go(self.cpu.gone())
+        if self.fused is not None and self.fused.p2p is not None:
+            self.fused.p2p.abort(self.cpu.gone())
 
     def close_imports(self) -> None:
         if self.in_place is not None:

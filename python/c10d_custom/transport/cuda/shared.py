@@ -142,10 +142,10 @@ class SharedCollectives:
             self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
     def _fused(self) -> None:
-        fused, stream_op = cast("Fused", self.peers.fused), cast("StreamOp", self.call.stream_op)
-        fused.prepare(self.call)
+        p2p, stream_op = cast("Fused", self.peers.fused).p2p, cast("StreamOp", self.call.stream_op)
+        p2p.prepare(self.call)
         stream_op.number = self.cpu.announce(self.call, self.left())
-        fused.run(self.stream, self.call, stream_op.number)
+        p2p.run(self.stream, self.call, stream_op.number)
 
     # --- through staging memory
 

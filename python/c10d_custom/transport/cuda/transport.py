@@ -96,7 +96,7 @@ class CudaTransport:
                 "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
                 "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
-        if not guard.fused.prepared(call):
+        if not guard.fused.p2p.prepared(call):
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
@@ -108,7 +108,7 @@ class CudaTransport:
             )
         stream = self.driver.current_stream()
         guard.captured()
-        guard.fused.run(stream, call)
+        guard.fused.p2p.run(stream, call)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
@@ -225,7 +225,7 @@ class CudaTransport:
         if self._messages is not None:
             self._messages.prepare_to_leave(_DRAIN)
         if (guard := self._guard) is not None:
-            if guard.fused.busy() and not guard.replays:
+            if guard.fused.p2p.busy() and not guard.replays:
                 with self.driver.activate():
                     come_to(self.driver, self.stream, time.monotonic() + guard.longest, self.cpu.broken)
             guard.close()
