@@ -254,6 +254,7 @@ class FakeDriver(FakeMemory):
                 Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
             )
 
+    @property
     def kernels(self):
         return self.fused
 

@@ -295,11 +295,11 @@ def test_a_kernel_s_code_is_there_before_it_is_launched(driver, fake, monkeypatc
     monkeypatch.setattr(compiler, "compiled", lambda text, capability: b"")
     dtype = dtypes.BY_DTYPE[torch.float32]
     with driver.activate():
-        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711
+        assert driver.kernels.function("OneShot", dtype, int(dtypes.SUM)) == 4711
         assert fake.fake_loaded() == 4711
-        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+        assert driver.kernels.function("OneShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
         monkeypatch.setattr(cuda, "cuFuncLoad", lacking)
-        assert driver.kernels().function("TwoShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+        assert driver.kernels.function("TwoShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
 
 
 class _Device(contextlib.nullcontext):

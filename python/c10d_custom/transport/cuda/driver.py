@@ -27,11 +27,11 @@ from ...call import copy_back
 from ...errors import TransportError, UsageError
 from ...extras import how_to_install
 from ...threads import threading
+from .kernels import Job, Kernels
 from .mappings import HANDLE_BYTES, Allocation, Mappings
 
 if TYPE_CHECKING:
     from ...dtypes import DType
-    from .kernels import Job, Kernels
 
 
 # Below so many bytes cuMemcpyAsync writes to the GPU by an engine that takes turns with the kernels of other processes;
@@ -69,7 +69,6 @@ class Driver:
         # A driver that cannot tell: False.
         status, by_mps = cuda.cuDeviceGetAttribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, number)
         self.side_by_side = not status and by_mps != 0
-        self._kernels: Kernels | None = None
         self._events: tuple[deque[int], deque[int]] = deque(), deque()  # that are free: without time, with it
         self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
@@ -256,17 +255,13 @@ class Driver:
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         self._do(self._cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
+    @functools.cached_property
     def kernels(self) -> Kernels:
-        """The kernels.Kernels of this GPU."""
-        if self._kernels is None:
-            from .kernels import Kernels
-
-            self._kernels = Kernels(self.device.index, self.load)
-        return self._kernels
+        return Kernels(self.device.index, self.load)
 
     def reduce(self, stream: int, dtype: DType, redop: int, factors: Sequence[float], jobs: Sequence[Job]) -> None:
         """See kernels.Kernels.reduce."""
-        self.kernels().reduce(stream, dtype, redop, factors, jobs)
+        self.kernels.reduce(stream, dtype, redop, factors, jobs)
 
     def _on(self, stream: int) -> AbstractContextManager[Any]:
         if stream == self.current_stream():

@@ -59,7 +59,7 @@ class Fused:
     def open(self, pads: Sequence[int]) -> None:
         """``pads``: where the memory of each rank is."""
         stagings = [pad + self._pad for pad in pads]
-        kernels = self._driver.kernels()
+        kernels = self._driver.kernels
         blocks = FUSED_BLOCKS if self._sharers == 1 else max(1, min(FUSED_BLOCKS, kernels.processors // self._sharers))
         locate = self.registered.located
         self.p2p = p2p.P2p(kernels, self._rank, pads, stagings, self._staging, self._record, blocks, locate=locate)

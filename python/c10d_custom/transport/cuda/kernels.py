@@ -124,8 +124,6 @@ class Kernels:
 
 def _reduce_arguments(dtype: DType, factors: Sequence[float], jobs: Sequence[Job]) -> tuple[ReduceArguments, int]:
     """And how many Vectors the longest job has."""
-    if len(jobs) > MAX_JOBS or sum(len(j.sources) + len(j.targets) for j in jobs) > MAX_PLACES:
-        raise UsageError(f"a CUDA reduction takes up to {MAX_JOBS} jobs of {MAX_PLACES} arrays together")
     arguments = ReduceArguments(jobs=len(jobs))
     arguments.factor[: len(factors)] = list(factors)
     first = longest = 0

@@ -1,4 +1,4 @@
-"""Allocations of other processes that this process has open on one GPU, kept for the next call that uses them.
+"""GPU memory of one process that others read: what a rank offers, and what of others' is open here.
 
 CUDA opens an exported allocation once in a process: who opens it again gets the same address, also when the exporter
 has freed it and another one lies in its place, with an equal handle. So there is one Mappings for all groups of a
@@ -12,13 +12,18 @@ than `most` are open, and what no group uses is closed. Nothing is closed while 
 
 from __future__ import annotations
 
+import ctypes as c
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import TransportError
-from ...threads import threading
+from ...threads import threading, time
+from .stream_op import come_to
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 HANDLE_BYTES = 64  # of what CUDA exports
 _MOST = 64
@@ -37,8 +42,7 @@ class _Open:
     base: int  # at its owner
     nbytes: int
     address: int  # here
-    groups: set[Hashable] = field(default_factory=set)
-    users: Counter[Hashable] = field(default_factory=Counter)  # group -> calls between `enter` and `leave`
+    users: Counter[Hashable] = field(default_factory=Counter)  # group -> its calls between `enter` and `leave`
 
     def used(self) -> bool:
         return any(self.users.values())
@@ -61,7 +65,6 @@ class Mappings:
                 self._make_room(owner, allocation)
                 found = _Open(allocation.base, allocation.nbytes, self._driver.open_memory(handle))
             self._open[key] = found
-            found.groups.add(group)
             found.users[group] += 1
             return found.address
 
@@ -82,9 +85,8 @@ class Mappings:
         """The group is over, and its stream is idle."""
         with self._lock:
             for key, found in list(self._open.items()):
-                found.groups.discard(group)
                 found.users.pop(group, None)
-                if not found.groups:
+                if not found.users:
                     self._close(key)
 
     def _make_room(self, owner: int, allocation: Allocation) -> None:
@@ -102,3 +104,40 @@ class Mappings:
 
     def _close(self, key: tuple[int, int]) -> None:
         self._driver.close_memory(self._open.pop(key).address)
+
+
+def offer(driver: Driver, nbytes: int, seconds: float, broken: Callable[[], object]) -> tuple[int, bytes]:
+    """Memory for others to open: its address here and its handle, which it begins with: by that they know it."""
+    address = driver.allocate(nbytes)
+    try:
+        handle = driver.export_memory(address)
+        _front(driver, address, handle, seconds, broken)
+    except BaseException:
+        driver.free(address)
+        raise
+    return address, handle
+
+
+def open_offered(driver: Driver, handle: bytes, seconds: float, broken: Callable[[], object]) -> int:
+    """The address here of memory that another process offers."""
+    address = driver.open_memory(handle)
+    try:
+        if _front(driver, address, b"", seconds, broken) != handle:
+            raise TransportError("what another rank has written in its GPU memory is not read here")
+    except BaseException:
+        driver.close_memory(address)
+        raise
+    return address
+
+
+def _front(driver: Driver, address: int, data: bytes, seconds: float, broken: Callable[[], object]) -> bytes:
+    """What lies there, once ``data`` does. Not on a stream that may be behind others' work."""
+    pinned, stream = driver.allocate_pinned(HANDLE_BYTES), driver.create_stream()
+    c.memmove(pinned, data, len(data))
+    driver.copy(stream, *((address, pinned) if data else (pinned, address)), HANDLE_BYTES)
+    if not come_to(driver, stream, time.monotonic() + seconds, broken):
+        raise TransportError(f"a copy of {HANDLE_BYTES} bytes took longer than {seconds:g} s")
+    found = c.string_at(pinned, HANDLE_BYTES)
+    driver.destroy_stream(stream)
+    driver.free_pinned(pinned)
+    return found

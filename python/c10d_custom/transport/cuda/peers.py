@@ -19,7 +19,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell_json, together
 from .in_place import InPlace
-from .offers import offer, open_offered
+from .mappings import offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:

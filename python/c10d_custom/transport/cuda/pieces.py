@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .algorithm import MESSAGE_SLOTS, piece_bytes
-from .mappings import HANDLE_BYTES
-from .offers import offer, open_offered
+from .mappings import HANDLE_BYTES, offer, open_offered
 
 if TYPE_CHECKING:
     from ...call import Message

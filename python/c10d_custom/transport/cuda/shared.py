@@ -53,7 +53,10 @@ class SharedCollectives:
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """Enqueues it all. Waits for the other ranks, and for what this one has put."""
-        way = algorithm.choose(call, self.peers.facts, self.config) or self._uneven(call, left)
+        facts = self.peers.facts
+        way = algorithm.choose(call, facts, self.config)
+        if way is None:
+            way = algorithm.uneven(self.cpu.agree(call, left()).sizes or (), facts, self.config)
         if way is Way.THROUGH_HOST:
             return self.staged.run(call, left)
         self.call, self.left, self.agreed, self.awaited = call, left, None, True
@@ -61,11 +64,6 @@ class SharedCollectives:
             self.run_here(way)
         finally:
             self.call = None
-
-    def _uneven(self, call: Call, left: Callable[[], float]) -> Way:
-        sizes = self.cpu.agree(call, left()).sizes
-        largest = max((sum(side) for of_rank in sizes or () for side in of_rank), default=0)
-        return algorithm.uneven(largest, self.peers.facts, self.config)
 
     def run_here(self, way: Way) -> None:
         """By the GPU."""

@@ -30,6 +30,7 @@ from ..tickets import PyTicket
 from .algorithm import whole_bytes
 from .host_exchange import BYTES, Place, for_cpu
 from .pieces import Head, Pieces, Slot
+from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -147,10 +148,7 @@ class StagedTicket(PyTicket):
             self._stepping = False
 
     def hand_over(self) -> Ticket:
-        message = for_cpu(self.message, tensor=self.region, timeout=self.left())
-        self.inner = inner = self.messages.cpu.post(message)
-        if self.wanted():
-            inner.want()
+        self.inner = inner = self._give(tensor=self.region)
         return inner
 
     def _meet(self, may_go: bool) -> bool:
@@ -205,9 +203,6 @@ class StagedTicket(PyTicket):
             for ticket in (self.inner, *(t for t, _ in list(self.posted))):
                 if ticket is not None:
                     ticket.want()
-
-    def wanted(self) -> bool:
-        return self.deadline < math.inf
 
     def left(self) -> float:
         return min(self.message.timeout, max(0.0, self.deadline - time.monotonic()))
@@ -299,11 +294,15 @@ class StagedTicket(PyTicket):
         """To the other side: what the receiver says goes by another tag than what comes from the sender."""
         tag = self.tag - (is_recv is not self.message.is_recv)
         region = Region(address, nbytes, nbytes)
-        what = {"tensor": region, "dtype": BYTES, "peer": self.peer, "tag": tag, "is_recv": is_recv}
-        inner: Ticket = self.messages.cpu.post(for_cpu(self.message, timeout=self.left(), **what))
-        if self.wanted():
-            inner.want()
+        inner = self._give(tensor=region, dtype=BYTES, peer=self.peer, tag=tag, is_recv=is_recv)
         self.posted.append((inner, keep))
+        return inner
+
+    def _give(self, **changes: Any) -> Ticket:
+        """To the CPU transport."""
+        inner: Ticket = self.messages.cpu.post(for_cpu(self.message, timeout=self.left(), **changes))
+        if self.deadline < math.inf:
+            inner.want()
         return inner
 
     def _say(self, word: int) -> None:
@@ -522,15 +521,12 @@ class StagedMessages:
 
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
-        began, waited = time.monotonic(), 0.0
-        while (
-            any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
-            and waited < seconds
-            and not self.cpu.broken()
-        ):
-            if not self.progress():
-                rest(GPU, waited)
-            waited = time.monotonic() - began
+
+        def told() -> bool:
+            self.progress()
+            return not any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
+
+        poll(told, time.monotonic() + seconds, self.cpu.broken)
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""

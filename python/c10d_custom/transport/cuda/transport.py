@@ -192,15 +192,9 @@ class CudaTransport:
             if peers.fused is not None:
                 self._guard = Guard(self._place, peers.fused)
         # Alike on all ranks: one says it.
-        log.log(
-            logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
-            "group %s, rank %d: CUDA tensors in %s mode: %s%s",
-            self.cpu.name or "(unnamed)",
-            self.cpu.rank,
-            self.mode.name,
-            self.mode.reason,
-            small,
-        )
+        level = logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO
+        said = f"CUDA tensors in {self.mode.name} mode: {self.mode.reason}{small}"
+        log.log(level, "group %s, rank %d: %s", self.cpu.name or "(unnamed)", self.cpu.rank, said)
 
     def let_go(self) -> None:
         """After a failure: no kernel of this rank may wait for another for ever."""
@@ -306,12 +300,8 @@ def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) 
 
     unused = not holders or poll(lambda: not holding(), time.monotonic() + _DRAIN, lambda: False)
     if not unused:
-        log.warning(
-            "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
-            cpu.name,
-            cpu.rank,
-            holding(),
-        )
+        kept = f"ranks {holding()} have not destroyed the group yet; memory that they may use is kept"
+        log.warning("group %s, rank %d: %s", cpu.name, cpu.rank, kept)
     for device in rest:
         _in_good_order(device, functools.partial(device.free, unused or not device.holders()))
 
