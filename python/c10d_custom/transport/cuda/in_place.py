@@ -105,7 +105,7 @@ class InPlace:
     def __init__(self, place: Place, facts: Facts) -> None:
         self._cpu, self._driver, self._stream, self._late = place.cpu, place.driver, place.stream, place.late
         self._facts, self._n, self._me = facts, self._cpu.size, self._cpu.rank
-        self._tried = self._pinned = 0  # addresses, while it is tried
+        self._tried = 0  # an address, while it is tried
         self._told: dict[int, _Told] = {}  # by their numbers, told longest ago first
         self._going: list[_Told] = []  # told as freed, which the leader may not have heard yet
         self._limit = HALVES * facts.half  # bytes
@@ -115,10 +115,10 @@ class InPlace:
         it. ``setup``: the peers.Setup."""
         problem: str | None = None
         for turn in range(1, TRIALS + 1):
-            _, problem = setup.together(functools.partial(self._put_up, turn, setup.settle))
+            _, problem = setup.together(functools.partial(self._put_up, turn, setup))
             if problem is None:
                 done = self._add_up(setup)
-                _, problem = setup.together(functools.partial(self._look, turn, done, setup.settle))
+                _, problem = setup.together(functools.partial(self._look, turn, done, setup))
             if problem is not None:
                 break
         self._facts.in_place = problem is None
@@ -126,14 +126,11 @@ class InPlace:
         setup.together(self.free)
         return problem
 
-    def _put_up(self, turn: int, settle: Callable[[], None]) -> None:
+    def _put_up(self, turn: int, setup: Any) -> None:
         """Memory as torch's allocator takes it, in place of what the turn before has left; this rank's part in it."""
-        self._pinned = self._pinned or self._driver.allocate_pinned(4)
         self._give_back()
         self._tried = self._driver.allocate(_TRIED)
-        c.c_int32.from_address(self._pinned).value = turn + self._me
-        self._driver.copy(self._stream, self._tried, self._pinned, 4)
-        settle()
+        setup.lies(self._tried, 4, (turn + self._me).to_bytes(4, "little"))
 
     def _add_up(self, setup: Any) -> bool:
         name, memory = f"{setup.call.name} (trial in place)", [Region(self._tried, 4, 1)]
@@ -141,12 +138,11 @@ class InPlace:
         call.stream_op = setup.call.stream_op
         return self.run(call, functools.partial(self._cpu.agree, call, setup.left()), lambda: None, setup.left)
 
-    def _look(self, turn: int, done: bool, settle: Callable[[], None]) -> None:
+    def _look(self, turn: int, done: bool, setup: Any) -> None:
         if not done:
             raise TransportError("the ranks' memory could not be mapped")
-        self._driver.copy(self._stream, self._pinned, self._tried, 4)
-        settle()
-        if c.c_int32.from_address(self._pinned).value != self._n * turn + self._n * (self._n - 1) // 2:
+        want = self._n * turn + self._n * (self._n - 1) // 2
+        if setup.lies(self._tried, 4) != want.to_bytes(4, "little"):
             raise TransportError(f"what rank {self._me} allocated in place of memory that it had freed was not mapped")
 
     def _give_back(self) -> None:
@@ -194,9 +190,6 @@ class InPlace:
         """All ranks have closed."""
         self._give_back()
         self._told, self._going = {}, []
-        pinned, self._pinned = self._pinned, 0
-        if pinned:
-            self._driver.free_pinned(pinned)
 
     def _await(self, call: Call, left: Callable[[], float], what: str) -> None:
         """Waits until the stream has come here. If the group breaks meanwhile, what follows says why."""

@@ -111,7 +111,7 @@ def offer(driver: Driver, nbytes: int, seconds: float, broken: Callable[[], obje
     address = driver.allocate(nbytes)
     try:
         handle = driver.export_memory(address)
-        _front(driver, address, handle, seconds, broken)
+        lies(driver, address, HANDLE_BYTES, seconds, broken, handle)
     except BaseException:
         driver.free(address)
         raise
@@ -122,7 +122,7 @@ def open_offered(driver: Driver, handle: bytes, seconds: float, broken: Callable
     """The address here of memory that another process offers."""
     address = driver.open_memory(handle)
     try:
-        if _front(driver, address, b"", seconds, broken) != handle:
+        if lies(driver, address, HANDLE_BYTES, seconds, broken) != handle:
             raise TransportError("what another rank has written in its GPU memory is not read here")
     except BaseException:
         driver.close_memory(address)
@@ -130,14 +130,16 @@ def open_offered(driver: Driver, handle: bytes, seconds: float, broken: Callable
     return address
 
 
-def _front(driver: Driver, address: int, data: bytes, seconds: float, broken: Callable[[], object]) -> bytes:
-    """What lies there, once ``data`` does. Not on a stream that may be behind others' work."""
-    pinned, stream = driver.allocate_pinned(HANDLE_BYTES), driver.create_stream()
+def lies(
+    driver: Driver, address: int, nbytes: int, seconds: float, broken: Callable[[], object], data: bytes = b""
+) -> bytes:
+    """What lies there, once ``data``, if any, does. Not on a stream that may be behind others' work."""
+    pinned, stream = driver.allocate_pinned(nbytes), driver.create_stream()
     c.memmove(pinned, data, len(data))
-    driver.copy(stream, *((address, pinned) if data else (pinned, address)), HANDLE_BYTES)
+    driver.copy(stream, *((address, pinned) if data else (pinned, address)), nbytes)
     if not come_to(driver, stream, time.monotonic() + seconds, broken):
-        raise TransportError(f"a copy of {HANDLE_BYTES} bytes took longer than {seconds:g} s")
-    found = c.string_at(pinned, HANDLE_BYTES)
+        raise TransportError(f"a copy of {nbytes} bytes took longer than {seconds:g} s")
+    found = c.string_at(pinned, nbytes)
     driver.destroy_stream(stream)
     driver.free_pinned(pinned)
     return found

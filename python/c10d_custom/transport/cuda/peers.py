@@ -19,7 +19,7 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell_json, together
 from .in_place import InPlace
-from .mappings import offer, open_offered
+from .mappings import lies, offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -178,6 +178,9 @@ class Setup:
     def trial_seconds(self) -> float:
         """That something tried may take."""
         return max(min(_TRIAL, self.left()), _LEAST_TRIAL)
+
+    def lies(self, address: int, nbytes: int, data: bytes = b"") -> bytes:
+        return lies(self.driver, address, nbytes, self.trial_seconds(), self.cpu.broken, data)
 
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
