@@ -11,7 +11,6 @@ import torch
 
 from c10d_custom import dtypes
 from c10d_custom.call import Call, Op, Region
-from c10d_custom.errors import UsageError
 from c10d_custom.transport.cuda import algorithm, kernels, p2p
 from engine import engine, same
 from gpu import one_gpu
@@ -213,8 +212,3 @@ def test_structures_are_the_kernels(library):
         p2p.RECORD_BYTES,
         algorithm.FLAGGED_BYTES,
     ]
-
-
-def test_too_many_ranks():
-    with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
-        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0, 1)

@@ -88,7 +88,17 @@ class Kernels:
         jobs = [j for j in jobs if j.items and j.targets]
         if not jobs:
             return
-        arguments, longest = _reduce_arguments(dtype, factors, jobs)
+        arguments = ReduceArguments(jobs=len(jobs))
+        arguments.factor[: len(factors)] = list(factors)
+        first = longest = 0  # longest: Vectors of a job
+        for i, (sources, targets, count) in enumerate(jobs):
+            places = [*sources, *targets]
+            unit, skew = alignment(places, dtype.item_bytes)
+            nbytes = count * dtype.item_bytes
+            arguments.place[first : first + len(places)] = places
+            arguments.job[i] = JobArguments(nbytes, first, len(sources), len(targets), unit, skew)
+            first += len(places)
+            longest = max(longest, (skew + nbytes + 15) // 16)
         most = max(1, _BLOCKS_PER_PROCESSOR * self.processors // len(jobs))
         blocks = len(jobs) * min(-(-longest // _THREADS), most)
         self.launch(function, stream, blocks, _THREADS, arguments)
@@ -120,19 +130,3 @@ class Kernels:
             function: int = self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
             self._load_now(function)
         return function
-
-
-def _reduce_arguments(dtype: DType, factors: Sequence[float], jobs: Sequence[Job]) -> tuple[ReduceArguments, int]:
-    """And how many Vectors the longest job has."""
-    arguments = ReduceArguments(jobs=len(jobs))
-    arguments.factor[: len(factors)] = list(factors)
-    first = longest = 0
-    for i, (sources, targets, count) in enumerate(jobs):
-        places = [*sources, *targets]
-        unit, skew = alignment(places, dtype.item_bytes)
-        nbytes = count * dtype.item_bytes
-        arguments.place[first : first + len(places)] = places
-        arguments.job[i] = JobArguments(nbytes, first, len(sources), len(targets), unit, skew)
-        first += len(places)
-        longest = max(longest, (skew + nbytes + 15) // 16)
-    return arguments, longest

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...call import REDUCING, Op
-from ...errors import UsageError
 from ...threads import threading
 from .algorithm import FLAGGED_BYTES, FUSED_RANKS, fused_all_reduce
 from .host_exchange import BYTES
@@ -108,8 +107,6 @@ class P2p:
         threads: int = 512,
         locate: Callable[[Call], Lie | None] = lambda call: None,
     ) -> None:
-        if not 1 <= len(pads) <= MAX_RANKS:
-            raise UsageError(f"the p2p mode takes 1 to {MAX_RANKS} ranks, not {len(pads)}")
         self._kernels, self._rank, self._ranks = kernels, rank, len(pads)
         self._pads, self._stagings, self._record = list(pads), list(stagings), record
         self._half = staging_bytes // 2 & -16

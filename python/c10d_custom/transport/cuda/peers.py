@@ -200,9 +200,7 @@ class Peers:
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
-        staging_bytes = setup.config.cuda_staging_bytes
-        sharers = self.facts.sharers
-        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
+        self.fused = Fused(setup.place, self.facts.sharers) if self.facts.fused else None
         self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
 
     def allocate(self, setup: Setup) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,6 @@ from ...errors import CustomBackendError, PeerLostError, TransportError, UsageEr
 from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
-from .guard import Guard
 from .host_exchange import Place, together
 from .peers import Mode, Setup
 from .shared import SharedCollectives
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     import torch
 
     from ...call import Message
-    from ...config import Config
     from .. import LocalTransport, Ticket, Transport
+    from ..by_device import ByDevice
     from .driver import Driver
+    from .fused import Fused
     from .peers import Peers
 
 
@@ -44,22 +45,11 @@ _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the pro
 
 
 class CudaTransport:
-    """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one; ``gpus()``: the UUIDs
-    of those that the rank's collectives have come to, by their ordinals; ``first``: its streams are of the highest
-    priority; ``timed``: whether it is wanted how long calls take on the GPU."""
+    """Of a group, a ByDevice."""
 
-    def __init__(
-        self,
-        cpu: Transport,
-        driver: Driver,
-        config: Config,
-        one_host: bool,
-        gpus: Callable[[], list[str]],
-        first: bool = False,
-        timed: bool = False,
-    ) -> None:
-        self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
-        self._first, self.timed = first, timed
+    def __init__(self, group: ByDevice, driver: Driver) -> None:
+        self.cpu, self.driver, self._config, self._one_host = group.cpu, driver, group.config, group.one_host
+        self._group = weakref.proxy(group)
         self.mode: Mode | None = None
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
@@ -68,12 +58,12 @@ class CudaTransport:
         self._lock = threading.RLock()
         with driver.activate():
             self.stream = self._create_stream()
-        self._place = Place(cpu, driver, config, self.stream)
+        self._place = Place(self.cpu, driver, self._config, self.stream)
         self._messages: StagedMessages | None = None
-        self._guard: Guard | None = None  # where something waits on the GPU for other ranks
+        self._fused: Fused | None = None
 
     def _create_stream(self) -> int:
-        stream = self.driver.create_stream(self._first)
+        stream = self.driver.create_stream(self._group.first)
         self._used_streams.append(stream)
         return stream
 
@@ -83,32 +73,32 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.stream_op = StreamOp(self.driver, self.timed)
+                call.stream_op = StreamOp(self.driver, self._group.timed)
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
-        guard = self._guard
-        facts: Any = self._collectives.peers.facts if guard is not None else None
-        if not isinstance(call, Call) or guard is None or choose(call, facts, self._config) is not Way.FUSED:
+        fused = self._fused
+        facts: Any = self._collectives.peers.facts if fused is not None else None
+        if not isinstance(call, Call) or fused is None or choose(call, facts, self._config) is not Way.FUSED:
             mode = self.mode.name if self.mode else "not yet chosen"
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph in this mode ({mode}): it takes "
                 "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
                 "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
-        if not guard.fused.p2p.prepared(call):
+        if not fused.p2p.prepared(call):
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        guard.check(call)
+        fused.check(call)
         if self.cpu.broken():
             raise PeerLostError(
                 f"{self._place.where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
-        guard.captured()
-        guard.fused.p2p.run(stream, call)
+        fused.captured()
+        fused.p2p.run(stream, call)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
@@ -116,11 +106,11 @@ class CudaTransport:
     def registered(self, group: Transport, nbytes: int, seconds: float) -> torch.Tensor | None:
         """`Registered.make`, or None where no kernels read tensors where they lie. After a first collective. ``group``:
         takes collectives in their order."""
-        if self._guard is None:
+        if self._fused is None:
             return None
         with self.driver.activate():
             all_ranks = functools.partial(together, group, "empty", lambda: seconds)
-            return self._guard.fused.registered.make(nbytes, all_ranks)
+            return self._fused.registered.make(nbytes, all_ranks)
 
     # --- collectives
 
@@ -143,14 +133,14 @@ class CudaTransport:
                     self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
-                if self._guard is not None:
-                    self._guard.check(call)
+                if self._fused is not None:
+                    self._fused.check(call)
                 stream_op.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                if self._guard is not None:
-                    self._guard.watch(call)
+                if self._fused is not None:
+                    self._fused.watch(call)
                 stream_op.finish(self.stream)
                 self._failed.pop()
             except BaseException as error:
@@ -168,8 +158,8 @@ class CudaTransport:
             stream_op.begin(self.stream)
             stream_op.finish(self.stream)
             self._place.came(call, cast("int", stream_op.end), left, "what was queued before the barrier")
-            if self._guard is not None:
-                self._guard.check(call)
+            if self._fused is not None:
+                self._fused.check(call)
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -177,7 +167,7 @@ class CudaTransport:
         small = ""
         if self._one_host:
             self.cpu.agree(call, left())
-            setup = Setup(self._place, call, left, self._gpus()[: call.ordinal])
+            setup = Setup(self._place, call, left, self._group.gpus()[: call.ordinal])
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -189,8 +179,9 @@ class CudaTransport:
             self._collectives = SharedCollectives(self._place, peers, staged)
             if limit := host_limit(peers.facts, self._config):
                 small = f"; up to {limit} bytes through host memory"
-            if peers.fused is not None:
-                self._guard = Guard(self._place, peers.fused)
+            self._fused = peers.fused
+            if self._fused is not None:
+                self._fused.guard()
         # Alike on all ranks: one says it.
         level = logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO
         said = f"CUDA tensors in {self.mode.name} mode: {self.mode.reason}{small}"
@@ -218,11 +209,11 @@ class CudaTransport:
         come yet to calls that this one has made."""
         if self._messages is not None:
             self._messages.prepare_to_leave(_DRAIN)
-        if (guard := self._guard) is not None:
-            if guard.fused.p2p.busy() and not guard.replays:
+        if (fused := self._fused) is not None:
+            if fused.p2p.busy() and not fused.replays:
                 with self.driver.activate():
-                    come_to(self.driver, self.stream, time.monotonic() + guard.longest, self.cpu.broken)
-            guard.close()
+                    come_to(self.driver, self.stream, time.monotonic() + fused.longest, self.cpu.broken)
+            fused.close()
 
     def leave(self) -> None:
         """The CPU transport has left, and no collective is under way."""
@@ -278,7 +269,7 @@ class CudaTransport:
         """Whether the GPU is done with all of this group's work within so many seconds. Where graphs may hold calls of
         the group, their replays that have begun, and all on the calling thread's current stream, count as that, too."""
         until = time.monotonic() + seconds
-        replayed = self._guard.fused if self._guard is not None and self._guard.replays else None
+        replayed = self._fused if self._fused is not None and self._fused.replays else None
         streams = [*self._used_streams, *([self.driver.current_stream()] if replayed is not None else [])]
         if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):
             return False
