@@ -15,7 +15,6 @@ struct Reduce {
     u64 bytes;
     u32 first, sources, targets;  // its arrays: place[first] and on, sources in their order, then targets
     u32 unit, skew;
-    u32 reserved;
   };
   struct Arguments {
     u8* place[kMaxPlaces];

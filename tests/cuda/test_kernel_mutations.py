@@ -38,11 +38,12 @@ REDUCE = {
     "one part in all targets": ("scatter_vector(target[t]", "scatter_vector(target[0 * t]"),
 }
 VECTORS = {
-    "parts written as if aligned": ("  if (low != 0 || high != 16) unit = 1;\n#pragma unroll", "#pragma unroll"),
-    "the low byte only": ("word |= (u32)at[b] << (8 * b)", "word |= (u32)at[b]"),
-    "written low bytes only": ("at[b] = (u8)(word >> (8 * b))", "at[b] = (u8)word"),
-    "read past the end": ("4 * w + b >= low && 4 * w + b < high) word", "4 * w + b > low && 4 * w + b < high) word"),
-    "written past the end": ("4 * w + b >= low && 4 * w + b < high) at[b]", "4 * w + b >= low) at[b]"),
+    "parts written as if aligned": ("if (unit == 1 || low != 0 || high != 16) {", "if (unit == 1) {"),
+    "the low byte only": ("(p + 4 * w + b) << (8 * b)", "(p + 4 * w + b) << 0 * b"),
+    "written low bytes only": ("(v.word[w] >> (8 * b))", "(v.word[w] >> 0 * b)"),
+    "a byte too few": ("4 * w + b >= low &&", "4 * w + b > low &&"),
+    "past the end": ("4 * w + b >= low && 4 * w + b < high", "4 * w + b >= low"),
+    "by twos what is aligned to a byte": ("if (unit == 1 || low", "if (low"),
     "no more than a batch": ("first < sources; first += kBatch", "first < kBatch; first += kBatch"),
     "sources past the last": ("if (first + k >= sources) break;", ""),
     "folded before it is set": ("if (first + k == 0) {", "if (k == 0) {"),

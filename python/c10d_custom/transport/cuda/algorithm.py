@@ -31,8 +31,6 @@ FLAGGED_BYTES = 64 << 10  # the most of an all_reduce in which every word has a 
 _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _PREMUL_SUM = int(RedOp.PREMUL_SUM)
 _SIDE_BY_SIDE = 32  # MPS runs ranks side by side: host memory, which needs no turns, pays up to this part of its size
-
-
 MESSAGE_SLOTS = 4  # pieces of messages that a rank has at once in each memory that they pass through
 
 
@@ -84,8 +82,9 @@ def choose(call: Call, facts: Facts, config: Config) -> Way | None:
         return Way.ALONE
     if facts.fused and call.op in _IN_ONE_KERNEL and call.count != ANY_COUNT:
         return Way.FUSED
-    if facts.in_place and call.op in _IN_ONE_KERNEL and _own_bytes(call) > config.cuda_in_place_bytes:
-        return Way.IN_PLACE
+    if facts.in_place and call.op in _IN_ONE_KERNEL:
+        if max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs)) > config.cuda_in_place_bytes:
+            return Way.IN_PLACE
     limit = host_limit(facts, config)
     if call.count == ANY_COUNT:
         return None if limit else Way.ROUNDS
@@ -119,7 +118,3 @@ def fused_all_reduce(nbytes: int, redop: int, ranks: int) -> str:
     if nbytes <= FLAGGED_BYTES and redop != _PREMUL_SUM:
         return "Flagged"
     return "OneShot" if nbytes <= one_shot_bytes(ranks) else "TwoShot"
-
-
-def _own_bytes(call: Call) -> int:
-    return max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs))

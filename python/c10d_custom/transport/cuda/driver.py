@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,12 +27,8 @@ from ...call import copy_back
 from ...errors import TransportError, UsageError
 from ...extras import how_to_install
 from ...threads import threading
-from .kernels import Job, Kernels
+from .kernels import Kernels
 from .mappings import HANDLE_BYTES, Allocation, Mappings
-
-if TYPE_CHECKING:
-    from ...dtypes import DType
-
 
 # Below so many bytes cuMemcpyAsync writes to the GPU by an engine that takes turns with the kernels of other processes;
 # seen on an H200: at 16 KiB it does, at 32 KiB not. Two rows always go by the copy engine.
@@ -172,9 +168,6 @@ class Driver:
     def destroy_stream(self, stream: int) -> None:
         self._do(self._cuda.cuStreamDestroy, stream)
 
-    def idle(self, stream: int) -> bool:
-        return self._past("cuStreamQuery", stream)
-
     def current_stream(self) -> int:
         """The calling thread's, of this device."""
         return torch.cuda.current_stream(self.device).cuda_stream
@@ -259,10 +252,6 @@ class Driver:
     def kernels(self) -> Kernels:
         return Kernels(self.device.index, self.load)
 
-    def reduce(self, stream: int, dtype: DType, redop: int, factors: Sequence[float], jobs: Sequence[Job]) -> None:
-        """See kernels.Kernels.reduce."""
-        self.kernels.reduce(stream, dtype, redop, factors, jobs)
-
     def _on(self, stream: int) -> AbstractContextManager[Any]:
         if stream == self.current_stream():
             return contextlib.nullcontext()
@@ -282,7 +271,7 @@ class Driver:
         """A context in which the current stream of this device is one that comes after these events, and nothing else;
         they may be another device's of this process. What a future is given there, its waiters come after."""
         with self._lock:
-            found = next((s for s in self._after if self.idle(s)), None)
+            found = next((s for s in self._after if self._past("cuStreamQuery", s)), None)
             if found is not None:
                 self._after.remove(found)
         stream = self.create_stream() if found is None else found

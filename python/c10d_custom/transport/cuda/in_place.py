@@ -12,14 +12,11 @@ in it: the last one of a call. Tensors to which only this module still refers ar
 `_limit`: the leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of
 all_gather, whose memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
 
-Before the first such call the ranks try whether memory can be mapped, and mapped anew where it has been before.
-
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
-others have told, lets all ranks take the staging memory instead: all are told the same.
+others have told, lets all ranks take the staging memory instead.
 
-Hosts wait, and no stream for another process's: nobody returns from a call while the kernel may run, except with an
-error. Then tensors are kept, for the kernel may still write them, until the leader has closed what it has mapped
-(`close`, before the mark of transport.close_all), or is gone.
+Nobody returns from a call while the kernel may run, except with an error. Then tensors are kept, for the kernel may
+still write them, until the leader has closed what it has mapped (before the mark of transport.close_all), or is gone.
 """
 
 from __future__ import annotations
@@ -154,7 +151,7 @@ class InPlace:
         self, call: Call, agree: Callable[[], object], factors: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
         """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factors()``:
-        of Driver.reduce, once they have."""
+        of Kernels.reduce, once they have."""
         self._await(call, left, "what was queued before it")
         agree()
         before = len(self._going)
@@ -258,7 +255,7 @@ class InPlace:
             return False
         reduces = call.op in (Op.all_reduce, Op.reduce_scatter)
         what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factors()) if reduces else (BYTES, COPY, [])
-        self._driver.reduce(self._stream, *what, jobs_of(call, at))
+        self._driver.kernels.reduce(self._stream, *what, jobs_of(call, at))
         self._await(call, left, "the kernel that reads and writes all ranks' tensors")
         self._leave(entered)
         return True

@@ -34,7 +34,7 @@ class JobArguments(c.Structure):
 
     _fields_ = [
         ("bytes", c.c_uint64),
-        *((name, c.c_uint32) for name in ("first", "sources", "targets", "unit", "skew", "reserved")),
+        *((name, c.c_uint32) for name in ("first", "sources", "targets", "unit", "skew")),
     ]
 
 

@@ -87,9 +87,8 @@ class P2p:
 
     Calls, a graph's replays among them, must be ordered by a stream, in the same order on all ranks.
 
-    No call blocks, and nothing waits on the device beyond the time-out. A kernel that gives up ends as usual,
-    with garbage in the output: who waits for a call must look at failure() after it. The group is of no use
-    from then on, on any rank. Any thread may call busy(), failure() and abort(), at any time; the others one at a time.
+    No call blocks. A kernel that gives up ends as usual, with garbage in the output: who waits for a call must look at
+    failure() after it. Any thread may call busy(), failure() and abort(), at any time; the others one at a time.
 
     blocks, threads: of a kernel's grid, the same on all ranks. All blocks must run at once. locate: gives a call's
     Lie, or None. ``launched``: so many kernels, or put into graphs.

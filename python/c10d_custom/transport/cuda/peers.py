@@ -94,7 +94,9 @@ class Setup:
         self.stream = place.stream
         self._earlier, self.call, self.left = list(earlier), call, left
         self._name = f"{call.name} (set-up of CUDA)"
+        self.together = functools.partial(together, self.cpu, self._name, left)
         self.facts: Any = None  # Facts, once the ranks have said what they are
+        self.timed_bytes = 0  # of the calls that are timed; then, too
         self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
         self.opened: list[Peers] = []
 
@@ -120,6 +122,7 @@ class Setup:
             in_place=len(used) == 1 and 2 <= size <= IN_PLACE_RANKS,
             half=c.cuda_staging_bytes // HALVES,
         )
+        self.timed_bytes = min(_TIMED, self.facts.half) // size * size
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
@@ -167,14 +170,6 @@ class Setup:
                 raise TransportError(f"set-up of CUDA: {why}{stuck}")
         peers.free()
 
-    def together(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
-        return together(self.cpu, self._name, self.left, step)
-
-    @property
-    def timed_bytes(self) -> int:
-        """Of the calls that are timed."""
-        return min(_TIMED, self.facts.half) // self.cpu.size * self.cpu.size
-
     def trial_seconds(self) -> float:
         """That something tried may take."""
         return max(min(_TRIAL, self.left()), _LEAST_TRIAL)
@@ -190,10 +185,9 @@ class Setup:
 
 
 class Peers:
-    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of
-    the halves of the rounds and of what the fused kernels have behind them;
-    ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
-    frees."""
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of the
+    halves of the rounds and of what the fused kernels have behind them; ``fused``, ``in_place``: where the Facts are
+    such. Whoever imports closes before the exporter frees."""
 
     def __init__(self, setup: Setup) -> None:
         self.driver, self.cpu = setup.driver, setup.cpu
@@ -226,33 +220,25 @@ class Peers:
     def time_link(self, setup: Setup) -> float:
         """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
         part, own = setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
-
-        def read() -> None:
-            for rank in range(self.size):
-                for _ in range(2 if rank != self.rank else 0):  # inputs, then results
-                    self.driver.copy(setup.stream, own + rank * part, self.staging[rank], part)
-
-        return self._seconds(setup, read)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        reads = [(own + rank * part, self.staging[rank], part) for rank in others]
+        return self._seconds(setup, reads * 2)  # inputs, then results
 
     def time_host(self, setup: Setup) -> float:
         """The same through host memory, without what the CPU does there."""
         nbytes, own = setup.timed_bytes, self.staging[self.rank]
         host = self.driver.allocate_pinned(nbytes)
-
-        def there_and_back() -> None:
-            self.driver.copy(setup.stream, host, own, nbytes)
-            self.driver.copy(setup.stream, own, host, nbytes)
-
         try:
-            return self._seconds(setup, there_and_back)
+            return self._seconds(setup, [(host, own, nbytes), (own, host, nbytes)])
         finally:
             self.driver.free_pinned(host)
 
-    def _seconds(self, setup: Setup, enqueue: Callable[[], None]) -> float:
+    def _seconds(self, setup: Setup, copies: Sequence[tuple[int, int, int]]) -> float:
         """The second time, as the first may set something up."""
         for _ in range(2):
             began = self.driver.now()
-            enqueue()
+            for copy in copies:
+                self.driver.copy(setup.stream, *copy)
             setup.settle()
         return self.driver.now() - began
 

@@ -1,10 +1,9 @@
 """Memory of every rank's GPU that all ranks of a p2p group reach: fused kernels read tensors there where they lie, and
 stage nothing.
 
-It is our own, for what others have open must stay until they have closed it (mappings.py says why): a rank gives it
-back when the group has ended on all ranks, and its last tensor is gone. It is made by all ranks at once, which number
-it alike; tensors of a call count if they are at one place of it on all ranks. Kernels compare that: a rank that gives
-another tensor gets the error of a call that differs.
+It is our own, for what others have open must stay until they have closed it: a rank gives it back when the group has
+ended on all ranks, and its last tensor is gone. All ranks make it at once, and number it alike: by that number, and the
+place in it, their kernels see that they call with the same.
 """
 
 from __future__ import annotations

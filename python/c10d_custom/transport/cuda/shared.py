@@ -4,12 +4,11 @@ others need into its own, and takes what it needs from theirs.
 Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank puts data
 into half k % 2 of its staging memory; its host waits until its stream has done so; all ranks meet; each takes what it
 needs from the others' halves. So after the meeting every stream may take. A rank's stream takes in round k before it
-puts in round k + 1; so after the meeting of round k + 1 nobody reads the half of round k any more. No stream ever waits
-for another process: nothing that becomes of one can hold it.
+puts in round k + 1; so after the meeting of round k + 1 nobody reads the half of round k any more. No stream and no
+kernel waits for another process: nothing that becomes of one can hold it, and they may run one after the other.
 
-Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
-read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own do some
-collectives take the fused kernels, which order themselves: there the hosts do not meet.
+Reductions read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own
+do some collectives take the fused kernels, which order themselves: there the hosts do not meet.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class SharedCollectives:
         if nbytes > 0:
             call = self.call
             job = Job(sources, targets, nbytes // call.dtype.item_bytes)
-            self.driver.reduce(self.stream, call.dtype, call.redop, self._factors(), [job])
+            self.driver.kernels.reduce(self.stream, call.dtype, call.redop, self._factors(), [job])
 
     def _factors(self) -> list[float]:
         return self.agreed.factors if self.call.redop == PREMUL_SUM else []

@@ -135,7 +135,8 @@ class StagedTicket(PyTicket):
             if not self._done and self._through():
                 self.finish(None, self.inner.source if self.inner is not None else -1)
             if not moved and not self._done and self._awaits_here():
-                self.check_time()
+                if time.monotonic() >= self.deadline or self.messages.broken():
+                    raise self.messages.late(self.message, "what was queued on its stream before")
             return moved
         except Exception as error:
             self.fail(error)
@@ -206,11 +207,6 @@ class StagedTicket(PyTicket):
 
     def left(self) -> float:
         return min(self.message.timeout, max(0.0, self.deadline - time.monotonic()))
-
-    def check_time(self) -> None:
-        """For one that waits for this GPU. Raises if it is late."""
-        if time.monotonic() >= self.deadline or self.messages.broken():
-            raise self.messages.late(self.message, "what was queued on its stream before")
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
         began = time.monotonic()
