@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from ...call import Message
     from .. import LocalTransport, Ticket, Transport
-    from ..by_device import ByDevice
     from .driver import Driver
     from .fused import Fused
     from .peers import Peers
@@ -45,9 +44,9 @@ _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the pro
 
 
 class CudaTransport:
-    """Of a group, a ByDevice."""
+    """Of ``group``, a ByDevice."""
 
-    def __init__(self, group: ByDevice, driver: Driver) -> None:
+    def __init__(self, group: Any, driver: Driver) -> None:
         self.cpu, self.driver, self._config, self._one_host = group.cpu, driver, group.config, group.one_host
         self._group = weakref.proxy(group)
         self.mode: Mode | None = None
