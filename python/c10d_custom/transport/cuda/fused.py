@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ...errors import CustomBackendError
     from .host_exchange import Place
-    from .peers import Setup
 
 
 log = logging.getLogger("c10d_custom")
@@ -92,8 +91,9 @@ class Fused:
         name = "trial of the kernels of p2p mode"
         return Call(Op.all_reduce, name, _INTS, seconds, at, at, count=_TRIED // 4, redop=_SUM)
 
-    def try_it(self, setup: Setup) -> None:
-        """All_reduce's kernels. Each rank gives its number plus 1 in every place, then the sum of that, and so on."""
+    def try_it(self, setup: Any) -> None:
+        """All_reduce's kernels. Each rank gives its number plus 1 in every place, then the sum of that, and so on.
+        ``setup``: the peers.Setup."""
         call = self._tried(setup.trial_seconds())
         address = call.inputs[0].data_ptr()
         setup.lies(address, _TRIED, (self._rank + 1).to_bytes(4, "little") * (_TRIED // 4))

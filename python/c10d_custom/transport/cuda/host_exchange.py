@@ -1,4 +1,5 @@
-"""What calls on CUDA tensors ask of a group's transport of CPU tensors, whose waits have deadlines and see the dead."""
+"""What calls on CUDA tensors ask of a group's transport of CPU tensors, whose waits have deadlines and see the dead,
+and of their GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import torch
 from ... import dtypes
 from ...call import Call, Message, Op, Region, changed
 from ...errors import CollectiveTimeoutError, PeerLostError, TransportError
-from .stream_op import poll
+from .mappings import HANDLE_BYTES
+from .stream_op import come_to, poll
 
 if TYPE_CHECKING:
     from ...config import Config
@@ -64,6 +66,41 @@ class Place:
         if not came and not self.cpu.broken():
             raise self.late(call, what)
         return came
+
+    def offer(self, nbytes: int, seconds: float) -> tuple[int, bytes]:
+        """GPU memory for others to open: its address here and its handle, which it begins with: by that they know
+        it."""
+        address = self.driver.allocate(nbytes)
+        try:
+            handle = self.driver.export_memory(address)
+            self.lies(address, HANDLE_BYTES, seconds, handle)
+        except BaseException:
+            self.driver.free(address)
+            raise
+        return address, handle
+
+    def open_offered(self, handle: bytes, seconds: float) -> int:
+        """The address here of memory that another process offers."""
+        address = self.driver.open_memory(handle)
+        try:
+            if self.lies(address, HANDLE_BYTES, seconds) != handle:
+                raise TransportError("what another rank has written in its GPU memory is not read here")
+        except BaseException:
+            self.driver.close_memory(address)
+            raise
+        return address
+
+    def lies(self, address: int, nbytes: int, seconds: float, data: bytes = b"") -> bytes:
+        """What lies there, once ``data``, if any, does. Not on a stream that may be behind others' work."""
+        pinned, stream = self.driver.allocate_pinned(nbytes), self.driver.create_stream()
+        ctypes.memmove(pinned, data, len(data))
+        self.driver.copy(stream, *((address, pinned) if data else (pinned, address)), nbytes)
+        if not come_to(self.driver, stream, time.monotonic() + seconds, self.cpu.broken):
+            raise TransportError(f"a copy of {nbytes} bytes took longer than {seconds:g} s")
+        found = ctypes.string_at(pinned, nbytes)
+        self.driver.destroy_stream(stream)
+        self.driver.free_pinned(pinned)
+        return found
 
 
 def for_cpu(asked: _Asked, **changes: Any) -> _Asked:

@@ -1,4 +1,4 @@
-"""GPU memory of one process that others read: what a rank offers, and what of others' is open here.
+"""Allocations of other processes that this process has open on one GPU, kept for the next call that uses them.
 
 CUDA opens an exported allocation once in a process: who opens it again gets the same address, also when the exporter
 has freed it and another one lies in its place, with an equal handle. So there is one Mappings for all groups of a
@@ -12,18 +12,13 @@ than `most` are open, and what no group uses is closed. Nothing is closed while 
 
 from __future__ import annotations
 
-import ctypes as c
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import TransportError
-from ...threads import threading, time
-from .stream_op import come_to
-
-if TYPE_CHECKING:
-    from .driver import Driver
+from ...threads import threading
 
 HANDLE_BYTES = 64  # of what CUDA exports
 _MOST = 64
@@ -104,42 +99,3 @@ class Mappings:
 
     def _close(self, key: tuple[int, int]) -> None:
         self._driver.close_memory(self._open.pop(key).address)
-
-
-def offer(driver: Driver, nbytes: int, seconds: float, broken: Callable[[], object]) -> tuple[int, bytes]:
-    """Memory for others to open: its address here and its handle, which it begins with: by that they know it."""
-    address = driver.allocate(nbytes)
-    try:
-        handle = driver.export_memory(address)
-        lies(driver, address, HANDLE_BYTES, seconds, broken, handle)
-    except BaseException:
-        driver.free(address)
-        raise
-    return address, handle
-
-
-def open_offered(driver: Driver, handle: bytes, seconds: float, broken: Callable[[], object]) -> int:
-    """The address here of memory that another process offers."""
-    address = driver.open_memory(handle)
-    try:
-        if lies(driver, address, HANDLE_BYTES, seconds, broken) != handle:
-            raise TransportError("what another rank has written in its GPU memory is not read here")
-    except BaseException:
-        driver.close_memory(address)
-        raise
-    return address
-
-
-def lies(
-    driver: Driver, address: int, nbytes: int, seconds: float, broken: Callable[[], object], data: bytes = b""
-) -> bytes:
-    """What lies there, once ``data``, if any, does. Not on a stream that may be behind others' work."""
-    pinned, stream = driver.allocate_pinned(nbytes), driver.create_stream()
-    c.memmove(pinned, data, len(data))
-    driver.copy(stream, *((address, pinned) if data else (pinned, address)), nbytes)
-    if not come_to(driver, stream, time.monotonic() + seconds, broken):
-        raise TransportError(f"a copy of {nbytes} bytes took longer than {seconds:g} s")
-    found = c.string_at(pinned, nbytes)
-    driver.destroy_stream(stream)
-    driver.free_pinned(pinned)
-    return found

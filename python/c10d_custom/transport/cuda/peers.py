@@ -19,7 +19,6 @@ from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
 from .host_exchange import tell_json, together
 from .in_place import InPlace
-from .mappings import lies, offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class Setup:
         return max(min(_TRIAL, self.left()), _LEAST_TRIAL)
 
     def lies(self, address: int, nbytes: int, data: bytes = b"") -> bytes:
-        return lies(self.driver, address, nbytes, self.trial_seconds(), self.cpu.broken, data)
+        return self.place.lies(address, nbytes, self.trial_seconds(), data)
 
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
@@ -201,7 +200,7 @@ class Peers:
         """What the others open it by."""
         rounds, fused = HALVES * self.facts.half, self.fused
         nbytes = rounds + (fused.nbytes if fused is not None else 0)
-        own, handle = offer(self.driver, nbytes, setup.trial_seconds(), self.cpu.broken)
+        own, handle = setup.place.offer(nbytes, setup.trial_seconds())
         self.staging[self.rank] = own
         if fused is not None:
             fused.allocate(setup.stream, own + rounds)
@@ -211,7 +210,7 @@ class Peers:
     def open(self, setup: Setup, handles: Sequence[str]) -> None:
         for rank, handle in enumerate(bytes.fromhex(h) for h in handles):
             if rank != self.rank:
-                self.staging[rank] = open_offered(self.driver, handle, setup.trial_seconds(), self.cpu.broken)
+                self.staging[rank] = setup.place.open_offered(handle, setup.trial_seconds())
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 

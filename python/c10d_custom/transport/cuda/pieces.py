@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .algorithm import MESSAGE_SLOTS, piece_bytes
-from .mappings import HANDLE_BYTES, offer, open_offered
+from .mappings import HANDLE_BYTES
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -59,7 +59,7 @@ class Pieces:
         self.holders: set[int] = set()
         self.opened: dict[bytes, int] = {}
         self.offered: int | None = None
-        self._shares = shares
+        self._place, self._shares = place, shares
         self._handle = b""
         self._pinned: list[int] = []
         self._all: list[Slot] = []
@@ -83,7 +83,10 @@ class Pieces:
         head = Head(nbytes=message.tensor.nbytes, number=next(_numbers), process=self.driver.process)
         if self._shares and message.peer != self.cpu.rank:
             if self.offered is None:
-                self.offered, self._handle = self._tried(offer, _FRONT + MESSAGE_SLOTS * self.piece) or (0, b"")
+                self.offered, self._handle = self._tried(self._place.offer, _FRONT + MESSAGE_SLOTS * self.piece) or (
+                    0,
+                    b"",
+                )
             if self.offered:
                 head.handle[:] = self._handle
                 self.holders.add(message.peer)
@@ -95,13 +98,13 @@ class Pieces:
         if not self._shares or not any(handle) or head.process == self.driver.process:  # which cannot open its own
             return 0
         if handle not in self.opened:
-            self.opened[handle] = self._tried(open_offered, handle) or 0
+            self.opened[handle] = self._tried(self._place.open_offered, handle) or 0
         return self.opened[handle]
 
     def _tried(self, step: Callable[..., Any], what: Any) -> Any:
         """What ``step`` gives, or None."""
         try:
-            return step(self.driver, what, _TRIAL, self.cpu.broken)
+            return step(what, _TRIAL)
         except Exception as error:
             log.info("group %s, rank %d: messages take host memory: %s", self.cpu.name, self.cpu.rank, error)
             return None
