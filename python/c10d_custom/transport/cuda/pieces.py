@@ -83,10 +83,8 @@ class Pieces:
         head = Head(nbytes=message.tensor.nbytes, number=next(_numbers), process=self.driver.process)
         if self._shares and message.peer != self.cpu.rank:
             if self.offered is None:
-                self.offered, self._handle = self._tried(self._place.offer, _FRONT + MESSAGE_SLOTS * self.piece) or (
-                    0,
-                    b"",
-                )
+                nbytes = _FRONT + MESSAGE_SLOTS * self.piece
+                self.offered, self._handle = self._tried(self._place.offer, nbytes) or (0, b"")
             if self.offered:
                 head.handle[:] = self._handle
                 self.holders.add(message.peer)
