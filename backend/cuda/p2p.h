@@ -95,7 +95,6 @@ struct Arguments {
   u32 rank, ranks;
   u32 fingerprint;  // of what must be the same on all ranks
   u32 unit;         // what all tensors are aligned to: 1, 2, 4, 8 or 16
-  u32 divisor;      // AVG
   u32 token;        // not 0, and no other launch of this rank that may run at the same time has it
   u32 root;         // Broadcast
   u32 number;       // by which the host knows the call
@@ -108,12 +107,7 @@ class Call {
       : first(16 * ((u64)blockIdx.x * blockDim.x + threadIdx.x)),
         step(16 * (u64)gridDim.x * blockDim.x),
         a_(a),
-        own_(*a.pad[a.rank]),
-        number_(0),
-        barriers_(0),
-        half_(0),
-        owns_(false),
-        begun_(0) {}
+        own_(*a.pad[a.rank]) {}
 
   // Of every array, and on every rank, this thread does the Vector at `first`, that at `first` + `step`, and so on.
   const u64 first, step;
@@ -285,11 +279,10 @@ class Call {
 
   const Arguments& a_;
   Pad& own_;
-  u32 number_;
-  u32 barriers_;
-  u64 half_;   // where in the staging the call's begins
-  bool owns_;  // the pad
-  u64 begun_;  // waiting, by the clock; 0: not yet
+  u32 number_ = 0, barriers_ = 0;
+  u64 half_ = 0;       // where in the staging the call's begins
+  bool owns_ = false;  // the pad
+  u64 begun_ = 0;      // waiting, by the clock; 0: not yet
   Signal* signal_;
 };
 
@@ -372,7 +365,7 @@ C10D_DEVICE void fold_staged(const Arguments& a, const Call& call, u64 start, u6
     Vector result[kVectors];
     const bool both = kVectors == 2 && at + call.step < bytes;
     fold_vectors<R, kVectors, 4>(
-        result, a.ranks, a.divisor,
+        result, a.ranks,
         [&](u32 j, Vector* in) {
           const u8* const from = call.staging(j) + start + at;
           in[0] = load_vector(from);
@@ -384,166 +377,137 @@ C10D_DEVICE void fold_staged(const Arguments& a, const Call& call, u64 start, u6
   }
 }
 
-}  // namespace p2p
+// Once all ranks have staged: the output is what begins at `start` there, of all of them.
+template <class R>
+C10D_DEVICE void reduce_staged(const Arguments& a, Call& call, u64 start) {
+  if (!call.barrier(R::Operation::kScalesInput)) return;
+  fold_staged<R>(a, call, start, a.bytes, [&](u64 at, const Vector& v) { write(a, a.output, at, a.bytes, v); });
+  call.leave();
+}
+
+// A kernel, whose work<R>(arguments, call) is a thread's part in a group that is whole.
+template <class Algorithm>
+struct Kernel {
+  using Arguments = p2p::Arguments;
+
+  template <class R>
+  C10D_DEVICE void run(const Arguments& a) {
+    Call call(a);
+    if (call.begin()) Algorithm::template work<R>(a, call);
+    call.end();
+  }
+};
 
 // For the smallest sizes: every rank sends its input to all others, four bytes in one word with a flag, so that who has
 // seen the flag has the data: no fence, and nothing to wait for after the data. What makes halves safe and tells calls
 // apart are the barrier's signals, sent before the data and awaited after it, when they have long been there. As NCCL's
 // protocol LL (src/device/prims_ll.h), which trusts that two of four 32-bit stores come as one; a 64-bit access of a
 // vector is one by PTX's memory model. Not for PREMUL_SUM, whose factors come with the signals.
-struct Flagged {
-  using Arguments = p2p::Arguments;
-
+struct Flagged : Kernel<Flagged> {
   template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
-    if (call.begin()) {
-      call.arrive(false);
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
+    call.arrive(false);
 #pragma unroll 1
-      for (u64 at = call.first; at < a.bytes; at += call.step) call.send(at, p2p::read(a, a.input, at, a.bytes));
-      bool whole = true;
+    for (u64 at = call.first; at < a.bytes; at += call.step) call.send(at, read(a, a.input, at, a.bytes));
+    bool whole = true;
 #pragma unroll 1
-      for (u64 at = call.first; at < a.bytes && whole; at += call.step) {
-        Vector result[1];
-        fold_vectors<R, 1, 4>(
-            result, a.ranks, a.divisor,
-            [&](u32 j, Vector* in) {
-              if (j == a.rank) {
-                in[0] = p2p::read(a, a.input, at, a.bytes);
-              } else {
-                in[0] = {};
-                whole = whole && call.receive(j, at, in[0]);
-              }
-            },
-            [](u32) { return 1.0; });
-        if (whole) p2p::write(a, a.output, at, a.bytes, result[0]);
-      }
-      call.gather();
+    for (u64 at = call.first; at < a.bytes && whole; at += call.step) {
+      Vector result[1];
+      fold_vectors<R, 1, 4>(
+          result, a.ranks,
+          [&](u32 j, Vector* in) {
+            if (j == a.rank) {
+              in[0] = read(a, a.input, at, a.bytes);
+            } else {
+              in[0] = {};
+              whole = whole && call.receive(j, at, in[0]);
+            }
+          },
+          [](u32) { return 1.0; });
+      if (whole) write(a, a.output, at, a.bytes, result[0]);
     }
-    call.end();
+    call.gather();
   }
 };
 
 // For small sizes: every rank stages its input, then reduces all of all ranks'.
-struct OneShot {
-  using Arguments = p2p::Arguments;
-
+struct OneShot : Kernel<OneShot> {
   template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
-    if (call.begin()) {
-      p2p::put(a, call, call.staging(a.rank), a.input);
-      if (call.barrier(R::Operation::kScalesInput)) {
-        p2p::fold_staged<R>(a, call, 0, a.bytes,
-                            [&](u64 at, const Vector& v) { p2p::write(a, a.output, at, a.bytes, v); });
-      }
-    }
-    call.end();
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
+    put(a, call, call.staging(a.rank), a.input);
+    reduce_staged<R>(a, call, 0);
   }
 };
 
 // For large sizes: every rank stages its input, reduces its slice of all ranks' and leaves the result in
 // that place of its own staging, which no other rank reads before; then it takes the other slices' results
 // from the ranks that have them.
-struct TwoShot {
-  using Arguments = p2p::Arguments;
-
+struct TwoShot : Kernel<TwoShot> {
   template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
     const auto slice_of = [&](u32 rank, u8* to, const u8* from) {
       const u64 start = rank * a.slice, left = start < a.bytes ? a.bytes - start : 0;
-      return p2p::Copy{to + start, from + start, left < a.slice ? left : a.slice};
+      return Copy{to + start, from + start, left < a.slice ? left : a.slice};
     };
-    if (call.begin()) {
-      u8* const staging = call.staging(a.rank);
-      if (call.stages()) {
-        p2p::move<true>(a, call, a.ranks, a.slice, [&](u32 k) { return slice_of(k, staging, a.input); });
-      }
-      bool whole = call.barrier(R::Operation::kScalesInput);
-      if (whole) {
-        const p2p::Copy own = slice_of(a.rank, a.output, staging);
-        p2p::fold_staged<R>(a, call, a.rank * a.slice, own.bytes, [&](u64 at, const Vector& v) {
-          if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);  // else it is the output
-          p2p::write(a, own.to, at, own.bytes, v);
-        });
-        whole = call.barrier(false);
-      }
-      if (whole) {
-        p2p::move<false>(a, call, a.ranks - 1, a.slice, [&](u32 k) {
-          const u32 rank = call.after(k + 1);
-          return slice_of(rank, a.output, call.staging(rank));
-        });
-        call.leave();
-      }
+    u8* const staging = call.staging(a.rank);
+    if (call.stages()) {
+      move<true>(a, call, a.ranks, a.slice, [&](u32 k) { return slice_of(k, staging, a.input); });
     }
-    call.end();
-  }
-};
-
-// Every rank stages its input, then takes all ranks'. Of no dtype, as Broadcast: R is not used.
-struct AllGather {
-  using Arguments = p2p::Arguments;
-
-  template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
-    if (call.begin()) {
-      p2p::put(a, call, call.staging(a.rank), a.input);
-      if (call.barrier(false)) {
-        p2p::move<false>(a, call, a.ranks, a.bytes, [&](u32 k) {
-          const u32 rank = call.after(k + 1);
-          return p2p::Copy{a.part[rank], call.staging(rank), a.part[rank] != a.input ? a.bytes : 0};
-        });
-        call.leave();
-      }
-    }
-    call.end();
+    if (!call.barrier(R::Operation::kScalesInput)) return;
+    const Copy own = slice_of(a.rank, a.output, staging);
+    fold_staged<R>(a, call, a.rank * a.slice, own.bytes, [&](u64 at, const Vector& v) {
+      if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);  // else it is the output
+      write(a, own.to, at, own.bytes, v);
+    });
+    if (!call.barrier(false)) return;
+    move<false>(a, call, a.ranks - 1, a.slice, [&](u32 k) {
+      const u32 rank = call.after(k + 1);
+      return slice_of(rank, a.output, call.staging(rank));
+    });
+    call.leave();
   }
 };
 
 // Every rank stages its inputs, one behind the other, then reduces those that are for it.
-struct ReduceScatter {
-  using Arguments = p2p::Arguments;
-
+struct ReduceScatter : Kernel<ReduceScatter> {
   template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
-    if (call.begin()) {
-      u8* const staging = call.staging(a.rank);
-      if (call.stages()) {
-        p2p::move<true>(a, call, a.ranks, a.bytes,
-                        [&](u32 k) { return p2p::Copy{staging + k * a.slice, a.part[k], a.bytes}; });
-      }
-      if (call.barrier(R::Operation::kScalesInput)) {
-        p2p::fold_staged<R>(a, call, a.rank * a.slice, a.bytes,
-                            [&](u64 at, const Vector& v) { p2p::write(a, a.output, at, a.bytes, v); });
-        call.leave();
-      }
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
+    u8* const staging = call.staging(a.rank);
+    if (call.stages()) {
+      move<true>(a, call, a.ranks, a.bytes, [&](u32 k) { return Copy{staging + k * a.slice, a.part[k], a.bytes}; });
     }
-    call.end();
+    reduce_staged<R>(a, call, a.rank * a.slice);
+  }
+};
+
+// Every rank stages its input, then takes all ranks'. Of no dtype, as Broadcast: R is not used.
+struct AllGather : Kernel<AllGather> {
+  template <class R>
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
+    put(a, call, call.staging(a.rank), a.input);
+    if (!call.barrier(false)) return;
+    move<false>(a, call, a.ranks, a.bytes, [&](u32 k) {
+      const u32 rank = call.after(k + 1);
+      return Copy{a.part[rank], call.staging(rank), a.part[rank] != a.input ? a.bytes : 0};
+    });
+    call.leave();
   }
 };
 
 // The root stages its input; the others take it.
-struct Broadcast {
-  using Arguments = p2p::Arguments;
-
+struct Broadcast : Kernel<Broadcast> {
   template <class R>
-  C10D_DEVICE void run(const Arguments& a) {
-    p2p::Call call(a);
-    if (call.begin()) {
-      if (a.rank == a.root) p2p::put(a, call, call.staging(a.rank), a.input);
-      if (call.barrier(false)) {
-        if (a.rank != a.root) {
-          p2p::move<false>(a, call, 1, a.bytes,
-                           [&](u32) { return p2p::Copy{a.output, call.staging(a.root), a.bytes}; });
-        }
-        call.leave();
-      }
-    }
-    call.end();
+  C10D_DEVICE void work(const Arguments& a, Call& call) {
+    if (a.rank == a.root) put(a, call, call.staging(a.rank), a.input);
+    if (!call.barrier(false)) return;
+    const u32 copies = a.rank != a.root;
+    move<false>(a, call, copies, a.bytes, [&](u32) { return Copy{a.output, call.staging(a.root), a.bytes}; });
+    call.leave();
   }
 };
+
+}  // namespace p2p
+
+using p2p::AllGather, p2p::Broadcast, p2p::Flagged, p2p::OneShot, p2p::ReduceScatter, p2p::TwoShot;
 
 }  // namespace c10d_custom

@@ -15,14 +15,12 @@ struct Reduce {
     u64 bytes;
     u32 first, sources, targets;  // its arrays: place[first] and on, sources in their order, then targets
     u32 unit, skew;
-    u32 reserved;
   };
   struct Arguments {
     u8* place[kMaxPlaces];
     double factor[kMaxSources];  // PREMUL_SUM: of a job's j-th source
     Job job[kMaxJobs];
     u32 jobs;
-    u32 divisor;  // AVG
   };
 
   // The grid is a multiple of the jobs: each has as many blocks.
@@ -49,7 +47,7 @@ struct Reduce {
     for (u64 v = first + thread; v < last; v += kVectors * threads) {
       Vector result[kVectors];
       fold_vectors<R, kVectors, 4>(
-          result, job.sources, a.divisor,
+          result, job.sources,
           [&](u32 j, Vector* in) {
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
@@ -73,7 +71,7 @@ struct Reduce {
       const u32 low = v == 0 ? job.skew : 0, high = end - 16 * v < 16 ? (u32)(end - 16 * v) : 16;
       Vector result[1];
       fold_vectors<R, 1, 1>(
-          result, job.sources, a.divisor,
+          result, job.sources,
           [&](u32 j, Vector* in) { in[0] = gather_vector(source[j] - job.skew + 16 * v, job.unit, low, high); },
           factor);
 #pragma unroll 1

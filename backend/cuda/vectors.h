@@ -13,47 +13,40 @@ C10D_DEVICE void store_vector(u8* p, const Vector& v) {
   *(uint4*)p = uint4{v.word[0], v.word[1], v.word[2], v.word[3]};
 }
 
-// Bytes low to high of a Vector that lies at p, which is aligned to `unit` (1, 2, 4 or more); the others
-// are zero and not read. A part of a Vector is moved by the byte.
-static C10D_COLD Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) {
-  if (low != 0 || high != 16) unit = 1;
-  Vector v;
+// each(w, b, Unit) for what lies b bytes into word w of a Vector of Units, of which bytes low to high count.
+template <class Unit, class Each>
+C10D_DEVICE void each_unit(u32 low, u32 high, Each each) {
 #pragma unroll
   for (u32 w = 0; w < 4; ++w) {
-    const u8* const at = p + 4 * w;
-    u32 word = 0;
-    if (unit >= 4) {
-      word = *(const u32*)at;
-    } else if (unit == 2) {
-      word = *(const u16*)at | ((u32)(*(const u16*)(at + 2)) << 16);
-    } else {
 #pragma unroll 1
-      for (u32 b = 0; b < 4; ++b) {
-        if (4 * w + b >= low && 4 * w + b < high) word |= (u32)at[b] << (8 * b);
-      }
+    for (u32 b = 0; b < 4; b += sizeof(Unit)) {
+      if (4 * w + b >= low && 4 * w + b < high) each(w, b, Unit{});
     }
-    v.word[w] = word;
   }
+}
+// Of a Vector that is aligned to `unit` (1, 2, 4 or more). A part of a Vector is moved by the byte.
+template <class Each>
+C10D_DEVICE void by_units(u32 unit, u32 low, u32 high, Each each) {
+  if (unit == 1 || low != 0 || high != 16) {
+    each_unit<u8>(low, high, each);
+  } else if (unit == 2) {
+    each_unit<u16>(low, high, each);
+  } else {
+    each_unit<u32>(low, high, each);
+  }
+}
+
+// Bytes low to high of a Vector that lies at p; the others are zero and not read.
+static C10D_COLD Vector gather_vector(const u8* p, u32 unit, u32 low, u32 high) {
+  Vector v = {};
+  by_units(unit, low, high,
+           [&](u32 w, u32 b, auto part) { v.word[w] |= (u32) * (const decltype(part)*)(p + 4 * w + b) << (8 * b); });
   return v;
 }
 static C10D_COLD void scatter_vector(u8* p, u32 unit, u32 low, u32 high, const Vector& v) {
-  if (low != 0 || high != 16) unit = 1;
-#pragma unroll
-  for (u32 w = 0; w < 4; ++w) {
-    u8* const at = p + 4 * w;
-    const u32 word = v.word[w];
-    if (unit >= 4) {
-      *(u32*)at = word;
-    } else if (unit == 2) {
-      *(u16*)at = (u16)word;
-      *(u16*)(at + 2) = (u16)(word >> 16);
-    } else {
-#pragma unroll 1
-      for (u32 b = 0; b < 4; ++b) {
-        if (4 * w + b >= low && 4 * w + b < high) at[b] = (u8)(word >> (8 * b));
-      }
-    }
-  }
+  by_units(unit, low, high, [&](u32 w, u32 b, auto part) {
+    *(decltype(part)*)(p + 4 * w + b) = (decltype(part))(v.word[w] >> (8 * b));
+  });
 }
 
 // Folds kVectors Vectors of each of `sources` sources and leaves the result in `vectors`. read(j, in)
@@ -61,7 +54,7 @@ static C10D_COLD void scatter_vector(u8* p, u32 unit, u32 low, u32 high, const V
 // them is folded, so that their latencies overlap. All is read when this returns, which is what lets a
 // target be a source.
 template <class R, u32 kVectors, u32 kBatch, class Read, class Factor>
-C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, u32 divisor, Read read, Factor factor) {
+C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, Read read, Factor factor) {
   using Item = typename R::Item;
   constexpr u32 kEach = R::Format::kItems, kItems = kVectors * kEach;
   Item acc[kItems];
@@ -91,7 +84,7 @@ C10D_DEVICE void fold_vectors(Vector (&vectors)[kVectors], u32 sources, u32 divi
       }
     }
   }
-  R::Operation::template finish<kItems>(acc, divisor);
+  R::Operation::template finish<kItems>(acc, sources);
 #pragma unroll
   for (u32 i = 0; i < kVectors; ++i) vectors[i] = R::Format::store(acc + i * kEach);
 }

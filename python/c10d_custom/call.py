@@ -124,6 +124,9 @@ if TYPE_CHECKING:
         def joined_at_home(self) -> bool:
             """Whether the calling thread's current stream is that of the issue."""
 
+        def duration(self) -> float | None:
+            """Milliseconds that it took, of one that is completed; None: nobody has asked for that in time."""
+
         def future(self, stream_ops: Sequence[Any]) -> torch.futures.Future[Any]:
             """A new future of tensors on the devices of all of ``stream_ops``."""
 

@@ -7,6 +7,7 @@ calls are made with the device active; nothing is used after it is freed. And of
 process, but in kernels that end.
 """
 
+import collections
 import contextlib
 import ctypes
 import threading
@@ -37,6 +38,7 @@ class FakeDriver(FakeMemory):
         self.opened = {}  # handle of a segment -> [address, how often it is open]
         self.identity, self.mappings = rank + 1, Mappings(self)
         self.fails = {}
+        self.given = collections.deque()  # events that nobody has
         self.highest = []  # of each stream created, whether its priority is
         self.side_by_side = False
         self.dead = False
@@ -167,27 +169,30 @@ class FakeDriver(FakeMemory):
                 self.world.wrong(f"rank {self.rank} times what is not over")
             return 1e3 * (records[1].at - records[0].at)
 
-    def create_event(self, timed=False):
+    def take_event(self, timed=False):
+        with contextlib.suppress(IndexError):  # none are free: the driver is called
+            number = self.given.popleft()
+            self.world.events[number].destroyed = False
+            return number
         with self.world.lock:
-            self._called("create_event")
+            self._called("take_event")
             number = next(self.world.numbers)
             self.world.events[number] = Event(self.rank)
             return number
 
-    def destroy_event(self, event):
-        with self.world.lock:
-            self._called("destroy_event")
-            found = self.world.events[event]
-            if found.destroyed or found.owner != self.rank:
-                self.world.wrong(f"rank {self.rank} destroys an event twice, or another's")
-            found.destroyed = True
+    def give_event(self, event, timed=False):
+        found = self.world.events[event]
+        if found.destroyed or found.owner != self.rank:
+            self.world.wrong(f"rank {self.rank} gives an event back twice, or another's")
+        found.destroyed = True
+        self.given.append(event)
 
     def _event(self, event, what):
         found = self.world.events[event]
         if self.world.drivers[found.owner].process != self.process:  # events serve all GPUs of a process
             self.world.wrong(f"rank {self.rank} uses an event of rank {found.owner}")
         if found.destroyed:
-            self.world.wrong(f"{what} of rank {self.rank} uses an event that is destroyed")
+            self.world.wrong(f"{what} of rank {self.rank} uses an event that is given back")
         return found
 
     def record(self, event, stream):
@@ -253,13 +258,13 @@ class FakeDriver(FakeMemory):
                 Op("zero", run=lambda clock: ctypes.memset(at, 0, nbytes), writes=[(at, nbytes)], buffers=[buffer]),
             )
 
+    @property
     def kernels(self):
         return self.fused
 
-    def reduce(self, stream, dtype, redop, factor, jobs):
+    def reduce(self, stream, dtype, redop, factors, jobs):
         with self.world.lock:
             self._called("reduce")
-            factors = factor if isinstance(factor, list) else [] if factor is None else [factor]
             reads, writes, buffers, work = [], [], [], []
             for sources, targets, count in jobs:
                 nbytes = count * dtype.item_bytes

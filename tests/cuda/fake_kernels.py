@@ -17,7 +17,7 @@ from c10d_custom import dtypes
 from c10d_custom.native import lib
 from c10d_custom.transport.cuda import p2p
 
-PREMUL_SUM, AVG = int(dtypes.RedOp.PREMUL_SUM), int(dtypes.RedOp.AVG)
+PREMUL_SUM = int(dtypes.RedOp.PREMUL_SUM)
 _WORDS = 64  # bytes of a pad that this model uses
 _CALLS, _REPORTED, _FAILED, _OWNER = 0, 12, 16, 24  # in a pad
 _ABORT, _ENDED = 8, 16  # in a record
@@ -38,6 +38,9 @@ class FakeKernels:
         self.processors = 132
         self.launched = []  # (algorithm, dtype, redop)
         self.halves = []  # of each, the bytes of a half; 0: of tensors that are read where they lie
+
+    def reduce(self, *arguments):
+        self.driver.reduce(*arguments)
 
     def function(self, algorithm, dtype, redop):
         key = algorithm, dtype.code, redop
@@ -277,7 +280,7 @@ class _Kernel:
     def _fold(self, sources, factors):
         _, code, redop = self.key
         dtype, n = dtypes.BY_CODE[code], len(sources)
-        factors = factors if redop == PREMUL_SUM else [float(self.a.divisor)] if redop == AVG else []
+        factors = factors if redop == PREMUL_SUM else []
         result = ctypes.create_string_buffer(self.a.bytes)
         if lib.c10d_reduce(
             code,

@@ -46,7 +46,7 @@ def reduced(library):
             targets += rng.sample(sources, rng.randrange(2))
             jobs.append(kernels.Job([s.address for s in sources], [t.address for t in targets], count))
             wanted.append((targets, engine(dtype, redop, data, count, factors)))
-        HostKernels(library, rng.choice([1, 3])).reduce(0, dtype, redop, factors or None, jobs)
+        HostKernels(library, rng.choice([1, 3])).reduce(0, dtype, redop, factors, jobs)
         for targets, want in wanted:
             assert all(same(dtype, redop, t.bytes, want) is None for t in targets)
         assert all(p.untouched() for p in places.all)

@@ -81,7 +81,7 @@ def driver(fake, monkeypatch):
 
 def one_of_each(d):
     """Every call, in an order that makes sense."""
-    memory, pinned, event, other = d.allocate(64), d.allocate_pinned(64), d.create_event(), d.create_event()
+    memory, pinned, event, other = d.allocate(64), d.allocate_pinned(64), d.take_event(), d.take_event()
     stream, second = d.create_stream(), d.create_stream()
     opened = d.open_memory(d.export_memory(memory))
     assert opened == memory  # as this fake has it
@@ -97,17 +97,18 @@ def one_of_each(d):
     d.close_memory(opened)
     d.free(memory)
     d.free_pinned(pinned)
-    first, last = d.create_event(timed=True), d.create_event(timed=True)
+    first, last = d.take_event(timed=True), d.take_event(timed=True)
     assert d.milliseconds(first, last) == 1.5
     for e in (event, other, first, last):
-        d.destroy_event(e)
+        d.give_event(e, timed=e in (first, last))
     for s in (stream, second):
         d.destroy_stream(s)
 
 
 def test_every_call_does_what_its_name_says(driver, fake):
-    left = fake.fake_left()
     with driver.activate():
+        one_of_each(driver)
+        left = fake.fake_left()  # events, which serve again
         one_of_each(driver)
     assert fake.fake_left() == left
 
@@ -188,7 +189,7 @@ BLOCKING = {
 def test_a_call_that_blocks_holds_up_its_own_thread_alone(name, driver, fake):
     """Without the GIL, that is."""
     with driver.activate():
-        at = driver.allocate(8), driver.create_event(), driver.create_stream()
+        at = driver.allocate(8), driver.take_event(), driver.create_stream()
         driver.zero(at[2], at[0], 8)
     began = threading.Event()
     over = []
@@ -263,7 +264,7 @@ def test_an_error_is_named(driver, fake):
         fake.fake_fails(2)
         with pytest.raises(TransportError, match="cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY: what it means"):
             driver.allocate_pinned(64)
-        event = driver.create_event()
+        event = driver.take_event()
         fake.fake_busy(1)
         assert not driver.done(event)
         fake.fake_busy(0)
@@ -294,11 +295,11 @@ def test_a_kernel_s_code_is_there_before_it_is_launched(driver, fake, monkeypatc
     monkeypatch.setattr(compiler, "compiled", lambda text, capability: b"")
     dtype = dtypes.BY_DTYPE[torch.float32]
     with driver.activate():
-        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711
+        assert driver.kernels.function("OneShot", dtype, int(dtypes.SUM)) == 4711
         assert fake.fake_loaded() == 4711
-        assert driver.kernels().function("OneShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+        assert driver.kernels.function("OneShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
         monkeypatch.setattr(cuda, "cuFuncLoad", lacking)
-        assert driver.kernels().function("TwoShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
+        assert driver.kernels.function("TwoShot", dtype, int(dtypes.SUM)) == 4711 and not fake.fake_loaded()
 
 
 class _Device(contextlib.nullcontext):

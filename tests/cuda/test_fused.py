@@ -3,12 +3,14 @@
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed import ReduceOp
 
 from c10d_custom.transport.cuda import algorithm, fused
+from c10d_custom.transport.cuda.host_exchange import Place
 from conformance.reference import reduce_in_order
 from conformance.values import raw, same_bytes
 from device_tensors import contents, device_tensor, options, warm
@@ -132,8 +134,9 @@ def test_what_one_rank_cannot_do_makes_all_fall_back(step):
 
 
 def test_staging_is_as_configured_or_32_mib():
-    assert fused.Fused(None, 0, 2, 65536)._staging == 65536
-    assert fused.Fused(None, 0, 2, 64 << 20)._staging == 32 << 20
+    for asked, taken in ((65536, 65536), (64 << 20, 32 << 20)):
+        cpu, config = SimpleNamespace(rank=0, size=2), SimpleNamespace(cuda_staging_bytes=asked)
+        assert fused.Fused(Place(cpu, None, config, 0))._staging == taken
 
 
 @pytest.mark.parametrize("size, blocks", [(2, 36), (4, 33)])
@@ -142,10 +145,10 @@ def test_ranks_that_share_a_gpu_where_a_test_says_so(size, blocks):
 
     def body(r):
         warm(r)
-        before = transport_of(r)._fused._p2p.launched
+        before = transport_of(r)._fused.p2p.launched
         t = device_tensor(r, 100_000, 1.0)
         r.pg.allreduce([t], options(False))
-        end = transport_of(r)._fused._p2p
+        end = transport_of(r)._fused.p2p
         return contents(r, t)[0].item(), transport_of(r).mode.name, end.launched > before, end._blocks
 
     config = {"cuda_mode": "p2p", "cuda_p2p_shared": 1}

@@ -9,7 +9,7 @@ import torch
 
 from c10d_custom.errors import CollectiveTimeoutError, CustomBackendError, PeerLostError, TransportError
 from c10d_custom.transport.cuda import transport as cuda_transport
-from c10d_custom.transport.cuda.stream_op import Events, StreamOp
+from c10d_custom.transport.cuda.stream_op import StreamOp
 from device_tensors import device_tensor, options, warm
 from fake_driver import FakeDriver
 from fake_world import World
@@ -37,7 +37,7 @@ def test_a_stream_that_does_not_come_in_time(count):
             return
         is_void(r, work, CollectiveTimeoutError, "rank 1")
         assert 0.3 < time.monotonic() - began < 3
-        return str(transport_of(r).kernels_error())
+        return str(transport_of(r)._fused.error())
 
     texts = run(3, body, clean=False)
     assert any("Timed out on the GPU: the stream of rank 1" in text for text in (texts[0], texts[2]))
@@ -84,7 +84,7 @@ def test_a_kernel_that_gives_up_while_it_is_asked_is_not_done():
     """It ends as any other: what counts is the record once it has ended."""
     driver, found = FakeDriver(World(), 0), []
     with driver.activate():
-        stream_op = StreamOp(driver, Events(driver))
+        stream_op = StreamOp(driver)
         stream_op.verdict = lambda: found[0] if found else None
         stream_op.finish(driver.default)
         driver.done = lambda event: found.append(PeerLostError("gave up")) is None
@@ -154,7 +154,7 @@ def test_kernels_that_found_a_mismatch_end_the_group():
         assert r.cpu.broken()
         with pytest.raises(CustomBackendError) as raised:
             r.pg.allreduce([first], options(False))
-        return f"{raised.value} {transport_of(r).kernels_error()}"
+        return f"{raised.value} {transport_of(r)._fused.error()}"
 
     assert any("another call" in text for text in run(2, body))
 
@@ -240,7 +240,7 @@ def test_a_replay_and_an_eager_call_at_once():
             work.wait()
         if r.rank == 0:
             until = time.monotonic() + 5
-            while transport_of(r).kernels_error() is None and time.monotonic() < until:
+            while transport_of(r)._fused.error() is None and time.monotonic() < until:
                 r.world.step()
             gate.set()
         is_void(r, work, CustomBackendError, "at once|rank 0 has given up|no more use")
@@ -248,7 +248,7 @@ def test_a_replay_and_an_eager_call_at_once():
             r.synchronize(5.0)
         with r.driver.activate():
             r.driver.destroy_stream(stream)
-        return str(transport_of(r).kernels_error())
+        return str(transport_of(r)._fused.error())
 
     said = run(2, body, clean=False)
     assert "two calls of this rank ran on the GPU at once" in said[0] and "rank 0 has given up" in said[1], said

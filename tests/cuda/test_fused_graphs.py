@@ -121,7 +121,7 @@ def test_a_replay_that_waits_for_a_rank_that_dies_ends(monkeypatch):
         took = time.monotonic() - began
         with pytest.raises(CustomBackendError):
             r.pg.allreduce([device_tensor(r, 10, 1.0)], options(False, 5.0))
-        end = transport_of(r)._fused._p2p
+        end = transport_of(r)._fused.p2p
         told = [ctypes.c_uint64.from_address(end._record + 8).value >> rank & 1 for rank in range(3)]
         assert told == [0, 1, 0], "the kernels do not know whose memory may be gone"
         return took

@@ -38,16 +38,17 @@ REDUCE = {
     "one part in all targets": ("scatter_vector(target[t]", "scatter_vector(target[0 * t]"),
 }
 VECTORS = {
-    "parts written as if aligned": ("  if (low != 0 || high != 16) unit = 1;\n#pragma unroll", "#pragma unroll"),
-    "the low byte only": ("word |= (u32)at[b] << (8 * b)", "word |= (u32)at[b]"),
-    "written low bytes only": ("at[b] = (u8)(word >> (8 * b))", "at[b] = (u8)word"),
-    "read past the end": ("4 * w + b >= low && 4 * w + b < high) word", "4 * w + b > low && 4 * w + b < high) word"),
-    "written past the end": ("4 * w + b >= low && 4 * w + b < high) at[b]", "4 * w + b >= low) at[b]"),
+    "parts written as if aligned": ("if (unit == 1 || low != 0 || high != 16) {", "if (unit == 1) {"),
+    "the low byte only": ("(p + 4 * w + b) << (8 * b)", "(p + 4 * w + b) << 0 * b"),
+    "written low bytes only": ("(v.word[w] >> (8 * b))", "(v.word[w] >> 0 * b)"),
+    "a byte too few": ("4 * w + b >= low &&", "4 * w + b > low &&"),
+    "past the end": ("4 * w + b >= low && 4 * w + b < high", "4 * w + b >= low"),
+    "by twos what is aligned to a byte": ("if (unit == 1 || low", "if (low"),
     "no more than a batch": ("first < sources; first += kBatch", "first < kBatch; first += kBatch"),
     "sources past the last": ("if (first + k >= sources) break;", ""),
     "folded before it is set": ("if (first + k == 0) {", "if (k == 0) {"),
     "not scaled": ("item[i] *= scale", "item[i] *= 1"),
-    "not finished": ("R::Operation::template finish<kItems>(acc, divisor);", ""),
+    "not finished": ("R::Operation::template finish<kItems>(acc, sources);", ""),
     "one Vector's items": ("vectors[i] = R::Format::store(acc + i * kEach)", "vectors[i] = R::Format::store(acc)"),
 }
 P2P = {
@@ -99,7 +100,7 @@ P2P = {
     "outputs are aligned": ("if (a.unit == 16 && size == 16) {", "if (size == 16) {"),
     "the own staging for all": ("from = call.staging(j) + start", "from = call.staging(a.rank + 0 * j) + start"),
     "no share of its own": ("own = slice_of(a.rank, a.output", "own = slice_of(0 * a.rank, a.output"),
-    "its share stays in staging": ("p2p::write(a, own.to, at, own.bytes, v);", ""),
+    "its share stays in staging": ("write(a, own.to, at, own.bytes, v);", ""),
     "its share is not staged": ("if (call.stages()) store_vector(staging + a.rank * a.slice + at, v);", ""),
     "a share is not taken": ("a.ranks - 1, a.slice", "a.ranks - 2, a.slice"),
     "ranks past the last": (
@@ -128,10 +129,10 @@ P2P = {
     ),
     "reduce_scatter: inputs in one place": ("staging + k * a.slice", "staging + k * 0"),
     "reduce_scatter: one input for all": ("a.part[k], a.bytes", "a.part[k * 0], a.bytes"),
-    "reduce_scatter: another's part": ("a.rank * a.slice, a.bytes", "(a.ranks - 1 - a.rank) * a.slice, a.bytes"),
+    "reduce_scatter: another's part": ("call, a.rank * a.slice)", "call, (a.ranks - 1 - a.rank) * a.slice)"),
     "broadcast: the first is the root": ("call.staging(a.root), a.bytes", "call.staging(a.root * 0), a.bytes"),
-    "broadcast: the root takes, too": ("if (a.rank != a.root) {", "{"),
-    "broadcast: the root gives nothing": ("if (a.rank == a.root) p2p::put", "if (a.rank > a.root) p2p::put"),
+    "broadcast: the root takes, too": ("copies = a.rank != a.root", "copies = 1"),
+    "broadcast: the root gives nothing": ("if (a.rank == a.root) put", "if (a.rank > a.root) put"),
 }
 MUTATIONS = [
     (file, name) for file, named in (("reduce.h", REDUCE), ("vectors.h", VECTORS), ("p2p.h", P2P)) for name in named

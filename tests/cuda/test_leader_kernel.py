@@ -45,9 +45,9 @@ def leads(device, op, dtype, redop, factors, inputs, outputs, root=-1):
     at = [[p.address for p in [*i, *o]] for i, o in zip(inputs, outputs)]
     jobs = in_place.jobs_of(call, at)
     if op in (Op.all_reduce, Op.reduce_scatter):
-        device.reduce(0, dtype, redop, factors or None, jobs)
+        device.reduce(0, dtype, redop, factors, jobs)
     else:
-        device.reduce(0, BYTES, in_place.COPY, None, jobs)
+        device.reduce(0, BYTES, in_place.COPY, [], jobs)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 16])

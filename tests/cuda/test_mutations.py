@@ -1,13 +1,13 @@
 """The tests of this folder can fail: with any one step of the protocol left out or misplaced, they do."""
 
-import dataclasses
 import time
 from unittest import mock
 
 import pytest
 import torch
 
-from c10d_custom.transport.cuda import fused, p2p, peers, registered, shared, staged, staged_messages, transport
+from c10d_custom.call import changed
+from c10d_custom.transport.cuda import host_exchange, p2p, peers, registered, shared, staged, staged_messages, transport
 from c10d_custom.transport.cuda.stream_op import StreamOp
 from c10d_custom.transport.shm import ShmTransport
 from fake_driver import FakeDriver
@@ -31,7 +31,14 @@ def off(target, name, new=nothing, *more):
     return mock.patch.multiple(target, **{name: new}, **dict(zip(more[::2], more[1::2])))
 
 
-_PUT = shared.SharedCollectives._put
+def not_awaited(what):
+    def came(self, call, event, seconds, this):
+        return this == what or _CAME(self, call, event, seconds, this)
+
+    return off(host_exchange.Place, "came", came)
+
+
+_CAME, _PUT = host_exchange.Place.came, shared.SharedCollectives._put
 
 
 def awaited_before_it_is_put(self, put):
@@ -44,8 +51,8 @@ def one_half(self, k):
     return [self.peers.staging[r] for r in range(self.n)]
 
 
-def backwards(driver, stream, dtype, redop, factor, jobs):
-    _REDUCE(driver, stream, dtype, redop, factor, [j._replace(sources=j.sources[::-1]) for j in jobs])
+def backwards(driver, stream, dtype, redop, factors, jobs):
+    _REDUCE(driver, stream, dtype, redop, factors, [j._replace(sources=j.sources[::-1]) for j in jobs])
 
 
 _REDUCE = FakeDriver.reduce
@@ -118,46 +125,49 @@ def hasty_on_gpus_of_their_own(seed, size, steps, config, seconds):
     assert [t.unique().tolist() for t in results] == [[float(size**2)]] * size
 
 
-def staging_of_the_rounds(self, table):
+def staging_of_the_rounds(self, setup, table):
     """The fused kernels in the memory of the rounds."""
-    _OPEN(self, table)
-    self.fused._p2p._stagings = [self.staging[r] for r in range(self.size)]
+    _OPEN(self, setup, table)
+    self.fused.p2p._stagings = [self.staging[r] for r in range(self.size)]
 
 
 _OPEN = peers.Peers.open
 
 
-def on_a_stream_of_its_own(self, stream, call, number=0):
-    _FUSED(self, self._driver.create_stream(), call, number)
+def on_a_stream_of_its_own(self, stream, call, number=0, **other):
+    _P2P(self, self._kernels.driver.create_stream() if number else stream, call, number, **other)
 
 
-def without_time(self, stream, asked, timeout_ns, **more):
-    _P2P(self, stream, asked, 1, **more)
+def without_time(self, stream, call, *more, **other):
+    _P2P(self, stream, changed(call, timeout=1e-9), *more, **other)
 
 
-_FUSED, _P2P = fused.Fused.run, p2p.P2p.run
+_P2P = p2p.P2p.run
 
 
-def parts_in_one_place(asked):
+def parts_in_one_place(self, stream, call, *more, **other):
     """Of an all_gather, or a reduce_scatter."""
-    real = _ASKED(asked)
-    outputs, inputs = real.outputs[:1] * len(real.outputs), real.inputs[:1] * len(real.inputs)
-    return dataclasses.replace(real, outputs=outputs, inputs=inputs)
+    outputs, inputs = [*call.outputs][:1] * len(call.outputs), [*call.inputs][:1] * len(call.inputs)
+    _P2P(self, stream, changed(call, outputs=outputs, inputs=inputs), *more, **other)
 
 
-_ASKED, _FINGERPRINT = fused._asked, p2p.P2p._fingerprint
+def numbered_by_its_rank(self, stream, call, number=0, **other):
+    _P2P(self, stream, call, number and 1 + self._rank, **other)
 
 
-def another_root(asked):
-    return dataclasses.replace(_ASKED(asked), root=0)
+_FINGERPRINT = p2p.P2p._fingerprint
+
+
+def another_root(self, stream, call, *more, **other):
+    _P2P(self, stream, changed(call, root=0), *more, **other)
 
 
 MUTATIONS = {
-    "no wait for what was put": (SHARED, lambda: off(shared, "poll", lambda *_: True)),
+    "no wait for what was put": (SHARED, lambda: not_awaited("what was queued for it, or before")),
     "awaited before it is put": (SHARED, lambda: off(shared.SharedCollectives, "_put", awaited_before_it_is_put)),
     "no meeting but the first": (SHARED, lambda: off(ShmTransport, "meet")),
     "one half for all rounds": (SHARED, lambda: off(shared.SharedCollectives, "_bases", one_half)),
-    "an event for each wait": (SHARED, lambda: off(FakeDriver, "destroy_event"), hasty),
+    "an event for each wait": (SHARED, lambda: off(FakeDriver, "give_event"), hasty),
     "the sources backwards": (SHARED, lambda: off(FakeDriver, "reduce", backwards)),
     "the caller's stream is not waited for": (SHARED, lambda: off(StreamOp, "begin")),
     "the caller's stream does not wait": (SHARED, lambda: off(StreamOp, "join")),
@@ -176,7 +186,7 @@ MUTATIONS = {
     ),
     "several GPUs: no wait for what was put": (
         SHARED,
-        lambda: off(shared, "poll", lambda *_: True),
+        lambda: not_awaited("what was queued for it, or before"),
         on_gpus_of_their_own,
     ),
     "several GPUs: awaited before it is put": (
@@ -201,7 +211,7 @@ MUTATIONS = {
         lambda: off(FakeKernels, "half_of", lambda self, number, half: 0),
         on_gpus_of_their_own,
     ),
-    "fused: on another stream": (P2P, lambda: off(fused.Fused, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
+    "fused: on another stream": (P2P, lambda: off(p2p.P2p, "run", on_a_stream_of_its_own), on_gpus_of_their_own),
     "fused: freed before the others have closed": (
         P2P,
         lambda: off(peers.Peers, "close_imports", peers.Peers.free),
@@ -219,7 +229,7 @@ MUTATIONS = {
     ),
     "fused: a rank leaves before others have come": (
         P2P,
-        lambda: off(fused.Fused, "busy", lambda self: False),
+        lambda: off(p2p.P2p, "busy", lambda self: False),
         hasty_on_gpus_of_their_own,
     ),
     "fused: the guard takes leaving for failing": (
@@ -228,13 +238,9 @@ MUTATIONS = {
         hasty_on_gpus_of_their_own,
     ),
     "fused: no time": (P2P, lambda: off(p2p.P2p, "run", without_time), on_gpus_of_their_own),
-    "fused: parts in one place": (P2P, lambda: off(fused, "_asked", parts_in_one_place), on_gpus_of_their_own),
-    "fused: another root": (P2P, lambda: off(fused, "_asked", another_root), on_gpus_of_their_own),
-    "fused: a number of its own": (
-        P2P,
-        lambda: off(fused.Fused, "run", lambda self, stream, call, number: _FUSED(self, stream, call, 1 + self._rank)),
-        on_gpus_of_their_own,
-    ),
+    "fused: parts in one place": (P2P, lambda: off(p2p.P2p, "run", parts_in_one_place), on_gpus_of_their_own),
+    "fused: another root": (P2P, lambda: off(p2p.P2p, "run", another_root), on_gpus_of_their_own),
+    "fused: a number of its own": (P2P, lambda: off(p2p.P2p, "run", numbered_by_its_rank), on_gpus_of_their_own),
     "registered: freed before the others have closed": (
         P2P,
         lambda: off(registered.Registered, "close_imports", registered.Registered.free),
@@ -246,7 +252,7 @@ MUTATIONS = {
         lambda: off(p2p.P2p, "_fingerprint", staticmethod(lambda *what: _FINGERPRINT(*what[:-2]))),
         different_tensors,
     ),
-    "staged: the host does not wait for the GPU": (STAGED, lambda: off(staged, "poll", lambda done, *_: True)),
+    "staged: the host does not wait for the GPU": (STAGED, lambda: not_awaited(staged._BEFORE)),
     "staged: one slot for all pieces": (STAGED, lambda: off(staged.StagedCollectives, "_fetch", slot_of_its_own)),
     "staged: the caller's stream is not waited for": (STAGED, lambda: off(StreamOp, "begin")),
     "staged: the caller's stream does not wait": (STAGED, lambda: off(StreamOp, "join")),

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from c10d_custom import dtypes
-from c10d_custom.call import Op
-from c10d_custom.errors import UsageError
+from c10d_custom.call import Call, Op, Region
 from c10d_custom.transport.cuda import algorithm, kernels, p2p
 from engine import engine, same
 from gpu import one_gpu
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.lane2
 
 FLOAT, SUM = dtypes.BY_DTYPE[torch.float32], int(dtypes.RedOp.SUM)
 STAGING = 4096 + 32
-SECOND = 10**9
 FEW = {(p[0], p[1]) for p in one_gpu.PAIRS}
 
 # All_reduces of up to so many bytes have a flag in every word.
@@ -76,10 +74,7 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
         5001 // item,
     ):
         inputs = [torch.frombuffer(bytearray(rng.randbytes(count * item)), dtype=torch.uint8) for _ in range(size)]
-        factors = {
-            kernels.PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in inputs],
-            kernels.AVG: rng.choice([[], [7.0]]),
-        }.get(redop, [])
+        factors = [rng.choice([0.3, -1.5, 2.0]) for _ in inputs] if redop == kernels.PREMUL_SUM else []
         want = engine(dtype, redop, inputs, count, factors)
         step = rng.choice([16, item, 1])
         places = [
@@ -92,9 +87,9 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
         def call(rank, end):
             source, target = places[rank]
             source.bytes.copy_(inputs[rank])
-            factor = factors[rank] if redop == kernels.PREMUL_SUM else factors[0] if factors else None
-            asked = p2p.Asked(Op.all_reduce, dtype, redop, count, [source.address], [target.address], factor)
-            end.run(0, asked, 60 * SECOND)
+            given, taken = ([Region(place.address, count * item, count)] for place in (source, target))
+            more = {"count": count, "redop": redop, "factor": factors[rank] if factors else 0.0}
+            end.run(0, Call(Op.all_reduce, "sum", dtype, 60, given, taken, **more))
 
         group.run(call)
         for end, (source, target) in zip(group.ends, places):
@@ -104,13 +99,13 @@ def test_same_bits_as_the_cpu_engine(library, monkeypatch, dtype, redop):
             assert source.untouched() and target.untouched()
 
 
-def sums(counts, timeout_ns=60 * SECOND, number=0):
+def sums(counts, seconds=60, number=0):
     """Each rank's work: a sum of counts[rank] ones."""
 
     def call(rank, end):
         data = torch.ones(counts[rank])
-        at = [data.data_ptr()]
-        end.run(0, p2p.Asked(Op.all_reduce, FLOAT, SUM, counts[rank], at, at), timeout_ns, number)
+        call = Call(Op.all_reduce, "sum", FLOAT, seconds, [data], [data], count=counts[rank], redop=SUM)
+        end.run(0, call, number)
         results[rank] = data
 
     results = {}
@@ -121,7 +116,7 @@ def sums(counts, timeout_ns=60 * SECOND, number=0):
 def test_a_rank_that_does_not_come(library, monkeypatch, flagged):
     monkeypatch.setattr(algorithm, "FLAGGED_BYTES", flagged)
     group = Group(library, 3)
-    call, _ = sums([5, 5, 5], SECOND // 5)
+    call, _ = sums([5, 5, 5], 0.2)
     began = time.monotonic()
     group.run(call, [0, 2])
     assert 0.2 <= time.monotonic() - began < 5
@@ -129,7 +124,7 @@ def test_a_rank_that_does_not_come(library, monkeypatch, flagged):
     assert p2p.Failure(p2p.TIMEOUT, 1, 0) in found
     assert all(f.kind == p2p.TIMEOUT and f.peer == 1 or f.kind == p2p.PEER and f.peer in (0, 2) for f in found)
     # It comes after all, and learns that it is too late; nobody waits again.
-    group.run(sums([5, 5, 5], 3600 * SECOND)[0])
+    group.run(sums([5, 5, 5], 3600)[0])
     assert group.ends[1].failure().kind == p2p.PEER
     assert [group.ends[rank].failure() for rank in (0, 2)] == found
 
@@ -201,9 +196,8 @@ def test_calls_of_different_numbers_do_not_meet(library, number, found):
     at = [[torch.ones(5)] * 2, [torch.ones(5)] * 2]
 
     def call(rank, end):
-        places = [t.data_ptr() for t in at[rank]]
-        asked = p2p.Asked(Op.broadcast, FLOAT, 0, 5, places[:1] if rank == 0 else [], places[1:] if rank else [])
-        end.run(0, asked, 60 * SECOND, number=number if rank else 7)
+        given, taken = (at[rank][:1], []) if rank == 0 else ([], at[rank][1:])
+        end.run(0, Call(Op.broadcast, "broadcast", FLOAT, 60, given, taken, root=0, count=5), number if rank else 7)
 
     group.run(call)
     assert {f and f.kind for f in (end.failure() for end in group.ends)} <= found
@@ -218,8 +212,3 @@ def test_structures_are_the_kernels(library):
         p2p.RECORD_BYTES,
         algorithm.FLAGGED_BYTES,
     ]
-
-
-def test_too_many_ranks():
-    with pytest.raises(UsageError, match="1 to 16 ranks, not 17"):
-        p2p.P2p(None, 0, [0] * 17, [0] * 17, 4096, 0, 1)

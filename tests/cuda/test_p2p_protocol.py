@@ -12,14 +12,15 @@ pytestmark = pytest.mark.lane2
 
 INSTANCES = instances(FUSED, [BY_NAME["int32", "SUM"], BY_NAME["float32", "PREMUL_SUM"]])
 
+WAIT = "if (!call.barrier(false)) return;\n    "
 # What must not be missing: the text, and what is put in its place.
 MUTATIONS = {
     "one set of signals": ("signal[barriers_ & 1]", "signal[0]"),
     "one half of the staging": ("(number_ & 1 ? a_.half : 0)", "0"),
-    "no barrier between the shots": ("whole = call.barrier(false);", ""),
-    "no barrier in an all_gather": ("if (call.barrier(false)) {\n        p2p::move", "{\n        p2p::move"),
-    "no barrier in a broadcast": ("if (call.barrier(false)) {\n        if (a.rank", "{\n        if (a.rank"),
-    "no barrier where all is reduced": ("if (call.barrier(R::Operation::kScalesInput)) {", "if (a.ranks != 0) {"),
+    "no barrier between the shots": (WAIT + "move<false>(a, call, a.ranks - 1", "move<false>(a, call, a.ranks - 1"),
+    "no barrier in an all_gather": (WAIT + "move<false>(a, call, a.ranks, ", "move<false>(a, call, a.ranks, "),
+    "no barrier in a broadcast": (WAIT + "const u32 copies", "const u32 copies"),
+    "no barrier where all is reduced": ("if (!call.barrier(R::Operation::kScalesInput)) return;\n  fold", "fold"),
     "no waiting for the block before its signal": ("    sync_block();\n", ""),
     "no waiting for the block after its signals": ("return !sync_block_or(!all);", "return all;"),
     "a signal that orders nothing": ("store_release_system(&mine.flag", "store_relaxed_system(&mine.flag"),
@@ -36,7 +37,7 @@ MUTATIONS = {
     "one half of the words": ("(u64)(number & 1) * a_.ranks", "(u64)(number & 0) * a_.ranks"),
     "words of long ago": ("number_ % kCleaned < 2", "false"),
     "words of now are cleaned": ("words(a_.rank, 0, number_ + 1)", "words(a_.rank, 0, number_)"),
-    "data that takes the place of signals": ("      call.gather();\n", ""),
+    "data that takes the place of signals": ("    call.gather();\n", ""),
     "no barrier behind what lies": ("if (!stages()) barrier(false);", ""),
     "the first block ends the call": ("!= gridDim.x - 1", "!= 0"),
     "no wait for one of the ranks": ("all = all && wait(rank)", "all = all && (rank == 1 || wait(rank))"),

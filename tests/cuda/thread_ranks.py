@@ -192,11 +192,11 @@ class Rank:
         """torch.cuda.current_stream().synchronize(), on all of its GPUs"""
         for driver in self.drivers:
             with driver.activate():
-                event = driver.create_event()
+                event = driver.take_event()
                 driver.record(event, driver.current_stream())
                 until = time.monotonic() + seconds
                 assert poll(lambda d=driver, e=event: d.done(e), until, lambda: False), "the GPU hangs"
-                driver.destroy_event(event)
+                driver.give_event(event)
 
     def read(self, tensor, into, stream=None):
         """Queues a kernel that keeps what ``tensor`` then is in the list ``into``."""

@@ -11,10 +11,10 @@ import threading
 from c10d_custom import threads
 from c10d_custom.c10d import work
 from c10d_custom.transport import message_thread, tickets
-from c10d_custom.transport.cuda import guard
+from c10d_custom.transport.cuda import fused
 from c10d_custom.transport.hosts import error_text
 
-_USERS = {"start": (error_text, guard, threads), "lend": (work, tickets, message_thread)}  # of threads
+_USERS = {"start": (error_text, fused, threads), "lend": (work, tickets, message_thread)}  # of threads
 
 
 class Seen:

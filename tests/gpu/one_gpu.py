@@ -24,12 +24,12 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cuda"))
 
 from c10d_custom import dtypes
-from c10d_custom.call import REDUCING, Op
+from c10d_custom.call import REDUCING, Op, Region
+from c10d_custom.call import Call as Collective
 from c10d_custom.transport.cuda import algorithm, compiler, p2p
-from c10d_custom.transport.cuda.kernels import AVG, PREMUL_SUM
+from c10d_custom.transport.cuda.kernels import PREMUL_SUM
 from engine import engine, same
 
-SECOND = 10**9
 WITHIN = 30.0  # seconds in which kernels must end that have nothing to wait for
 GUARD = 256
 FAILED = 16  # Pad::failed
@@ -182,16 +182,18 @@ class Ranks:
             record = device.record()
             ctypes.memset(record, 0, p2p.RECORD_BYTES)
             self.end.append(
-                p2p.P2p(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads)
+                p2p.P2p(
+                    *(device.kernels, rank, pads, stagings, 2 * device.half, record, device.blocks, device.threads),
+                    locate=lambda call: call.lie,
+                )
             )
 
     def launch(self, call, ranks=None, seconds=None):
         """Kernels of a Call, of these ranks (None: all), which wait up to ``seconds`` (None: ``within``) for each
         other."""
-        timeout_ns = int((seconds or self.within) * SECOND)
         for rank in range(self.size) if ranks is None else ranks:
             self.end[rank].prepare(call.asked(rank))
-            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, timeout_ns))
+            self.device.launch(rank, functools.partial(call.enqueue, self.end[rank], rank, seconds or self.within))
 
     def settle(self):
         assert self.device.settled(WITHIN), "kernels do not end"
@@ -216,10 +218,7 @@ class Call:
             self.counts[rank] += 1
         self.root = rng.randrange(size) if op is Op.broadcast else 0
         self.number = number
-        self.factors = {
-            PREMUL_SUM: [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)],
-            AVG: rng.choice([[], [7.0]]),
-        }.get(redop, [])
+        self.factors = [rng.choice([0.3, -1.5, 2.0]) for _ in range(size)] if redop == PREMUL_SUM else []
         if op in (Op.all_gather, Op.broadcast):
             self.factors = []
         self.nbytes, self._off = count * dtype.item_bytes, GUARD + off
@@ -258,21 +257,21 @@ class Call:
         self.device.write(place, self._guard)
         return place
 
-    def asked(self, rank):
+    def asked(self, rank, seconds=WITHIN):
         inputs, outputs = (
-            [place + self._off for place in places] for places in (self._inputs[rank], self._outputs[rank])
+            [Region(place + self._off, self.nbytes, self.counts[rank]) for place in places]
+            for places in (self._inputs[rank], self._outputs[rank])
         )
         if self.op is Op.broadcast and rank != self.root:
             inputs = []
-        factor = self.factors[rank] if self.redop == PREMUL_SUM and self.factors else None
-        if self.redop == AVG and self.factors:
-            factor = self.factors[0]
-        return p2p.Asked(
-            self.op, self.dtype, self.redop, self.counts[rank], inputs, outputs, factor, self.root, self._lie
-        )
+        count, factor = self.counts[rank], self.factors[rank] if self.factors else 0.0
+        more = {"root": self.root, "count": count, "redop": self.redop, "factor": factor}
+        made = Collective(self.op, self.op.name, self.dtype, seconds, inputs, outputs, **more)
+        made.lie = p2p.Lie(self._lie) if self._lie else None
+        return made
 
-    def enqueue(self, end, rank, timeout_ns, stream):
-        end.run(stream, self.asked(rank), timeout_ns, self.number)
+    def enqueue(self, end, rank, seconds, stream):
+        end.run(stream, self.asked(rank, seconds), self.number)
 
     def _wanted(self, rank):
         """Of each of its outputs."""
@@ -317,7 +316,9 @@ def bits(ranks, few):
         ops = [op for op in OPS if op in REDUCING or redop == SUM]  # what only moves has no reduce op
         for i, (op, count) in enumerate([(op, count) for op in ops for count in some]):
             off = rng.choice([0, 0, dtype.item_bytes % 16, 1 if dtype.item_bytes == 1 else dtype.item_bytes % 16])
-            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op, lie=i % 3 == 0)
+            few_lie = i == 2  # so few that the last ranks have no share
+            lie, off = few_lie or i % 3 == 0, 0 if few_lie else off
+            call = Call(ranks, dtype, redop, count, rng, off, in_place=i % 2 == 0, op=op, lie=lie)
             ranks.launch(call)
             ranks.settle()
             what = f"{op.name} of {dtype.name} {dtypes.REDUCE_OPS[redop]}, {count} elements, {off} bytes off"
@@ -340,8 +341,8 @@ def burst(ranks, few):
                 ranks, dtype, redop, count, rng, in_place=rng.random() < 0.5, op=rng.choice(OPS), lie=rng.random() < 0.3
             )
         )
-        for rank in range(ranks.size):
-            ranks.end[rank].prepare(calls[-1].asked(rank))  # nothing is compiled or loaded while kernels wait
+        for rank in range(ranks.size):  # nothing is compiled or loaded while kernels wait
+            ranks.end[rank].prepare(calls[-1].asked(rank))
     for call in calls:
         ranks.launch(call)
     ranks.settle()
@@ -422,7 +423,7 @@ def at_once(ranks, few):
         first, second = Call(fresh, FLOAT, SUM, count, rng), Call(fresh, FLOAT, SUM, count, rng)
         fresh.launch(first, range(1), seconds=3600.0)
         time.sleep(0.2)
-        enqueue = functools.partial(second.enqueue, fresh.end[0], 0, 3600 * SECOND)
+        enqueue = functools.partial(second.enqueue, fresh.end[0], 0, 3600.0)
         fresh.device.launch_beside(0, enqueue)
         fresh.settle()
         assert fresh.failures()[0] == p2p.Failure(p2p.AT_ONCE, 0, 0), fresh.failures()

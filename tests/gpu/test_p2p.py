@@ -52,7 +52,7 @@ SIZES = (4, 12, 1024, 4100, 64 << 10, (64 << 10) + 4, 512 << 10, (512 << 10) + 1
 def launched():
     """How many fused kernels this rank has launched for the default group; None: no such kernels serve it."""
     found = list(dist.group.WORLD._transport._cuda.values())
-    return found[0]._fused._p2p.launched if found and found[0]._fused else None
+    return found[0]._fused.p2p.launched if found and found[0]._fused else None
 
 
 def numbers(seed, rank, dtype, count):

@@ -46,7 +46,6 @@ WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; sh
     ("transport.shm", "take"),
     ("transport.by_device", "_open"),  # the first CUDA tensor
     ("transport.by_device", "submit"),  # and after it
-    ("transport.cuda.driver", "kernels"),
 }
 EXEMPT = WHILE_A_GROUP_IS_MADE | WHAT_THE_PROGRAM_ASKS_FOR
 

@@ -347,10 +347,10 @@ class DeviceWork(Work):
         """Milliseconds on the GPU."""
         if not self.is_completed():
             raise UsageError("Work._get_duration: it is not done yet")
-        timed = [duration for f in self.stream_ops if (duration := getattr(f, "duration", None))]
-        if not timed:
+        times = [took for f in self.stream_ops if (took := f.duration()) is not None]
+        if not times:
             raise UsageError("Work._get_duration: the group's calls are timed after its _enable_collectives_timing()")
-        return float(max(duration() for duration in timed))
+        return max(times)
 
     def _await_gpu(self, began: float, seconds: float) -> None:
         left = began + seconds - time.monotonic()

@@ -40,12 +40,13 @@ class ByDevice(Transport):
     """Owns ``cpu``, a transport of CPU tensors; ``one_host``: whether its ranks share one; ``devices``: the types of
     those that the group was made for, None for all. A call or message on a device goes through `issue` first.
     ``strangers``: whether its ranks share no default group, so that ``members`` are their ranks in this group alone;
-    ``first``: its streams on GPUs are of the highest priority."""
+    ``first``: its streams on GPUs are of the highest priority; ``timed``: whether it is wanted how long calls take
+    there."""
 
-    strangers = first = _timed = False
+    strangers = first = timed = False
 
     def __init__(self, cpu: Transport, config: Config, one_host: bool, devices: list[str] | None = None) -> None:
-        self.cpu, self._config, self._one_host, self.device_types = cpu, config, one_host, devices
+        self.cpu, self.config, self.one_host, self.device_types = cpu, config, one_host, devices
         self.rank, self.size, self.members = cpu.rank, cpu.size, cpu.members
         me = weakref.ref(self)
 
@@ -118,8 +119,7 @@ class ByDevice(Transport):
             from .tickets import Queue
 
             driver = cuda_driver.driver_of(device)
-            how = self.first, self._timed
-            cuda = CudaTransport(self.cpu, driver, self._config, self._one_host, self._gpus, *how)
+            cuda = CudaTransport(self, driver)
             if self._queue is None:
                 self._queue = Queue(self._execute, self.cpu.complete, self.cpu.name, weakref.proxy(self))
                 self.fast_collective = self.fast_submit = None
@@ -137,11 +137,9 @@ class ByDevice(Transport):
 
     def time_calls(self) -> None:
         """From now on it is wanted how long calls take on GPUs."""
-        self._timed = True
-        for cuda in list(self._cuda.values()):
-            cuda.timed = True
+        self.timed = True
 
-    def _gpus(self) -> list[str]:
+    def gpus(self) -> list[str]:
         """The GPUs that this rank's collectives have come to, by their ordinals."""
         return [self._cuda[device].driver.uuid for device in list(self._ordinals)]
 
@@ -245,7 +243,7 @@ class ByDevice(Transport):
 
     def close(self) -> None:
         if self._close_all is not None:
-            self._close_all(self.cpu, list(self._cuda.values()), self._one_host)
-        elif self._one_host:  # another may have offered memory for a message
+            self._close_all(self.cpu, list(self._cuda.values()), self.one_host)
+        elif self.one_host:  # another may have offered memory for a message
             cast("LocalTransport", self.cpu).holds_nothing()
         self.cpu.close()

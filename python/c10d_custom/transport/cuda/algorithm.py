@@ -10,6 +10,7 @@ The choice depends on nothing but what all ranks agree on: the call, and `Facts`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ FLAGGED_BYTES = 64 << 10  # the most of an all_reduce in which every word has a 
 _IN_ONE_KERNEL = Op.all_reduce, Op.broadcast, Op.all_gather, Op.reduce_scatter
 _PREMUL_SUM = int(RedOp.PREMUL_SUM)
 _SIDE_BY_SIDE = 32  # MPS runs ranks side by side: host memory, which needs no turns, pays up to this part of its size
-
-
 MESSAGE_SLOTS = 4  # pieces of messages that a rank has at once in each memory that they pass through
 
 
@@ -83,8 +82,9 @@ def choose(call: Call, facts: Facts, config: Config) -> Way | None:
         return Way.ALONE
     if facts.fused and call.op in _IN_ONE_KERNEL and call.count != ANY_COUNT:
         return Way.FUSED
-    if facts.in_place and call.op in _IN_ONE_KERNEL and _own_bytes(call) > config.cuda_in_place_bytes:
-        return Way.IN_PLACE
+    if facts.in_place and call.op in _IN_ONE_KERNEL:
+        if max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs)) > config.cuda_in_place_bytes:
+            return Way.IN_PLACE
     limit = host_limit(facts, config)
     if call.count == ANY_COUNT:
         return None if limit else Way.ROUNDS
@@ -95,8 +95,9 @@ def choose(call: Call, facts: Facts, config: Config) -> Way | None:
     return rounds(call, facts, config)
 
 
-def uneven(largest: int, facts: Facts, config: Config) -> Way:
-    """Of a call whose parts differ. ``largest``: bytes of the inputs or outputs of the rank that has most."""
+def uneven(sizes: Sequence[tuple[list[int], list[int]]], facts: Facts, config: Config) -> Way:
+    """Of a call whose parts differ, of these bytes: each rank's (inputs, outputs)."""
+    largest = max((sum(side) for of_rank in sizes for side in of_rank), default=0)
     return Way.THROUGH_HOST if largest <= host_limit(facts, config) else Way.ROUNDS
 
 
@@ -112,17 +113,8 @@ def one_shot_bytes(ranks: int) -> int:
     return (512 if ranks <= 4 else 256) << 10
 
 
-def read_where_they_lie(nbytes: int, ranks: int) -> bool:
-    """Whether fused kernels read registered tensors of so many bytes themselves, which costs one more barrier."""
-    return nbytes > one_shot_bytes(ranks)
-
-
 def fused_all_reduce(nbytes: int, redop: int, ranks: int) -> str:
     """Which of the fused kernels does so much."""
     if nbytes <= FLAGGED_BYTES and redop != _PREMUL_SUM:
         return "Flagged"
     return "OneShot" if nbytes <= one_shot_bytes(ranks) else "TwoShot"
-
-
-def _own_bytes(call: Call) -> int:
-    return max(sum(t.nbytes for t in side) for side in (call.inputs, call.outputs))

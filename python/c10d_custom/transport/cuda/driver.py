@@ -16,9 +16,10 @@ import ctypes as c
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,12 +27,8 @@ from ...call import copy_back
 from ...errors import TransportError, UsageError
 from ...extras import how_to_install
 from ...threads import threading
+from .kernels import Kernels
 from .mappings import HANDLE_BYTES, Allocation, Mappings
-
-if TYPE_CHECKING:
-    from ...dtypes import DType
-    from .kernels import Job, Kernels
-
 
 # Below so many bytes cuMemcpyAsync writes to the GPU by an engine that takes turns with the kernels of other processes;
 # seen on an H200: at 16 KiB it does, at 32 KiB not. Two rows always go by the copy engine.
@@ -68,7 +65,7 @@ class Driver:
         # A driver that cannot tell: False.
         status, by_mps = cuda.cuDeviceGetAttribute(cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, number)
         self.side_by_side = not status and by_mps != 0
-        self._kernels: Kernels | None = None
+        self._events: tuple[deque[int], deque[int]] = deque(), deque()  # that are free: without time, with it
         self._after: list[int] = []  # streams of which `after` takes one that is idle
         self._lock = threading.RLock()
 
@@ -171,9 +168,6 @@ class Driver:
     def destroy_stream(self, stream: int) -> None:
         self._do(self._cuda.cuStreamDestroy, stream)
 
-    def idle(self, stream: int) -> bool:
-        return self._past("cuStreamQuery", stream)
-
     def current_stream(self) -> int:
         """The calling thread's, of this device."""
         return torch.cuda.current_stream(self.device).cuda_stream
@@ -182,18 +176,22 @@ class Driver:
         """True while the current stream is captured into a graph."""
         return bool(self._do(self._cuda.cuStreamIsCapturing, self.current_stream()))
 
-    def create_event(self, timed: bool = False) -> int:
-        flags = self._cuda.CUevent_flags
-        return int(
-            self._do(self._cuda.cuEventCreate, flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING)
-        )
+    def take_event(self, timed: bool = False) -> int:
+        """One to be given back. They serve again and again: a wait captures what is recorded when it is called."""
+        try:
+            return self._events[timed].popleft()
+        except IndexError:
+            flags = self._cuda.CUevent_flags
+            flag = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
+            return int(self._do(self._cuda.cuEventCreate, flag))
+
+    def give_event(self, event: int, timed: bool = False) -> None:
+        """Anywhere: who has it may be collected amid `take_event`, too, where each step on the deque is whole."""
+        self._events[timed].append(event)
 
     def milliseconds(self, start: int, end: int) -> float:
         """Between two timed events, which are over."""
         return float(self._do(self._cuda.cuEventElapsedTime, start, end))
-
-    def destroy_event(self, event: int) -> None:
-        self._do(self._cuda.cuEventDestroy, event)
 
     def record(self, event: int, stream: int) -> None:
         self._do(self._cuda.cuEventRecord, event, stream)
@@ -250,17 +248,9 @@ class Driver:
     def zero(self, stream: int, address: int, nbytes: int) -> None:
         self._do(self._cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
+    @functools.cached_property
     def kernels(self) -> Kernels:
-        """The kernels.Kernels of this GPU."""
-        if self._kernels is None:
-            from .kernels import Kernels
-
-            self._kernels = Kernels(self.device.index, self.load)
-        return self._kernels
-
-    def reduce(self, stream: int, dtype: DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
-        """See kernels.Kernels.reduce."""
-        self.kernels().reduce(stream, dtype, redop, factor, jobs)
+        return Kernels(self.device.index, self.load)
 
     def _on(self, stream: int) -> AbstractContextManager[Any]:
         if stream == self.current_stream():
@@ -281,7 +271,7 @@ class Driver:
         """A context in which the current stream of this device is one that comes after these events, and nothing else;
         they may be another device's of this process. What a future is given there, its waiters come after."""
         with self._lock:
-            found = next((s for s in self._after if self.idle(s)), None)
+            found = next((s for s in self._after if self._past("cuStreamQuery", s)), None)
             if found is not None:
                 self._after.remove(found)
         stream = self.create_stream() if found is None else found

@@ -12,14 +12,11 @@ in it: the last one of a call. Tensors to which only this module still refers ar
 `_limit`: the leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of
 all_gather, whose memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
 
-Before the first such call the ranks try whether memory can be mapped, and mapped anew where it has been before.
-
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
-others have told, lets all ranks take the staging memory instead: all are told the same.
+others have told, lets all ranks take the staging memory instead.
 
-Hosts wait, and no stream for another process's: nobody returns from a call while the kernel may run, except with an
-error. Then tensors are kept, for the kernel may still write them, until the leader has closed what it has mapped
-(`close`, before the mark of transport.close_all), or is gone.
+Nobody returns from a call while the kernel may run, except with an error. Then tensors are kept, for the kernel may
+still write them, until the leader has closed what it has mapped (before the mark of transport.close_all), or is gone.
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ class InPlace:
     def __init__(self, place: Place, facts: Facts) -> None:
         self._cpu, self._driver, self._stream, self._late = place.cpu, place.driver, place.stream, place.late
         self._facts, self._n, self._me = facts, self._cpu.size, self._cpu.rank
-        self._tried = self._pinned = 0  # addresses, while it is tried
+        self._tried = 0  # an address, while it is tried
         self._told: dict[int, _Told] = {}  # by their numbers, told longest ago first
         self._going: list[_Told] = []  # told as freed, which the leader may not have heard yet
         self._limit = HALVES * facts.half  # bytes
@@ -115,10 +112,10 @@ class InPlace:
         it. ``setup``: the peers.Setup."""
         problem: str | None = None
         for turn in range(1, TRIALS + 1):
-            _, problem = setup.together(functools.partial(self._put_up, turn, setup.settle))
+            _, problem = setup.together(functools.partial(self._put_up, turn, setup))
             if problem is None:
                 done = self._add_up(setup)
-                _, problem = setup.together(functools.partial(self._look, turn, done, setup.settle))
+                _, problem = setup.together(functools.partial(self._look, turn, done, setup))
             if problem is not None:
                 break
         self._facts.in_place = problem is None
@@ -126,14 +123,11 @@ class InPlace:
         setup.together(self.free)
         return problem
 
-    def _put_up(self, turn: int, settle: Callable[[], None]) -> None:
+    def _put_up(self, turn: int, setup: Any) -> None:
         """Memory as torch's allocator takes it, in place of what the turn before has left; this rank's part in it."""
-        self._pinned = self._pinned or self._driver.allocate_pinned(4)
         self._give_back()
         self._tried = self._driver.allocate(_TRIED)
-        c.c_int32.from_address(self._pinned).value = turn + self._me
-        self._driver.copy(self._stream, self._tried, self._pinned, 4)
-        settle()
+        setup.lies(self._tried, 4, (turn + self._me).to_bytes(4, "little"))
 
     def _add_up(self, setup: Any) -> bool:
         name, memory = f"{setup.call.name} (trial in place)", [Region(self._tried, 4, 1)]
@@ -141,12 +135,11 @@ class InPlace:
         call.stream_op = setup.call.stream_op
         return self.run(call, functools.partial(self._cpu.agree, call, setup.left()), lambda: None, setup.left)
 
-    def _look(self, turn: int, done: bool, settle: Callable[[], None]) -> None:
+    def _look(self, turn: int, done: bool, setup: Any) -> None:
         if not done:
             raise TransportError("the ranks' memory could not be mapped")
-        self._driver.copy(self._stream, self._pinned, self._tried, 4)
-        settle()
-        if c.c_int32.from_address(self._pinned).value != self._n * turn + self._n * (self._n - 1) // 2:
+        want = self._n * turn + self._n * (self._n - 1) // 2
+        if setup.lies(self._tried, 4) != want.to_bytes(4, "little"):
             raise TransportError(f"what rank {self._me} allocated in place of memory that it had freed was not mapped")
 
     def _give_back(self) -> None:
@@ -155,10 +148,10 @@ class InPlace:
             self._driver.free(tried)
 
     def run(
-        self, call: Call, agree: Callable[[], object], factor: Callable[[], Any], left: Callable[[], float]
+        self, call: Call, agree: Callable[[], object], factors: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
-        """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factor()``:
-        of Driver.reduce, once they have."""
+        """False: not all ranks can, and nothing is done. ``agree``: the ranks see that they call alike; ``factors()``:
+        of Kernels.reduce, once they have."""
         self._await(call, left, "what was queued before it")
         agree()
         before = len(self._going)
@@ -175,7 +168,7 @@ class InPlace:
             return False
         done = True
         if self._me == LEADER:
-            done = self._lead(call, table, factor, left)
+            done = self._lead(call, table, factors, left)
             for told in table:
                 self._driver.mappings.forget(told.owner, [p.number for p in told.place if p.once])
         said = tell(self._cpu, f"{call.name} (its end)", left(), bytes([done]))
@@ -194,9 +187,6 @@ class InPlace:
         """All ranks have closed."""
         self._give_back()
         self._told, self._going = {}, []
-        pinned, self._pinned = self._pinned, 0
-        if pinned:
-            self._driver.free_pinned(pinned)
 
     def _await(self, call: Call, left: Callable[[], float], what: str) -> None:
         """Waits until the stream has come here. If the group breaks meanwhile, what follows says why."""
@@ -253,7 +243,7 @@ class InPlace:
     # --- the leader
 
     def _lead(
-        self, call: Call, table: Sequence[TensorAddresses], factor: Callable[[], Any], left: Callable[[], float]
+        self, call: Call, table: Sequence[TensorAddresses], factors: Callable[[], Any], left: Callable[[], float]
     ) -> bool:
         """False: some memory cannot be opened, and nothing is done."""
         entered: list[tuple[int, int]] = []
@@ -264,8 +254,8 @@ class InPlace:
             self._leave(entered)
             return False
         reduces = call.op in (Op.all_reduce, Op.reduce_scatter)
-        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factor()) if reduces else (BYTES, COPY, None)
-        self._driver.reduce(self._stream, *what, jobs_of(call, at))
+        what: tuple[dtypes.DType, int, Any] = (call.dtype, call.redop, factors()) if reduces else (BYTES, COPY, [])
+        self._driver.kernels.reduce(self._stream, *what, jobs_of(call, at))
         self._await(call, left, "the kernel that reads and writes all ranks' tensors")
         self._leave(entered)
         return True

@@ -6,15 +6,16 @@ import ctypes as c
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ... import dtypes
+from ...dtypes import DType
 from ...errors import UsageError
 from ...threads import threading
 from . import compiler
 
 MAX_SOURCES, MAX_PLACES, MAX_JOBS = 64, 272, 16
-AVG, PREMUL_SUM = (int(getattr(dtypes.RedOp, n)) for n in ("AVG", "PREMUL_SUM"))
+PREMUL_SUM = int(dtypes.RedOp.PREMUL_SUM)
 COPY = int(dtypes.RedOp.BOR)  # of a single source: its bits
 _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 4
@@ -33,7 +34,7 @@ class JobArguments(c.Structure):
 
     _fields_ = [
         ("bytes", c.c_uint64),
-        *((name, c.c_uint32) for name in ("first", "sources", "targets", "unit", "skew", "reserved")),
+        *((name, c.c_uint32) for name in ("first", "sources", "targets", "unit", "skew")),
     ]
 
 
@@ -45,7 +46,6 @@ class ReduceArguments(c.Structure):
         ("factor", c.c_double * MAX_SOURCES),
         ("job", JobArguments * MAX_JOBS),
         ("jobs", c.c_uint32),
-        ("divisor", c.c_uint32),
     ]
 
 
@@ -73,12 +73,11 @@ class Kernels:
         self._functions: dict[tuple[str, int, int], int] = {}
         self._lock = threading.RLock()
 
-    def reduce(self, stream: int, dtype: dtypes.DType, redop: int, factor: Any, jobs: Sequence[Job]) -> None:
+    def reduce(self, stream: int, dtype: DType, redop: int, factors: Sequence[float], jobs: Sequence[Job]) -> None:
         """In each job targets[j][i] = sources[0][i] op sources[1][i] op ..., rounded once. ``dtype``: a dtypes.DType;
-        ``redop``: a code of dtypes.REDUCE_OPS; ``factor``: of AVG what is divided by (None: the number of
-        sources), of PREMUL_SUM one factor per source. A target may be one of the sources of its job, and must not
-        overlap any other array of the call. One kernel; jobs of like length share the GPU best. Fast where all
-        addresses of a job have the same remainder modulo 16."""
+        ``redop``: a code of dtypes.REDUCE_OPS; ``factors``: of PREMUL_SUM, one for each source. A target may be one of
+        the sources of its job, and must not overlap any other array of the call. One kernel; jobs of like length share
+        the GPU best. Fast where all addresses of a job have the same remainder modulo 16."""
         for sources, targets, _ in jobs:
             if not (1 <= len(sources) <= MAX_SOURCES and len(targets) <= MAX_SOURCES):
                 raise UsageError(
@@ -89,12 +88,22 @@ class Kernels:
         jobs = [j for j in jobs if j.items and j.targets]
         if not jobs:
             return
-        arguments, longest = _reduce_arguments(dtype, redop, factor, jobs)
+        arguments = ReduceArguments(jobs=len(jobs))
+        arguments.factor[: len(factors)] = list(factors)
+        first = longest = 0  # longest: Vectors of a job
+        for i, (sources, targets, count) in enumerate(jobs):
+            places = [*sources, *targets]
+            unit, skew = alignment(places, dtype.item_bytes)
+            nbytes = count * dtype.item_bytes
+            arguments.place[first : first + len(places)] = places
+            arguments.job[i] = JobArguments(nbytes, first, len(sources), len(targets), unit, skew)
+            first += len(places)
+            longest = max(longest, (skew + nbytes + 15) // 16)
         most = max(1, _BLOCKS_PER_PROCESSOR * self.processors // len(jobs))
         blocks = len(jobs) * min(-(-longest // _THREADS), most)
         self.launch(function, stream, blocks, _THREADS, arguments)
 
-    def function(self, algorithm: str, dtype: dtypes.DType, redop: int) -> int:
+    def function(self, algorithm: str, dtype: DType, redop: int) -> int:
         """The handle of a kernel. Compiling takes some tenths of a second; after that it is a look-up."""
         key = algorithm, dtype.code, redop
         if (function := self._functions.get(key)) is None:
@@ -103,7 +112,7 @@ class Kernels:
                     function = self._functions[key] = self._load(algorithm, dtype, redop)
         return function
 
-    def has(self, algorithm: str, dtype: dtypes.DType, redop: int) -> bool:
+    def has(self, algorithm: str, dtype: DType, redop: int) -> bool:
         """Whether it is compiled."""
         return (algorithm, dtype.code, redop) in self._functions
 
@@ -113,7 +122,7 @@ class Kernels:
         with self._device:
             self._driver.launchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, c.addressof(parameters), 0)
 
-    def _load(self, algorithm: str, dtype: dtypes.DType, redop: int) -> int:
+    def _load(self, algorithm: str, dtype: DType, redop: int) -> int:
         name = compiler.name_of(algorithm, dtype, redop)
         code = compiler.compiled(compiler.text_of([(algorithm, dtype, redop)]), self._capability)
         with self._device:
@@ -121,27 +130,3 @@ class Kernels:
             function: int = self._driver.moduleGetFunction(self._driver.moduleLoadData(code), name)
             self._load_now(function)
         return function
-
-
-def _reduce_arguments(dtype: dtypes.DType, redop: int, factor: Any, jobs: Sequence[Job]) -> tuple[ReduceArguments, int]:
-    """And how many Vectors the longest job has."""
-    if len(jobs) > MAX_JOBS or sum(len(j.sources) + len(j.targets) for j in jobs) > MAX_PLACES:
-        raise UsageError(f"a CUDA reduction takes up to {MAX_JOBS} jobs of {MAX_PLACES} arrays together")
-    arguments = ReduceArguments(jobs=len(jobs), divisor=divisor_of(redop, factor, len(jobs[0].sources)))
-    if redop == PREMUL_SUM:
-        arguments.factor[: len(factor)] = [float(f) for f in factor]
-    first = longest = 0
-    for i, (sources, targets, count) in enumerate(jobs):
-        places = [*sources, *targets]
-        unit, skew = alignment(places, dtype.item_bytes)
-        nbytes = count * dtype.item_bytes
-        arguments.place[first : first + len(places)] = places
-        arguments.job[i] = JobArguments(nbytes, first, len(sources), len(targets), unit, skew)
-        first += len(places)
-        longest = max(longest, (skew + nbytes + 15) // 16)
-    return arguments, longest
-
-
-def divisor_of(redop: int, factor: Any, ranks: int) -> int:
-    """What AVG divides by; 0 for other reduce ops."""
-    return 0 if redop != AVG else ranks if factor is None else int(factor)

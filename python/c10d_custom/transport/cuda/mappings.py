@@ -37,8 +37,7 @@ class _Open:
     base: int  # at its owner
     nbytes: int
     address: int  # here
-    groups: set[Hashable] = field(default_factory=set)
-    users: Counter[Hashable] = field(default_factory=Counter)  # group -> calls between `enter` and `leave`
+    users: Counter[Hashable] = field(default_factory=Counter)  # group -> its calls between `enter` and `leave`
 
     def used(self) -> bool:
         return any(self.users.values())
@@ -61,7 +60,6 @@ class Mappings:
                 self._make_room(owner, allocation)
                 found = _Open(allocation.base, allocation.nbytes, self._driver.open_memory(handle))
             self._open[key] = found
-            found.groups.add(group)
             found.users[group] += 1
             return found.address
 
@@ -82,9 +80,8 @@ class Mappings:
         """The group is over, and its stream is idle."""
         with self._lock:
             for key, found in list(self._open.items()):
-                found.groups.discard(group)
                 found.users.pop(group, None)
-                if not found.groups:
+                if not found.users:
                     self._close(key)
 
     def _make_room(self, owner: int, allocation: Allocation) -> None:

@@ -8,7 +8,6 @@ see the dead.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TransportError
 from .algorithm import FUSED_RANKS, HALVES, IN_PLACE_RANKS, Facts
 from .fused import Fused
-from .host_exchange import tell
+from .host_exchange import tell_json, together
 from .in_place import InPlace
-from .offers import offer, open_offered
 from .stream_op import come_to
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from .host_exchange import Place
 
 
-_MOST_BYTES = 8192
 # s that a trial has, at most and at least: the least even where late ranks have left nothing of the first call's time.
 _TRIAL, _LEAST_TRIAL = 5.0, 1.0
 _TIMED = 8 << 20  # bytes of a call whose way through the link is timed, and through host memory
@@ -95,32 +92,25 @@ class Setup:
         self.place, self.cpu, self.driver, self.config = place, place.cpu, place.driver, place.config
         self.stream = place.stream
         self._earlier, self.call, self.left = list(earlier), call, left
-        self.mode: Any = None  # a Mode, once the ranks have said what they are
-        self.facts: Any = None  # Facts, likewise
+        self._name = f"{call.name} (set-up of CUDA)"
+        self.together = functools.partial(together, self.cpu, self._name, left)
+        self.facts: Any = None  # Facts, once the ranks have said what they are
+        self.timed_bytes = 0  # of the calls that are timed; then, too
         self._timed: list[list[Any]] = []  # what the last two steps gave on each rank: time_link and time_host
         self.opened: list[Peers] = []
 
     def run(self) -> tuple[Mode, Peers | None]:
-        """(Mode, Peers or None)"""
-        try:
-            return self._run()
-        finally:
-            for peers in self.opened:
-                peers.setup = None  # and with it the tensors of the call
-
-    def _run(self) -> tuple[Mode, Peers | None]:
         c = self.config
-        table = self.tell(
-            {
-                "pid": self.driver.process,
-                "gpu": self.driver.uuid,
-                "earlier": self._earlier,
-                **{variable: getattr(c, f"cuda_{variable}") for variable in _ALIKE},
-                "side_by_side": self.driver.side_by_side,
-                "visible": self.driver.visible(),
-            }
-        )
-        mode = self.mode = choose(table)
+        mine = {
+            "pid": self.driver.process,
+            "gpu": self.driver.uuid,
+            "earlier": self._earlier,
+            **{variable: getattr(c, f"cuda_{variable}") for variable in _ALIKE},
+            "side_by_side": self.driver.side_by_side,
+            "visible": self.driver.visible(),
+        }
+        table = tell_json(self.cpu, self._name, self.left(), mine)
+        mode = choose(table)
         size, used = self.cpu.size, Counter(w["gpu"] for w in table)
         self.facts = Facts(
             size,
@@ -131,6 +121,7 @@ class Setup:
             in_place=len(used) == 1 and 2 <= size <= IN_PLACE_RANKS,
             half=c.cuda_staging_bytes // HALVES,
         )
+        self.timed_bytes = min(_TIMED, self.facts.half) // size * size
         if mode.name == "staged":
             return mode, None
         if self.cpu.size == 1:
@@ -157,14 +148,13 @@ class Setup:
     def _open(self) -> tuple[Peers | None, str | None]:
         peers = Peers(self)
         self.opened.append(peers)
-        given, problem = self.together(peers.allocate)
-        for step in (
-            lambda: peers.open(given or []),
-            peers.try_fused,
-            *((peers.time_link, peers.time_host) if peers.fused is not None else ()),
-        ):
+        given, problem = self.together(functools.partial(peers.allocate, self))
+        steps: list[Callable[[Setup], Any]] = [functools.partial(peers.open, handles=given or [])]
+        if peers.fused is not None:
+            steps += [peers.fused.try_it, peers.time_link, peers.time_host]
+        for step in steps:
             if problem is None:
-                gave, problem = self.together(step)
+                gave, problem = self.together(functools.partial(step, self))
                 self._timed = [*self._timed[-1:], gave or []]
         if problem is None:
             return peers, None
@@ -173,40 +163,18 @@ class Setup:
 
     def _close(self, peers: Peers, why: str = "") -> None:
         peers.let_go()
-        _, stuck = self.together(self.settle)
-        if stuck:
-            raise TransportError(f"set-up of CUDA: {why}{stuck}")
-        peers.close_imports()
-        self.tell(None)
+        for step in (self.settle, peers.close_imports):
+            _, stuck = self.together(step)
+            if stuck:
+                raise TransportError(f"set-up of CUDA: {why}{stuck}")
         peers.free()
-
-    def together(self, step: Callable[[], Any]) -> tuple[list[Any] | None, str | None]:
-        """Every rank takes a step. (What it gave on each, None), or (None, what went wrong first)."""
-        gave, problem = None, None
-        try:
-            gave = step()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"[:500]
-        said = self.tell([gave, problem])
-        problem = next((f"rank {r}: {p}" for r, (_, p) in enumerate(said) if p), None)
-        return (None, problem) if problem else ([g for g, _ in said], None)
-
-    def tell(self, mine: Any) -> list[Any]:
-        """What every rank says."""
-        data = json.dumps(mine).encode()
-        if len(data) > _MOST_BYTES:
-            raise TransportError(f"set-up of CUDA: {len(data)} bytes to tell, {_MOST_BYTES} at most")
-        name = f"{self.call.name} (set-up of CUDA)"
-        return [json.loads(said) for said in tell(self.cpu, name, self.left(), data.ljust(_MOST_BYTES))]
-
-    @property
-    def timed_bytes(self) -> int:
-        """Of the calls that are timed."""
-        return min(_TIMED, self.facts.half) // self.cpu.size * self.cpu.size
 
     def trial_seconds(self) -> float:
         """That something tried may take."""
         return max(min(_TRIAL, self.left()), _LEAST_TRIAL)
+
+    def lies(self, address: int, nbytes: int, data: bytes = b"") -> bytes:
+        return self.place.lies(address, nbytes, self.trial_seconds(), data)
 
     def settle(self, more: float = 0.0) -> None:
         """Waits for what is on the stream."""
@@ -216,96 +184,76 @@ class Setup:
 
 
 class Peers:
-    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of
-    the halves of the rounds and of what the fused kernels have behind them;
-    ``fused``, ``in_place``: a Fused, an InPlace where the Facts are such. Whoever imports closes before the exporter
-    frees."""
+    """This rank's staging memory, and the others' as this rank sees it. ``staging``: the address for each rank, of the
+    halves of the rounds and of what the fused kernels have behind them; ``fused``, ``in_place``: where the Facts are
+    such. Whoever imports closes before the exporter frees."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup: Any = setup  # until that is over
         self.driver, self.cpu = setup.driver, setup.cpu
         self.rank, self.size = setup.cpu.rank, setup.cpu.size
         self.facts: Facts = setup.facts
         self.staging: dict[int, int] = {}
-        staging_bytes = setup.config.cuda_staging_bytes
-        sharers = self.facts.sharers
-        self.fused = Fused(self.driver, self.rank, self.size, staging_bytes, sharers) if self.facts.fused else None
+        self.fused = Fused(setup.place, self.facts.sharers) if self.facts.fused else None
         self.in_place = InPlace(setup.place, self.facts) if self.facts.in_place else None
 
-    def allocate(self) -> str:
+    def allocate(self, setup: Setup) -> str:
         """What the others open it by."""
         rounds, fused = HALVES * self.facts.half, self.fused
         nbytes = rounds + (fused.nbytes if fused is not None else 0)
-        own, handle = offer(self.driver, nbytes, self.setup.trial_seconds(), self.cpu.broken)
+        own, handle = setup.place.offer(nbytes, setup.trial_seconds())
         self.staging[self.rank] = own
         if fused is not None:
-            fused.allocate(self.setup.stream, own + rounds)
-            self.setup.settle()
+            fused.allocate(setup.stream, own + rounds)
+            setup.settle()
         return handle.hex()
 
-    def open(self, handles: Sequence[str]) -> None:
+    def open(self, setup: Setup, handles: Sequence[str]) -> None:
         for rank, handle in enumerate(bytes.fromhex(h) for h in handles):
             if rank != self.rank:
-                seconds = self.setup.trial_seconds()
-                self.staging[rank] = open_offered(self.driver, handle, seconds, self.cpu.broken)
+                self.staging[rank] = setup.place.open_offered(handle, setup.trial_seconds())
         if self.fused is not None:
             self.fused.open([self.staging[rank] + HALVES * self.facts.half for rank in range(self.size)])
 
     # --- trials
 
-    def try_fused(self) -> None:
-        if self.fused is not None:
-            settle = functools.partial(self.setup.settle, more=1.0)
-            self.fused.try_it(self.setup.stream, self.setup.trial_seconds(), settle)
-
-    def time_link(self) -> float:
+    def time_link(self, setup: Setup) -> float:
         """Seconds of this rank's part in an all_reduce of `timed_bytes`, while all ranks do theirs: over the links."""
-        part, own = self.setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
+        part, own = setup.timed_bytes // self.size, self.staging[self.rank] + self.facts.half
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        reads = [(own + rank * part, self.staging[rank], part) for rank in others]
+        return self._seconds(setup, reads * 2)  # inputs, then results
 
-        def read() -> None:
-            for rank in range(self.size):
-                for _ in range(2 if rank != self.rank else 0):  # inputs, then results
-                    self.driver.copy(self.setup.stream, own + rank * part, self.staging[rank], part)
-
-        return self._seconds(read)
-
-    def time_host(self) -> float:
+    def time_host(self, setup: Setup) -> float:
         """The same through host memory, without what the CPU does there."""
-        nbytes, own = self.setup.timed_bytes, self.staging[self.rank]
+        nbytes, own = setup.timed_bytes, self.staging[self.rank]
         host = self.driver.allocate_pinned(nbytes)
-
-        def there_and_back() -> None:
-            self.driver.copy(self.setup.stream, host, own, nbytes)
-            self.driver.copy(self.setup.stream, own, host, nbytes)
-
         try:
-            return self._seconds(there_and_back)
+            return self._seconds(setup, [(host, own, nbytes), (own, host, nbytes)])
         finally:
             self.driver.free_pinned(host)
 
-    def _seconds(self, enqueue: Callable[[], None]) -> float:
+    def _seconds(self, setup: Setup, copies: Sequence[tuple[int, int, int]]) -> float:
         """The second time, as the first may set something up."""
         for _ in range(2):
             began = self.driver.now()
-            enqueue()
-            self.setup.settle()
+            for copy in copies:
+                self.driver.copy(setup.stream, *copy)
+            setup.settle()
         return self.driver.now() - began
 
     # --- the end
 
     def let_go(self) -> None:
-        if self.fused is not None:
-            self.fused.let_go(self.cpu.gone())
+        if self.fused is not None and self.fused.p2p is not None:
+            self.fused.p2p.abort(self.cpu.gone())
 
     def close_imports(self) -> None:
         if self.in_place is not None:
             self.in_place.close()
         if self.fused is not None:
             self.fused.registered.close_imports()
-        mine = self.staging.pop(self.rank, None)
-        theirs, self.staging = self.staging, {} if mine is None else {self.rank: mine}
-        for address in theirs.values():
-            self.driver.close_memory(address)
+        for rank in [rank for rank in self.staging if rank != self.rank]:
+            self.driver.close_memory(self.staging.pop(rank))
 
     def free(self) -> None:
         if self.in_place is not None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithm import MESSAGE_SLOTS, piece_bytes
 from .mappings import HANDLE_BYTES
-from .offers import offer, open_offered
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -60,7 +59,7 @@ class Pieces:
         self.holders: set[int] = set()
         self.opened: dict[bytes, int] = {}
         self.offered: int | None = None
-        self._shares = shares
+        self._place, self._shares = place, shares
         self._handle = b""
         self._pinned: list[int] = []
         self._all: list[Slot] = []
@@ -74,7 +73,7 @@ class Pieces:
             if kind in ("out", "in"):
                 address = self.driver.allocate_pinned(MESSAGE_SLOTS * self.piece)
                 self._pinned.append(address)
-            made = [Slot(address + i * self.piece, self.driver.create_event()) for i in range(MESSAGE_SLOTS)]
+            made = [Slot(address + i * self.piece, self.driver.take_event()) for i in range(MESSAGE_SLOTS)]
             self._all += made
             self._free[kind] = deque(made)
         return self._free[kind]
@@ -84,7 +83,8 @@ class Pieces:
         head = Head(nbytes=message.tensor.nbytes, number=next(_numbers), process=self.driver.process)
         if self._shares and message.peer != self.cpu.rank:
             if self.offered is None:
-                self.offered, self._handle = self._tried(offer, _FRONT + MESSAGE_SLOTS * self.piece) or (0, b"")
+                nbytes = _FRONT + MESSAGE_SLOTS * self.piece
+                self.offered, self._handle = self._tried(self._place.offer, nbytes) or (0, b"")
             if self.offered:
                 head.handle[:] = self._handle
                 self.holders.add(message.peer)
@@ -96,13 +96,13 @@ class Pieces:
         if not self._shares or not any(handle) or head.process == self.driver.process:  # which cannot open its own
             return 0
         if handle not in self.opened:
-            self.opened[handle] = self._tried(open_offered, handle) or 0
+            self.opened[handle] = self._tried(self._place.open_offered, handle) or 0
         return self.opened[handle]
 
     def _tried(self, step: Callable[..., Any], what: Any) -> Any:
         """What ``step`` gives, or None."""
         try:
-            return step(self.driver, what, _TRIAL, self.cpu.broken)
+            return step(what, _TRIAL)
         except Exception as error:
             log.info("group %s, rank %d: messages take host memory: %s", self.cpu.name, self.cpu.rank, error)
             return None
@@ -110,7 +110,7 @@ class Pieces:
     def close(self) -> None:
         """The streams are idle, and no transfer goes on."""
         for slot in self._all:
-            self.driver.destroy_event(slot.event)
+            self.driver.give_event(slot.event)
         for address in self._pinned:
             self.driver.free_pinned(address)
         for address in filter(None, self.opened.values()):

@@ -1,31 +1,29 @@
 """Memory of every rank's GPU that all ranks of a p2p group reach: fused kernels read tensors there where they lie, and
 stage nothing.
 
-It is our own, for what others have open must stay until they have closed it (mappings.py says why): a rank gives it
-back when the group has ended on all ranks, and its last tensor is gone. It is made by all ranks at once, which number
-it alike; tensors of a call count if they are at one place of it on all ranks. Kernels compare that: a rank that gives
-another tensor gets the error of a call that differs.
+It is our own, for what others have open must stay until they have closed it: a rank gives it back when the group has
+ended on all ranks, and its last tensor is gone. All ranks make it at once, and number it alike: by that number, and the
+place in it, their kernels see that they call with the same.
 """
 
 from __future__ import annotations
 
-import struct
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...call import Op
 from ...errors import TransportError, UsageError
-from .algorithm import read_where_they_lie
+from . import algorithm
+from .p2p import Lie
 
 if TYPE_CHECKING:
     import torch
 
+    from ...call import Call
     from .driver import Driver
-    from .p2p import Asked
 
 _WHOLE = 2 << 20  # CUDA cuts smaller allocations from one block, and exports all of that
-_SAID = struct.Struct("<Q64s400s")  # bytes; what CUDA exports it by; what went wrong
 
 
 class _Own:
@@ -47,7 +45,7 @@ class _Region:
 
     low = nbytes = 0
 
-    def __init__(self, own: _Own, at: list[int]) -> None:
+    def __init__(self, own: list[_Own], at: list[int]) -> None:
         self.own, self.at = own, at
 
 
@@ -58,81 +56,66 @@ class Registered:
         self._driver, self._rank, self._size = driver, rank, size
         self._regions: list[_Region] = []
 
-    def make(self, nbytes: int, tell: Callable[[bytes], list[bytes]]) -> torch.Tensor:
-        """A tensor of so many bytes, the same on all ranks, which all call this. ``tell``: of host_exchange. Raises on
-        all ranks if it does on one."""
-        own: _Own | None = None
-
-        def allocate() -> bytes:
-            nonlocal own
-            own = _Own(self._driver, -(-nbytes // _WHOLE) * _WHOLE)
-            return self._driver.export_memory(own.address)
-
-        handles = self._together(tell, nbytes, allocate)
-        assert own is not None
+    def make(self, nbytes: int, together: Callable[[Callable[[], Any]], tuple[Any, str | None]]) -> torch.Tensor:
+        """A tensor of so many bytes, the same on all ranks, which all call this. ``together(step)``: of host_exchange.
+        Raises on all ranks if it does on one."""
+        own: list[_Own] = []
         region = _Region(own, [0] * self._size)
-        self._regions.append(region)  # from here on kept, whatever fails
 
-        def open_them() -> bytes:
-            for rank, handle in enumerate(handles):
-                region.at[rank] = own.address if rank == self._rank else self._driver.open_memory(handle)
-            return b""
+        def allocate() -> tuple[int, str]:
+            own.append(_Own(self._driver, -(-nbytes // _WHOLE) * _WHOLE))
+            return nbytes, self._driver.export_memory(own[0].address).hex()
 
-        try:
-            self._together(tell, nbytes, open_them)
-        except TransportError:
-            self._close(region.at)
-            tell(b"\0")
-            self._regions.remove(region)  # nobody has it open any more
-            raise
-        tensor = self._driver.tensor(own.address, nbytes, own)
+        def open_them() -> None:
+            for rank, (_, handle) in enumerate(given):
+                mine = rank == self._rank
+                region.at[rank] = own[0].address if mine else self._driver.open_memory(bytes.fromhex(handle))
+
+        given, problem = together(allocate)
+        if problem is None:
+            if len({asked for asked, _ in given}) > 1:
+                sizes = ", ".join(f"rank {r}: {asked}" for r, (asked, _) in enumerate(given))
+                raise UsageError(
+                    f"empty: all ranks ask for the same at once on a GPU, not for different bytes ({sizes})"
+                )
+            self._regions.append(region)  # from here on kept, whatever fails
+            _, problem = together(open_them)
+            if problem is not None:
+                together(functools.partial(self._close, region.at))
+                self._regions.remove(region)  # nobody has it open any more
+        if problem is not None:
+            raise TransportError(f"empty: not all ranks have GPU memory that all reach: {problem}")
+        tensor = self._driver.tensor(own[0].address, nbytes, own[0])
         region.low, region.nbytes = tensor.data_ptr(), nbytes
         return tensor
 
-    def _together(self, tell: Callable[[bytes], list[bytes]], nbytes: int, step: Callable[[], bytes]) -> list[bytes]:
-        gave, problem = b"", ""
-        try:
-            gave = step()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        mine = _SAID.pack(nbytes, gave, problem.encode()[:400])
-        said = [_SAID.unpack(each) for each in tell(mine)]
-        if len({its for its, _, _ in said}) > 1:
-            sizes = ", ".join(f"rank {r}: {its}" for r, (its, _, _) in enumerate(said))
-            raise UsageError(f"empty: all ranks ask for the same at once on a GPU, not for different bytes ({sizes})")
-        for rank, (_, _, what) in enumerate(said):
-            if what := what.rstrip(b"\0"):
-                why = what.decode(errors="replace")
-                raise TransportError(f"empty: rank {rank} has no GPU memory that all ranks reach: {why}")
-        return [handle for _, handle, _ in said]
-
-    def located(self, asked: Asked) -> Asked:
-        """The same; if its tensors are to be read where they lie, with that."""
+    def located(self, call: Call) -> Lie | None:
+        """If its tensors are to be read where they lie: where."""
         if not self._regions:
-            return asked
-        inputs, outputs, nbytes = asked.inputs, asked.outputs, asked.count * asked.dtype.item_bytes
-        low, each, whole = next(iter([*inputs, *outputs]), 0), 0, nbytes
+            return None
+        inputs, outputs = ([t.data_ptr() for t in side] for side in (call.inputs, call.outputs))
+        nbytes = whole = call.count * call.dtype.item_bytes
+        low, each = next(iter([*inputs, *outputs]), 0), 0
         parts: Sequence[int] = []  # of one tensor, of those that are read
-        if asked.op is Op.all_gather and low == outputs[self._rank]:
+        if call.op is Op.all_gather and low == outputs[self._rank]:
             low, each, parts = outputs[0], nbytes, outputs
-        elif asked.op is Op.reduce_scatter:
+        elif call.op is Op.reduce_scatter:
             parts = inputs
         if parts:
             whole *= self._size
             if nbytes % 16 or any(part != low + r * nbytes for r, part in enumerate(parts)):
-                return asked
+                return None
         # Nobody writes what another may still read: a rank writes to its own part, or outside of what is read.
         own = parts[self._rank] if parts else low
         if each == 0 and any(low - nbytes < to < low + whole and to != own for to in outputs):
-            return asked
-        if asked.op is Op.all_reduce and inputs != outputs or not read_where_they_lie(whole, self._size):
-            return asked
+            return None
+        if call.op is Op.all_reduce and inputs != outputs or whole <= algorithm.one_shot_bytes(self._size):
+            return None  # where they are short, one more barrier costs more
         for number, region in enumerate(self._regions, 1):
             offset = low - region.low
             if offset % 16 == 0 and 0 <= offset <= region.nbytes - whole:
-                lie = [at + offset + r * each for r, at in enumerate(region.at)]
-                return replace(asked, lie=lie, place=(number, offset))
-        return asked
+                return Lie([at + offset + r * each for r, at in enumerate(region.at)], (number, offset))
+        return None
 
     def close_imports(self) -> None:
         for region in self._regions:

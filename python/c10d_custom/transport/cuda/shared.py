@@ -4,28 +4,23 @@ others need into its own, and takes what it needs from theirs.
 Data moves in rounds, numbered from 0 over the life of the group, alike on all ranks. In round k each rank puts data
 into half k % 2 of its staging memory; its host waits until its stream has done so; all ranks meet; each takes what it
 needs from the others' halves. So after the meeting every stream may take. A rank's stream takes in round k before it
-puts in round k + 1; so after the meeting of round k + 1 nobody reads the half of round k any more. No stream ever waits
-for another process: nothing that becomes of one can hold it.
+puts in round k + 1; so after the meeting of round k + 1 nobody reads the half of round k any more. No stream and no
+kernel waits for another process: nothing that becomes of one can hold it, and they may run one after the other.
 
-Nothing waits in a kernel: kernels of different processes on one GPU may run one after the other. Reductions
-read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own do some
-collectives take the fused kernels, which order themselves: there the hosts do not meet.
+Reductions read the sources in rank order, a rank's own input where it lies. Only where each rank has a GPU of its own
+do some collectives take the fused kernels, which order themselves: there the hosts do not meet.
 """
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...call import AT_ROOT, REDUCING, SHAPES, Op, Region, changed
-from ...dtypes import RedOp
 from ..cuts import evenly
 from . import algorithm
 from .algorithm import HALVES, Way
-from .kernels import Job
-from .stream_op import poll
+from .kernels import PREMUL_SUM, Job
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _ALIGN = 256
-_AVG, _PREMUL_SUM = int(RedOp.AVG), int(RedOp.PREMUL_SUM)
 
 
 class SharedCollectives:
@@ -48,17 +42,20 @@ class SharedCollectives:
 
     def __init__(self, place: Place, peers: Peers, staged: StagedCollectives) -> None:
         self.cpu, self.driver, self.config = place.cpu, place.driver, place.config
-        self.stream, self.late = place.stream, place.late
+        self.stream, self.came = place.stream, place.came
         self.peers, self.staged = peers, staged
         self.me, self.n, self.half = peers.rank, peers.size, peers.facts.half
         self.k = 0
-        self.put = self.driver.create_event()
+        self.put = self.driver.take_event()
         self.call: Any = None
         self.agreed: Any = None
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
         """Enqueues it all. Waits for the other ranks, and for what this one has put."""
-        way = algorithm.choose(call, self.peers.facts, self.config) or self._uneven(call, left)
+        facts = self.peers.facts
+        way = algorithm.choose(call, facts, self.config)
+        if way is None:
+            way = algorithm.uneven(self.cpu.agree(call, left()).sizes or (), facts, self.config)
         if way is Way.THROUGH_HOST:
             return self.staged.run(call, left)
         self.call, self.left, self.agreed, self.awaited = call, left, None, True
@@ -67,15 +64,10 @@ class SharedCollectives:
         finally:
             self.call = None
 
-    def _uneven(self, call: Call, left: Callable[[], float]) -> Way:
-        sizes = self.cpu.agree(call, left()).sizes
-        largest = max((sum(side) for of_rank in sizes or () for side in of_rank), default=0)
-        return algorithm.uneven(largest, self.peers.facts, self.config)
-
     def run_here(self, way: Way) -> None:
         """By the GPU."""
         if way is Way.IN_PLACE:
-            if cast("InPlace", self.peers.in_place).run(self.call, self._meet, self._factor, self.left):
+            if cast("InPlace", self.peers.in_place).run(self.call, self._meet, self._factors, self.left):
                 return
             # Not this time, or never again; collectives of the hosts have come in between.
             self.agreed = None
@@ -95,16 +87,13 @@ class SharedCollectives:
     def close(self) -> None:
         """The stream is idle. The memory is that of the Peers."""
         self.staged.close()
-        self.driver.destroy_event(self.put)
+        self.driver.give_event(self.put)
 
     # --- rounds
 
     def _meet(self) -> None:
         if not self.awaited:
-            until, broken = time.monotonic() + self.left(), self.cpu.broken
-            done = functools.partial(self.driver.done, self.put)
-            if not poll(done, until, broken) and not broken():  # else the meeting says why
-                raise self.late(self.call, "what was queued for it, or before")
+            self.came(self.call, self.put, self.left(), "what was queued for it, or before")
             self.awaited = True
         if self.agreed is None:
             self.agreed = self.cpu.agree(self.call, self.left())
@@ -134,11 +123,10 @@ class SharedCollectives:
         if nbytes > 0:
             call = self.call
             job = Job(sources, targets, nbytes // call.dtype.item_bytes)
-            self.driver.reduce(self.stream, call.dtype, call.redop, self._factor(), [job])
+            self.driver.kernels.reduce(self.stream, call.dtype, call.redop, self._factors(), [job])
 
-    def _factor(self) -> Any:
-        redop = self.call.redop
-        return float(self.n) if redop == _AVG else self.agreed.factors if redop == _PREMUL_SUM else None
+    def _factors(self) -> list[float]:
+        return self.agreed.factors if self.call.redop == PREMUL_SUM else []
 
     def _alone(self) -> None:
         call = self.call
@@ -151,10 +139,10 @@ class SharedCollectives:
             self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
     def _fused(self) -> None:
-        fused, stream_op = cast("Fused", self.peers.fused), cast("StreamOp", self.call.stream_op)
-        fused.prepare(self.call)
+        p2p, stream_op = cast("Fused", self.peers.fused).p2p, cast("StreamOp", self.call.stream_op)
+        p2p.prepare(self.call)
         stream_op.number = self.cpu.announce(self.call, self.left())
-        fused.run(self.stream, self.call, stream_op.number)
+        p2p.run(self.stream, self.call, stream_op.number)
 
     # --- through staging memory
 

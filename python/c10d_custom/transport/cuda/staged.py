@@ -8,13 +8,11 @@ touches it only after an event that was recorded behind everything before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...call import ANY_COUNT, Memory, Op, Region
 from .host_exchange import Place, for_cpu
-from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Buffer, Call
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 _ALIGN = 256
 _MOST = 16 << 20  # bytes of a slot, but for calls whose parts are uneven: those go in one piece
 _LEAST = 1 << 20
+_BEFORE = "what was queued on its stream before"
 _IN_PLACE = Op.all_reduce, Op.reduce
 
 
@@ -39,10 +38,10 @@ class StagedCollectives:
     """One collective at a time."""
 
     def __init__(self, place: Place) -> None:
-        self.cpu, self.driver, self.stream, self._late = place.cpu, place.driver, place.stream, place.late
+        self.cpu, self.driver, self.stream, self._place = place.cpu, place.driver, place.stream, place
         self._slot_bytes = min(_MOST, place.config.cuda_staging_bytes // 2)
         self._slots: list[int] = []  # addresses
-        self._events = [self.driver.create_event() for _ in range(2)]
+        self._events = [self.driver.take_event() for _ in range(2)]
         self._size = 0
 
     def run(self, call: Call, left: Callable[[], float]) -> None:
@@ -73,8 +72,9 @@ class StagedCollectives:
         if nbytes <= self._size:
             return
         self.driver.record(self._events[0], self.stream)
-        if not poll(lambda: self.driver.done(self._events[0]), time.monotonic() + left(), lambda: False):
-            raise self._late(call, "what was queued on its stream before")
+        if not self._place.came(call, self._events[0], left(), _BEFORE):
+            self.cpu.agree(call, left())  # raises, as the group is over
+            raise self._place.late(call, _BEFORE)
         self.free()
         # In steps: growing waits for the GPU, and pinning memory takes its time.
         self._size = max(nbytes, min(self._slot_bytes, max(_LEAST, 1 << (nbytes - 1).bit_length())))
@@ -99,9 +99,7 @@ class StagedCollectives:
 
     def _carry_out(self, call: Call, piece: Piece, left: Callable[[], float]) -> None:
         inputs, outputs, targets, event = piece
-        came = poll(lambda: self.driver.done(event), time.monotonic() + left(), self.cpu.broken)
-        if not came and not self.cpu.broken():
-            raise self._late(call, "what was queued on its stream before")
+        self._place.came(call, event, left(), _BEFORE)
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
         changes = {"inputs": inputs, "outputs": outputs, "count": count, "timeout": left()}
         self.cpu.run(for_cpu(call, memory=Memory.staged, **changes))
@@ -118,7 +116,7 @@ class StagedCollectives:
         """The stream is idle."""
         self.free()
         for event in self._events:
-            self.driver.destroy_event(event)
+            self.driver.give_event(event)
         self._events = []
 
 

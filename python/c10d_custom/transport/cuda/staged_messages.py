@@ -30,6 +30,7 @@ from ..tickets import PyTicket
 from .algorithm import whole_bytes
 from .host_exchange import BYTES, Place, for_cpu
 from .pieces import Head, Pieces, Slot
+from .stream_op import poll
 
 if TYPE_CHECKING:
     from ...call import Message
@@ -134,23 +135,21 @@ class StagedTicket(PyTicket):
             if not self._done and self._through():
                 self.finish(None, self.inner.source if self.inner is not None else -1)
             if not moved and not self._done and self._awaits_here():
-                self.check_time()
+                if time.monotonic() >= self.deadline or self.messages.broken():
+                    raise self.messages.late(self.message, "what was queued on its stream before")
             return moved
         except Exception as error:
             self.fail(error)
             return True
         except BaseException:
             self.own = None  # what uses its memory is not known
-            self.fail(AbortedError(f"{self._where()}: interrupted"))
+            self.fail(AbortedError(f"{self.messages.where(self.message)}: interrupted"))
             raise
         finally:
             self._stepping = False
 
     def hand_over(self) -> Ticket:
-        message = for_cpu(self.message, tensor=self.region, timeout=self.left())
-        self.inner = inner = self.messages.cpu.post(message)
-        if self.wanted():
-            inner.want()
+        self.inner = inner = self._give(tensor=self.region)
         return inner
 
     def _meet(self, may_go: bool) -> bool:
@@ -206,16 +205,8 @@ class StagedTicket(PyTicket):
                 if ticket is not None:
                     ticket.want()
 
-    def wanted(self) -> bool:
-        return self.deadline < math.inf
-
     def left(self) -> float:
         return min(self.message.timeout, max(0.0, self.deadline - time.monotonic()))
-
-    def check_time(self) -> None:
-        """For one that waits for this GPU. Raises if it is late."""
-        if time.monotonic() >= self.deadline or self.messages.broken():
-            raise self.messages.late(self.message, "what was queued on its stream before")
 
     def wait(self, seconds: float, may_run: bool = False) -> bool:
         began = time.monotonic()
@@ -299,11 +290,15 @@ class StagedTicket(PyTicket):
         """To the other side: what the receiver says goes by another tag than what comes from the sender."""
         tag = self.tag - (is_recv is not self.message.is_recv)
         region = Region(address, nbytes, nbytes)
-        what = {"tensor": region, "dtype": BYTES, "peer": self.peer, "tag": tag, "is_recv": is_recv}
-        inner: Ticket = self.messages.cpu.post(for_cpu(self.message, timeout=self.left(), **what))
-        if self.wanted():
-            inner.want()
+        inner = self._give(tensor=region, dtype=BYTES, peer=self.peer, tag=tag, is_recv=is_recv)
         self.posted.append((inner, keep))
+        return inner
+
+    def _give(self, **changes: Any) -> Ticket:
+        """To the CPU transport."""
+        inner: Ticket = self.messages.cpu.post(for_cpu(self.message, timeout=self.left(), **changes))
+        if self.deadline < math.inf:
+            inner.want()
         return inner
 
     def _say(self, word: int) -> None:
@@ -332,16 +327,12 @@ class StagedTicket(PyTicket):
             if (error := entry[0].error()) is not None:
                 raise error
 
-    def _where(self) -> str:
-        cpu = self.messages.cpu
-        return f"{self.message.name} of group {cpu.name or '(unnamed)'}, rank {cpu.rank}"
-
     def _unlike(self, theirs: int) -> CollectiveMismatchError:
         m = self.message
         here, there = ("receives", "sends") if m.is_recv else ("sends", "receives")
         return CollectiveMismatchError(
-            f"{self._where()}: this rank {here} {m.tensor.nbytes} bytes of {m.dtype.name}, rank {self.peer} {there} "
-            f"{theirs} bytes (tag {m.tag})."
+            f"{self.messages.where(m)}: this rank {here} {m.tensor.nbytes} bytes of {m.dtype.name}, "
+            f"rank {self.peer} {there} {theirs} bytes (tag {m.tag})."
         )
 
 
@@ -470,7 +461,7 @@ class StagedMessages:
     of posting; beyond that none waits for another. Whoever waits drives them all, else a thread does."""
 
     def __init__(self, place: Place, streams: tuple[int, int], one_host: bool) -> None:
-        self.cpu, self.driver, self.late = place.cpu, place.driver, place.late
+        self.cpu, self.driver, self.late, self.where = place.cpu, place.driver, place.late, place.where
         self.complete: Callable[[int], None] = place.cpu.complete
         self.out, self.into = streams
         self.whole, self.pinned = whole_bytes(place.config), Pinned(place.driver)
@@ -526,15 +517,12 @@ class StagedMessages:
 
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
-        began, waited = time.monotonic(), 0.0
-        while (
-            any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
-            and waited < seconds
-            and not self.cpu.broken()
-        ):
-            if not self.progress():
-                rest(GPU, waited)
-            waited = time.monotonic() - began
+
+        def told() -> bool:
+            self.progress()
+            return not any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
+
+        poll(told, time.monotonic() + seconds, self.cpu.broken)
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,48 +36,24 @@ def poll(done: Callable[[], object], deadline: float, broken: Callable[[], objec
 
 def come_to(driver: Driver, stream: int, deadline: float, broken: Callable[[], object]) -> bool:
     """`poll` for all that ``stream`` has by now."""
-    event = driver.create_event()
+    event = driver.take_event()
     try:
         driver.record(event, stream)
         return poll(functools.partial(driver.done, event), deadline, broken)
     finally:
-        driver.destroy_event(event)
-
-
-class Events:
-    """Events of one device, used again and again: a wait captures what is recorded when it is called. A StreamOp may be
-    collected anywhere, here too: each step on the deque is whole."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._free: deque[int] = deque()
-        self._closed = False
-
-    def take(self) -> int:
-        try:
-            return self._free.popleft()
-        except IndexError:
-            return self._driver.create_event()
-
-    def give(self, event: int) -> None:
-        self._free.append(event)
-        if self._closed:
-            self.close()
-
-    def close(self) -> None:
-        """Those that are lent go when they come back."""
-        self._closed = True
-        with contextlib.suppress(IndexError), self._driver.activate():
-            while True:
-                self._driver.destroy_event(self._free.popleft())
+        driver.give_event(event)
 
 
 class StreamOp:
     """``ready``: recorded on the issuer's stream at the issue; ``end``: on the stream that does the work,
-    after it. None until enqueued."""
+    after it. None until enqueued. ``timed``: whether it is wanted how long that takes; ``_times``: then, events before
+    and after it."""
 
-    def __init__(self, driver: Driver, events: Events) -> None:
-        self.driver, self._events = driver, events
+    captured = _timed = False
+    _times: tuple[int, ...] = ()
+
+    def __init__(self, driver: Driver, timed: bool = False) -> None:
+        self.driver, self._timed = driver, timed
         self.began = time.monotonic()
         self.end: int | None = None
         # An error: what it waited for on the GPU did not come, and it went on without.
@@ -89,19 +64,31 @@ class StreamOp:
         self.number = 0  # the group's, of a call that was announced
         self._over = False  # done, and well
         self._issued_on = driver.current_stream()
-        self.ready = events.take()
+        self.ready = driver.take_event()
         driver.record(self.ready, self._issued_on)
-
-    captured = False
 
     def begin(self, stream: int) -> None:
         """``stream`` comes after what was queued at the issue."""
         self.driver.wait(stream, self.ready)
+        self._mark(stream)
 
     def finish(self, stream: int) -> None:
-        end = self._events.take()
+        self._mark(stream)
+        end = self.driver.take_event()
         self.driver.record(end, stream)
         self.end = end
+
+    def _mark(self, stream: int) -> None:
+        if self._timed:
+            self._times += (self.driver.take_event(timed=True),)
+            self.driver.record(self._times[-1], stream)
+
+    def duration(self) -> float | None:
+        """Of one that is completed, in milliseconds, if that was wanted."""
+        if not self._times:
+            return None
+        with self.driver.activate():
+            return self.driver.milliseconds(self._times[0], self._times[-1])
 
     def completed(self) -> bool:
         """The GPU is done with it. Cannot be told, hence False, while the calling thread captures a graph."""
@@ -150,7 +137,9 @@ class StreamOp:
     def __del__(self) -> None:
         for event in (getattr(self, "ready", None), getattr(self, "end", None)):
             if event is not None:
-                self._events.give(event)
+                self.driver.give_event(event)
+        for event in self._times:
+            self.driver.give_event(event, timed=True)
 
 
 class Captured(StreamOp):

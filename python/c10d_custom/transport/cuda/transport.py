@@ -10,37 +10,26 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ... import native
 from ...call import Call
-from ...errors import (
-    AbortedError,
-    CollectiveTimeoutError,
-    CustomBackendError,
-    PeerLostError,
-    TransportError,
-    UsageError,
-)
+from ...errors import CustomBackendError, PeerLostError, TransportError, UsageError
 from ...threads import threading
 from .. import CLOSED
 from .algorithm import Way, choose, host_limit
-from .guard import Guard
-from .host_exchange import Place, tell
-from .p2p import PEER, TIMEOUT
+from .host_exchange import Place, together
 from .peers import Mode, Setup
 from .shared import SharedCollectives
 from .staged import StagedCollectives
 from .staged_messages import StagedMessages
-from .stream_op import Captured, Events, StreamOp, come_to, poll
-from .timed import TimedOp
+from .stream_op import Captured, StreamOp, come_to, poll
 
 if TYPE_CHECKING:
     import torch
 
     from ...call import Message
-    from ...config import Config
     from .. import LocalTransport, Ticket, Transport
     from .driver import Driver
     from .fused import Fused
@@ -51,45 +40,29 @@ log = logging.getLogger("c10d_custom")
 
 _DRAIN = 5.0  # seconds that closing waits for the GPU, and for ranks that still hold our memory
 _LOOK = 20e-3
-_TOLD = 0.5
 _ABANDONED: list[Call | Peers] = []  # whose tensors a GPU may use until the process ends, this rank's or another's
 
 
 class CudaTransport:
-    """``cpu``: the group's transport of CPU tensors; ``one_host``: whether its ranks share one; ``gpus()``: the UUIDs
-    of those that the rank's collectives have come to, by their ordinals; ``first``: its streams are of the highest
-    priority; ``timed``: whether it is wanted how long calls take on the GPU."""
+    """Of ``group``, a ByDevice."""
 
-    def __init__(
-        self,
-        cpu: Transport,
-        driver: Driver,
-        config: Config,
-        one_host: bool,
-        gpus: Callable[[], list[str]],
-        first: bool = False,
-        timed: bool = False,
-    ) -> None:
-        self.cpu, self.driver, self._config, self._one_host, self._gpus = cpu, driver, config, one_host, gpus
-        self._first, self.timed = first, timed
+    def __init__(self, group: Any, driver: Driver) -> None:
+        self.cpu, self.driver, self._config, self._one_host = group.cpu, driver, group.config, group.one_host
+        self._group = weakref.proxy(group)
         self.mode: Mode | None = None
         self._collectives: Any = None  # once set up: StagedCollectives or SharedCollectives
         self._opened: list[Peers] = []
         self._used_streams: list[int] = []
-        self._captured = False  # whether graphs may hold calls
-        self._longest = 0.0  # of the time-outs of calls
         self._failed: list[Call] = []  # calls whose tensors the GPU may still use
         self._lock = threading.RLock()
         with driver.activate():
-            self._events = Events(driver)
             self.stream = self._create_stream()
-        self._place = Place(cpu, driver, config, self.stream, self._late)
+        self._place = Place(self.cpu, driver, self._config, self.stream)
         self._messages: StagedMessages | None = None
-        self._guard: Guard | None = None  # where something waits on the GPU for other ranks
         self._fused: Fused | None = None
 
     def _create_stream(self) -> int:
-        stream = self.driver.create_stream(self._first)
+        stream = self.driver.create_stream(self._group.first)
         self._used_streams.append(stream)
         return stream
 
@@ -99,7 +72,7 @@ class CudaTransport:
             if self.driver.capturing():
                 self._capture(call)
             else:
-                call.stream_op = (TimedOp if self.timed else StreamOp)(self.driver, self._events)
+                call.stream_op = StreamOp(self.driver, self._group.timed)
 
     def _capture(self, call: Call | Message) -> None:
         """Launches it into the graph that the current stream is captured into."""
@@ -112,21 +85,19 @@ class CudaTransport:
                 "the CPU's part, in which the ranks meet. Call it outside the capture. (What can be captured, in p2p "
                 "mode and after a call outside: all_reduce, broadcast, all_gather and reduce_scatter of equal parts.)"
             )
-        if not fused.prepared(call):
+        if not fused.p2p.prepared(call):
             raise UsageError(
                 f"{call.name}: cannot be captured into a CUDA graph yet: its kernel is not compiled. "
                 "Call it once outside the capture, with the same dtype, reduce op and size."
             )
-        self._check_kernels(call)
+        fused.check(call)
         if self.cpu.broken():
             raise PeerLostError(
-                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
+                f"{self._place.where(call)}: the group is of no more use (a rank is gone, or a call has failed)."
             )
         stream = self.driver.current_stream()
-        if self._guard is not None:
-            self._guard.captured()
-        self._captured = True
-        fused.run(stream, call)
+        fused.captured()
+        fused.p2p.run(stream, call)
         if call.copy_back:
             self.driver.copy_tensors(stream, call.copy_back)
         call.stream_op = Captured(self.driver)
@@ -137,7 +108,8 @@ class CudaTransport:
         if self._fused is None:
             return None
         with self.driver.activate():
-            return self._fused.registered.make(nbytes, functools.partial(tell, group, "empty", seconds))
+            all_ranks = functools.partial(together, group, "empty", lambda: seconds)
+            return self._fused.registered.make(nbytes, all_ranks)
 
     # --- collectives
 
@@ -160,81 +132,33 @@ class CudaTransport:
                     self.cpu.agree(call, left())
                 if self._collectives is None:
                     self._set_up(call, left)
-                self._check_kernels(call)
+                if self._fused is not None:
+                    self._fused.check(call)
                 stream_op.begin(self.stream)
                 self._collectives.run(call, left)
                 if call.copy_back:
                     self.driver.copy_tensors(self.stream, call.copy_back)
-                self._finish(call, stream_op)
+                if self._fused is not None:
+                    self._fused.watch(call)
+                stream_op.finish(self.stream)
                 self._failed.pop()
             except BaseException as error:
                 self.let_go()
                 if isinstance(error, CustomBackendError) or not isinstance(error, Exception):  # of a signal handler
                     raise
                 self.cpu.abort()  # the others must not wait for what will not come
-                raise TransportError(f"{self._where(call)}: {type(error).__name__}: {error}") from error
-
-    def _finish(self, call: Call, stream_op: StreamOp) -> None:
-        """It is enqueued. Whatever it waits for there ends, and what comes of that is looked at."""
-        if self._fused is not None:
-            number, began = stream_op.number, stream_op.began
-            where = self._where(call, number)
-            stream_op.verdict = functools.partial(self.kernels_error, where, call.name, number, began)
-        stream_op.finish(self.stream)
-        if self._guard is not None:
-            self._longest = max(self._longest, call.timeout)
-            self._guard.watch()
+                raise TransportError(f"{self._place.where(call)}: {type(error).__name__}: {error}") from error
 
     def settle(self, call: Call, stream_op: StreamOp, deadline: float) -> None:
         """Waits until the GPU has done what was queued before ``call``, a barrier, where ``stream_op`` marks it."""
         stream_op.began = time.monotonic()
+        left = deadline - stream_op.began
         with self.driver.activate():
             stream_op.begin(self.stream)
             stream_op.finish(self.stream)
-            end: Any = stream_op.end
-            if not poll(lambda: self.driver.done(end), deadline, self.cpu.broken) and not self.cpu.broken():
-                raise self._late(call, "what was queued before the barrier")
-            self._check_kernels(call)
-
-    def _check_kernels(self, call: Call) -> None:
-        if (error := self.kernels_error(self._where(call))) is not None:
-            self._end()
-            raise error
-
-    def kernels_error(
-        self, where: str = "", name: str = "a call on CUDA tensors", number: int = 0, began: float = 0.0
-    ) -> BaseException | None:
-        """Why the fused kernels gave up, or None. ``where``: for the error; "": some call. Else the call's name, its
-        number and when it began."""
-        if self._fused is None:
-            return None
-        peers = self.cpu.peers
-        error = self._fused.error(where or self._where(None), lambda r: f" (it last entered {peers()[r].calling})")
-        if isinstance(error, AbortedError | PeerLostError) and number:
-            self._hear()
-            found = cast("LocalTransport", self.cpu).verdict(name, number, time.monotonic() - began)
-            if found is not None and not isinstance(found, AbortedError):
-                return found
-        if isinstance(error, AbortedError | PeerLostError) and (gone := self.cpu.gone()):
-            return PeerLostError(f"{error} (rank {', rank '.join(f'{r}: {what}' for r, what in gone.items())})")
-        return error
-
-    def _hear(self) -> None:
-        """Waits a moment for what another rank is about to tell of its failure, which its kernels have told first."""
-        poll(self.cpu.broken, time.monotonic() + _TOLD, lambda: False)
-
-    def _end(self) -> None:
-        """The kernels have given up: the group is over for all, if it is not yet."""
-        failure = cast("Fused", self._fused).failure()
-        if failure is not None and failure.kind == PEER:
-            self._hear()
-        if self.cpu.broken():
-            return
-        if failure is not None and failure.kind == TIMEOUT and failure.number:
-            here = cast("LocalTransport", self.cpu)
-            here.end_for_all(native.TIMEOUT, failure.peer, here.rank, failure.number)
-        else:
-            self.cpu.abort()
+            self._place.came(call, cast("int", stream_op.end), left, "what was queued before the barrier")
+            if self._fused is not None:
+                self._fused.check(call)
 
     def _set_up(self, call: Call, left: Callable[[], float]) -> None:
         """Collective over the group: all ranks know already that they call alike."""
@@ -242,8 +166,7 @@ class CudaTransport:
         small = ""
         if self._one_host:
             self.cpu.agree(call, left())
-            gpus = self._gpus()[: call.ordinal]
-            setup = Setup(self._place, call, left, gpus)
+            setup = Setup(self._place, call, left, self._group.gpus()[: call.ordinal])
             self._opened = setup.opened
             self.mode, peers = setup.run()
         else:
@@ -257,35 +180,11 @@ class CudaTransport:
                 small = f"; up to {limit} bytes through host memory"
             self._fused = peers.fused
             if self._fused is not None:
-                self._guard = Guard(self.cpu, self._fused, self.kernels_error, self._end)
+                self._fused.guard()
         # Alike on all ranks: one says it.
-        log.log(
-            logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO,
-            "group %s, rank %d: CUDA tensors in %s mode: %s%s",
-            self.cpu.name or "(unnamed)",
-            self.cpu.rank,
-            self.mode.name,
-            self.mode.reason,
-            small,
-        )
-
-    def _where(self, call: Call | Message | None, number: int = 0) -> str:
-        name = call.name if call is not None else "a call on CUDA tensors"
-        return f"{name}{f' #{number}' if number else ''} of group {self.cpu.name or '(unnamed)'}, rank {self.cpu.rank}"
-
-    def _late(self, call: Call | Message, what: str) -> CustomBackendError:
-        """The error for a GPU that takes too long; the group is over."""
-        if self.cpu.broken():
-            return PeerLostError(
-                f"{self._where(call)}: the group is of no more use (a rank is gone, or a call has "
-                f"failed), and {self.driver.device} has not finished {what}."
-            )
-        self.cpu.abort()
-        stream_op: Any = call.stream_op
-        return CollectiveTimeoutError(
-            f"{self._where(call)}: Timed out after {time.monotonic() - stream_op.began:.3f} s. {self.driver.device} "
-            f"has not finished {what}; does a kernel wait for something that does not come?"
-        )
+        level = logging.WARNING if self.mode.slower and self.cpu.rank == 0 else logging.INFO
+        said = f"CUDA tensors in {self.mode.name} mode: {self.mode.reason}{small}"
+        log.log(level, "group %s, rank %d: %s", self.cpu.name or "(unnamed)", self.cpu.rank, said)
 
     def let_go(self) -> None:
         """After a failure: no kernel of this rank may wait for another for ever."""
@@ -309,11 +208,11 @@ class CudaTransport:
         come yet to calls that this one has made."""
         if self._messages is not None:
             self._messages.prepare_to_leave(_DRAIN)
-        if self._guard is not None and self._fused is not None:
-            if self._fused.busy() and not self._captured:
+        if (fused := self._fused) is not None:
+            if fused.p2p.busy() and not fused.replays:
                 with self.driver.activate():
-                    come_to(self.driver, self.stream, time.monotonic() + self._longest, self.cpu.broken)
-            self._guard.close()
+                    come_to(self.driver, self.stream, time.monotonic() + fused.longest, self.cpu.broken)
+            fused.close()
 
     def leave(self) -> None:
         """The CPU transport has left, and no collective is under way."""
@@ -357,7 +256,6 @@ class CudaTransport:
             if self._messages is not None:
                 self._messages.free(unused)
             self._failed = []
-            self._events.close()
             for stream in self._used_streams:
                 self.driver.destroy_stream(stream)
             self._used_streams = []
@@ -370,11 +268,11 @@ class CudaTransport:
         """Whether the GPU is done with all of this group's work within so many seconds. Where graphs may hold calls of
         the group, their replays that have begun, and all on the calling thread's current stream, count as that, too."""
         until = time.monotonic() + seconds
-        streams = [*self._used_streams, *([self.driver.current_stream()] if self._captured else [])]
+        replayed = self._fused if self._fused is not None and self._fused.replays else None
+        streams = [*self._used_streams, *([self.driver.current_stream()] if replayed is not None else [])]
         if not all(come_to(self.driver, stream, until, lambda: False) for stream in streams):
             return False
-        fused = self._fused if self._captured else None
-        return fused is None or poll(lambda: not fused.runs(self.stream, until), until, lambda: False)
+        return replayed is None or poll(lambda: not replayed.runs(self.stream, until), until, lambda: False)
 
 
 def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) -> None:
@@ -392,12 +290,8 @@ def close_all(cpu: Transport, devices: Sequence[CudaTransport], one_host: bool) 
 
     unused = not holders or poll(lambda: not holding(), time.monotonic() + _DRAIN, lambda: False)
     if not unused:
-        log.warning(
-            "group %s, rank %d: ranks %s have not destroyed the group yet; memory that they may use is kept",
-            cpu.name,
-            cpu.rank,
-            holding(),
-        )
+        kept = f"ranks {holding()} have not destroyed the group yet; memory that they may use is kept"
+        log.warning("group %s, rank %d: %s", cpu.name, cpu.rank, kept)
     for device in rest:
         _in_good_order(device, functools.partial(device.free, unused or not device.holders()))
 
