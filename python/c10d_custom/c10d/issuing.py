@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import PrefixStore
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from ..recovery.regroup import Roster
     from ..transport import Ticket, Transport
     from ..transport.by_device import ByDevice
-    from ..transport.hosts.transport import HierarchicalTransport
     from .ddp_buckets import Buckets
     from .window import Window
 
@@ -269,19 +268,6 @@ class Issuing:
     def ends_first(self) -> bool:
         """Whether it rests on what ends at exit: MPI, or what is loaded for CUDA."""
         return not isinstance(self.cpu_transport, LocalTransport) or bool(self._transport.devices())
-
-    def disown(self) -> None:
-        """In a forked child: refuses every call from now on, and fails what is under way there."""
-        from .no_transport import NoTransport
-
-        own, nobodys = (
-            self._transport,
-            NoTransport(self._name, self._group_rank, self._group_size, self._transport.device_types, _ITS_PARENTS),
-        )
-        self._transport = cast("ByDevice", nobodys)
-        refused = UsageError(f"group {self._name}, rank {self._group_rank}: it {_ITS_PARENTS}")
-        _parents.append((own, self._completer.disown(refused)))
-        cast("HierarchicalTransport", own.cpu).disowned = refused
 
     def shutdown(self, why: str = "") -> None:
         """``why``: a sentence for the errors of calls from then on."""
@@ -551,20 +537,6 @@ class Issuing:
         return work
 
 
-_ITS_PARENTS = "is its parent's, which a forked child cannot use: create one in the child"
-_parents: list[object] = []  # what a forked child has of its parent's groups over hosts; nobody may touch or free it
-
-
-def _disown() -> None:
-    # A group over hosts would act in its parent's name, in the memory that ranks share and by MPI. (That a group of one
-    # host is used by a forked child, the core knows by itself.)
-    for group in live():
-        if not isinstance(group.cpu_transport, LocalTransport):
-            group.disown()
-
-
-os.register_at_fork(after_in_child=_disown)
-
 _ENDS = "the interpreter is ending, and the group has been closed"
 
 _exits_of = 0  # the process that has registered `_close_all`: a forked child's own groups are not its parent's
@@ -611,11 +583,3 @@ def _close(wanted: Callable[[Issuing], bool]) -> None:
             group.shutdown(_ENDS)
     if impatient:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def end_groups_over_hosts() -> None:
-    """When the program itself calls MPI_Finalize: any call of MPI's after it would end the process without a word."""
-    for group in live():
-        if not isinstance(group.cpu_transport, LocalTransport):
-            cast("HierarchicalTransport", group.cpu_transport).mpi_finalized = True
-            group.shutdown()

@@ -215,13 +215,13 @@ class _Meeting:
         from ..launch import mpi_job
         from ..transport.hosts.transport import HierarchicalTransport, HostsGroup
         from ..transport.hosts.watched import Watched
-        from .issuing import end_groups_over_hosts
+        from .over_hosts import watch_the_process
 
         close_groups_first()  # before MPI ends
         with Watched(exchange, everywhere) as watched:
             strangers = self.strangers or self.roster is not None
             mpi = mpi_start.mpi_job(exchange, everywhere, self.members, strangers, watched.open)
-            mpi_job.at_finalize(end_groups_over_hosts)
+            watch_the_process()
             group = HostsGroup(
                 exchange,
                 configuration(),

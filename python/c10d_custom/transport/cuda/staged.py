@@ -72,13 +72,18 @@ class StagedCollectives:
         if nbytes <= self._size:
             return
         self.driver.record(self._events[0], self.stream)
-        if not self._place.came(call, self._events[0], left(), _BEFORE):
-            self.cpu.agree(call, left())  # raises, as the group is over
-            raise self._place.late(call, _BEFORE)
+        self._require(call, self._events[0], left)
         self.free()
         # In steps: growing waits for the GPU, and pinning memory takes its time.
         self._size = max(nbytes, min(self._slot_bytes, max(_LEAST, 1 << (nbytes - 1).bit_length())))
         self._slots = [self.driver.allocate_pinned(self._size) for _ in range(2)]
+
+    def _require(self, call: Call, event: int, left: Callable[[], float]) -> None:
+        """Waits for an event. Where the group is over it may not have come: nobody must read what is copied before
+        it."""
+        if not self._place.came(call, event, left(), _BEFORE):
+            self.cpu.agree(call, left())  # raises, unless only a later call has failed
+            raise self._place.late(call, _BEFORE)
 
     def _fetch(self, call: Call, slot: int, lo: int, hi: int, in_place: bool) -> Piece:
         """Starts the copies of a piece of the inputs into a slot."""
@@ -99,7 +104,7 @@ class StagedCollectives:
 
     def _carry_out(self, call: Call, piece: Piece, left: Callable[[], float]) -> None:
         inputs, outputs, targets, event = piece
-        self._place.came(call, event, left(), _BEFORE)
+        self._require(call, event, left)
         count = call.count if call.count == ANY_COUNT else (inputs or outputs or [Region(0, 0, call.count)])[0].count
         changes = {"inputs": inputs, "outputs": outputs, "count": count, "timeout": left()}
         self.cpu.run(for_cpu(call, memory=Memory.staged, **changes))
