@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -116,6 +117,9 @@ int create_segment(const Geometry& g, uint64_t* total) {
   *total = kFchmod;
   if (fchmod(fd, 0600)) return fail(errno);
   *total = kFtruncate;
+  // Beyond it the kernel sends SIGXFSZ, which ends a process that does not ignore it.
+  rlimit longest;
+  if (!getrlimit(RLIMIT_FSIZE, &longest) && longest.rlim_cur < layout.total) return fail(EFBIG);
   if (ftruncate(fd, off_t(layout.total))) return fail(errno);
   *total = kMmap;
   at = map_pages(fd, 0, touched);

@@ -77,6 +77,11 @@ Ticket* Messenger::post(const MessageArgs& a) {
   } else {
     const uint32_t dst = uint32_t(a.peer);
     Link& link = links_[dst];
+    // A short one would go into a ring that nobody reads any more, and count as sent.
+    if (link.gone || (dst != g_.rank && g_.left(dst))) {
+      finish(r, kPeerLost, a.peer);
+      return t;
+    }
     if (!link.reserved) {
       if (const int error = g_.reserve_cells(dst, [&] { return g_.health() == kOk && now_ns() < r->deadline; })) {
         const Status st = g_.health();

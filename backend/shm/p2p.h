@@ -115,7 +115,7 @@ class Messenger {
     uint64_t credited = 0;            // those that it no longer keeps, when last looked at
     uint64_t consumed = 0;            // of those from it
     uint32_t live = 0;                // requests that name it as their peer
-    bool gone = false;                // at the last look of check_faults
+    bool gone = false;                // at the last look of check_faults; no further send to it succeeds
     std::deque<CellHeader> controls;  // sent before all else
     std::list<Outgoing> outbox;
     std::list<Request*> streams;            // granted, sent one after the other

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 import time
@@ -98,6 +99,12 @@ CASES = {
         {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)},
     ),
     "small files": (0, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
+    "small files, and a signal": (
+        0,
+        lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_DFL), limit(resource.RLIMIT_FSIZE, MB)),
+        None,
+        {},
+    ),
     "small files elsewhere": (1, lambda: limit(resource.RLIMIT_FSIZE, MB), None, {}),
     "a small cgroup": (0, lambda: enter(os.environ["CGROUP"]), None, {"C10D_CUSTOM_BLOCK_BYTES": str(16 * MB)}),
     "a cgroup that fills": (None, None, lambda: enter(os.environ["CGROUP"]), {}),

@@ -294,14 +294,17 @@ def other_members(lists):
     error, ended, problem = outcome(
         lambda: dist.new_group(lists[rank], timeout=timedelta(seconds=30)) and None, CollectiveMismatchError
     )
-    text = str(error)
-    wrong += [problem] if problem else []
-    own = f"rank {rank}: ranks "
-    if "different members" not in text or own not in text and " gave up: " not in text:  # who did may not have known
-        wrong.append(f"no {own} in: {text}")
-    different = [r for r in lists[rank] if lists[r] != lists[rank]]
-    if not any(f"\n  rank {r}: ranks " in text for r in different):
-        wrong.append(f"no other rank's list in: {text}")
+    text, own = str(error), f"rank {rank}: ranks "
+    if rank not in lists[rank]:  # and so waits for nobody, and is told nothing
+        wrong += [] if error is None else [problem]
+    else:
+        wrong += [problem] if problem else []
+        # Who gave up may not have known this one's.
+        if "different members" not in text or own not in text and " gave up: " not in text:
+            wrong.append(f"no {own} in: {text}")
+        different = [r for r in range(3) if r in lists[r] and lists[r] != lists[rank]]
+        if not any(f"\n  rank {r}: ranks " in text for r in different):
+            wrong.append(f"no other rank's list in: {text}")
     # The ranks' counts of groups are as they were, and another group can be made.
     t = torch.ones(3)
     dist.all_reduce(t, group=dist.new_group())
@@ -310,7 +313,15 @@ def other_members(lists):
 
 @pytest.mark.world_sizes(3)
 @pytest.mark.parametrize(
-    "lists", [([0, 1, 2], [0, 1, 2], [0, 2]), ([0, 1, 2], [1, 2], [0, 1, 2]), ([0, 1], [0, 1, 2], [0, 1, 2])], ids=str
+    "lists",
+    [
+        ([0, 1, 2], [0, 1, 2], [0, 2]),
+        ([0, 1, 2], [1, 2], [0, 1, 2]),
+        ([0, 1], [0, 1, 2], [0, 1, 2]),
+        ([0, 2], [0, 1], [0, 1]),  # rank 0 does not look at what rank 1 says
+        ([0, 2], [0, 1], [1, 2]),
+    ],
+    ids=str,
 )
 def test_a_group_of_which_ranks_were_given_different_members(ranks, lists):
     check(ranks.run(other_members, lists))

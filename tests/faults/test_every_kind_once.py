@@ -242,6 +242,51 @@ def test_a_dead_rank_is_named(kind, backend):
     assert text.count("rank 1 (pid") >= 2 and "has died" in text, text
 
 
+def sends_to_the_dead_case():
+    rank, t = dist.get_rank(), torch.ones
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raised(lambda: dist.recv(t(3), 1), PeerLostError)
+    sends = (
+        lambda: dist.send(t(3), 1),
+        lambda: dist.isend(t(3), 1).wait(),
+        lambda: dist.send(t(1000, 2).t(), 1),
+        lambda: dist.send(t(100_000), 1),
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, t(3), 1)])[0].wait(),
+        lambda: dist.send_object_list(["x"], 1),
+    )
+    texts = {str(raised(send, PeerLostError)).partition(": ")[2].partition(", noticed")[0] for send in sends}
+    if rank == 0:
+        dist.send(t(3), 2)  # the group goes on
+    else:
+        dist.recv(t(3), 0)
+    raise RuntimeError(f"SURVIVOR {rank}: {sorted(texts)}")
+
+
+def test_no_send_succeeds_to_a_rank_that_is_known_to_be_dead(backend):
+    pool = RankPool(3, backend)
+    with pytest.raises(RankFailure) as failure:
+        pool.run(sends_to_the_dead_case)
+    for survivor in (0, 2):
+        assert re.search(rf"SURVIVOR {survivor}: \['rank 1 \(pid \d+\) has died'\]", str(failure.value)), failure.value
+
+
+def sends_to_one_that_left_case():
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return None
+    text = str(raised(lambda: dist.send(torch.ones(3), group=group, group_dst=1), PeerLostError))
+    return None if "rank 1 has left" in text else text
+
+
+@pytest.mark.world_sizes(2)
+def test_no_send_succeeds_to_a_rank_that_has_left(ranks):
+    assert not any(found := ranks.run(sends_to_one_that_left_case)), found
+
+
 def leaving_case():
     group = dist.new_group()
     if dist.get_rank() == 1:

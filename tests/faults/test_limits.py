@@ -18,7 +18,10 @@ FILES = [f"{k} more files on rank {rank}" for rank in (0, 1) for k in range(6)]
 TOLD = {
     "no memory at creation": ("rank 0 cannot create shared memory: .*fallocate: Cannot allocate memory",) * 2,
     "a small address space": ("rank 1 cannot map the group's shared memory: .*Cannot allocate memory",) * 2,
-    "small files": ("rank 0 cannot create shared memory: .*File too large",) * 2,
+    **dict.fromkeys(
+        ("small files", "small files, and a signal"),
+        (r"rank 0 cannot create shared memory: .*File too large; .* of more than 1024 KiB \(ulimit -f\)",) * 2,
+    ),
     "small files elsewhere": (None, None),
     "a small cgroup": ("rank 0 cannot create shared memory: it takes [0-9]+ KiB, and the cgroup .* KiB left",) * 2,
     "a cgroup that fills": (r"no memory \(Cannot allocate memory; the cgroup .* has [0-9]+ KiB left\)",) * 2,

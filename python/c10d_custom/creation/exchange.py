@@ -2,15 +2,15 @@
 come, or came to another group.
 
 Ranks that were given different members wait for each other in vain. So each that waits for long says under its global
-rank which members it was given, and looks at what the others say (`Membership`). And for the end of an error: what the
-store tells of ranks that came elsewhere, by mistake."""
+rank which members it was given, looks at what the others say, and tells those that say another thing (`Membership`).
+And for the end of an error: what the store tells of ranks that came elsewhere, by mistake."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CollectiveMismatchError, CustomBackendError, TransportError
@@ -273,19 +273,20 @@ class Membership:
                 self.store.delete_key(self._key(self.me))
 
     def look(self) -> None:
-        """Raises CollectiveMismatchError if one of these members was given others."""
+        """Raises CollectiveMismatchError if one of these members was given others, or one of others was given this."""
         if not self._telling:
             self._telling = True
             self.store.set(self._key(self.me), json.dumps(self._said))
         others = [m for m in self.members if m != self.me]
         some = [others[(self._next + i) % len(others)] for i in range(min(_AT_ONCE, len(others)))]
         self._next += len(some)
-        texts = {m: peek(self.store, self._key(m)) for m in some}
-        said: dict[int, str] = {m: json.loads(text) for m, text in texts.items() if text is not None}
-        differing = [m for m, text in said.items() if text != self._said]
+        said = {m: own for m in some if (own := self._read(m)[0]) is not None}
+        differing = {m: text for m, text in said.items() if text != self._said}
+        differing.update(self._read(self.me)[1])
         if not differing:
             return
         self._tell(differing)
+        said.update(differing)
         said[self.me] = self._said
         table = "\n".join(f"  rank {m}: ranks {said[m]}" for m in sorted(said))
         raise CollectiveMismatchError(
@@ -295,9 +296,17 @@ class Membership:
 
     def waiting(self) -> set[int]:
         """The members that have said so, as those do that wait for long."""
-        return {m for m in self.members if peek(self.store, self._key(m)) is not None}
+        return {m for m in self.members if self._read(m)[0] is not None}
 
-    def _tell(self, others: list[int]) -> None:
+    def _read(self, member: int) -> tuple[str | None, dict[int, str]]:
+        """(the members it says that it was given, what others told it that they were): the key's first line, and the
+        lines behind it. No first line: it has given up waiting."""
+        own, *told = (peek(self.store, self._key(member)) or b"").split(b"\n")
+        return json.loads(own) if own else None, dict(json.loads(line) for line in told)
+
+    def _tell(self, others: Iterable[int]) -> None:
+        for m in others:  # which may not have this one among its members, and would never look at what it says
+            self.store.append(self._key(m), f"\n{json.dumps([self.me, self._said])}")
         # The process that serves the store may end with this error: let the others hear first.
         self.store.set(f"{self._key(self.me)}/told", "1")
         wait_until(lambda: all(peek(self.store, f"{self._key(m)}/told") for m in others), NEWS, _TOLD_SECONDS)

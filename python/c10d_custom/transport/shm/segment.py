@@ -9,6 +9,7 @@ that call, a file of /dev/shm that never has a name), and hands it to each rank 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -92,18 +93,18 @@ def at_once(made: Geometry) -> int:
 
 def _arena(ranks: int) -> int:
     """Bytes of one rank's arena: of the segment's length, not of memory."""
-    if ranks == 1 or not _files_may_be_large():
+    if ranks == 1 or _longest_file() != _NO_LIMIT:
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # The C library says anything where a sandbox refuses sysinfo.
     return max(0, min(memory, _ARENAS // ranks)) // _LARGE_PAGE * _LARGE_PAGE
 
 
-def _files_may_be_large() -> bool:
-    """Whether no limit is set to the length of this process's files. Asked without the module `resource`, which takes
-    its time to be imported."""
+def _longest_file() -> int:
+    """Bytes that a file of this process may have; 0: not known. Asked without the module `resource`, which takes its
+    time to be imported."""
     limits = (c_uint64 * 2)()
-    return CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 and limits[0] == _NO_LIMIT
+    return limits[0] if CDLL(None).getrlimit(_RLIMIT_FSIZE, limits) == 0 else 0
 
 
 # SegmentCall of backend/shm/api.h
@@ -180,7 +181,10 @@ def _create(config: Config, size: int, call_slot_bytes: int = 0) -> int:
     total = c_uint64()
     fd = lib.c10d_segment_create(byref(wanted), byref(total))
     if fd < 0:
-        raise OSError(-fd, f"{_CALLS[total.value]}: {os.strerror(-fd)}")
+        why = f"{_CALLS[total.value]}: {os.strerror(-fd)}"
+        if -fd == errno.EFBIG and (longest := _longest_file()) != _NO_LIMIT:
+            why += f"; this process may have no file, nor memory to share, of more than {longest >> 10} KiB (ulimit -f)"
+        raise OSError(-fd, why)
     return fd
 
 
