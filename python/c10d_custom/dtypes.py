@@ -68,7 +68,7 @@ def lookup(dtype: torch.dtype) -> DType:
         return BY_DTYPE[dtype]
     except KeyError:
         raise UsageError(
-            f"tensors of {dtype} cannot be communicated: torch gives them no storage of their own"
+            f"tensors of {dtype} cannot be communicated: their elements are smaller than a byte"
         ) from None
 
 
