@@ -1,4 +1,4 @@
-"""Addresses that are none: refused by the core, and the other ranks are told."""
+"""Addresses that are none, storage that has been freed, no memory for a copy: the other ranks are told."""
 
 import pytest
 import torch
@@ -52,3 +52,35 @@ def no_message():
 @pytest.mark.world_sizes(2)
 def test_a_message_without_memory_is_refused(ranks):
     ranks.run(no_message)
+
+
+def _freed():
+    t = torch.ones(6)
+    part = t[2:].view(2, 2).t()  # whose address is then not quite 0
+    t.untyped_storage().resize_(0)
+    return part
+
+
+def _no_copy(*_):
+    raise MemoryError("no memory for a copy")
+
+
+def unprepared(bad, kind):
+    group = dist.new_group()
+    if dist.get_rank() != bad:
+        with pytest.raises(CollectiveMismatchError, match=f"rank {bad}: a call whose arguments were refused"):
+            dist.all_reduce(torch.ones(4), group=group)
+    elif kind == "freed":
+        with pytest.raises(UsageError, match="all_reduce: tensor has 4 elements, but its storage has been freed"):
+            dist.all_reduce(_freed(), group=group)
+    else:
+        group._lower.all_reduce = _no_copy
+        with pytest.raises(MemoryError, match="no memory for a copy"):
+            dist.all_reduce(torch.ones(2, 2).t(), group=group)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.world_sizes(2)
+@pytest.mark.parametrize("kind", ["freed", "no copy"])
+def test_what_keeps_a_call_from_being_made_is_told(ranks, kind):
+    ranks.run(unprepared, 1, kind)

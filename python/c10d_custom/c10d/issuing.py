@@ -25,7 +25,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
-from ..errors import CollectiveMismatchError, CustomBackendError, UsageError
+from ..errors import CollectiveMismatchError, UsageError
 from ..lowering import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..threads import threading
@@ -365,16 +365,17 @@ class Issuing:
             self._detour = self._coalescing is not None or bool(self._extensions)
 
     def _lowered(self, lower: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call is made of. Whatever is in the way of it, its arguments or want of memory, ranks are told."""
         try:
             return lower(*arguments)
-        except UsageError:
+        except Exception:
             self._tell_refused()
             raise
 
     def _tell_refused(self) -> None:
         """The ranks whose arguments were fine must not wait for this one. A group that is of no more use has told them:
         what is wrong with this call is still what its caller should hear."""
-        with contextlib.suppress(CustomBackendError):
+        with contextlib.suppress(Exception):
             self._transport.run(self._lower.rejected(self._seconds))
 
     def _collective(
@@ -442,7 +443,7 @@ class Issuing:
             self._transport.run(total.facts)
             if len(set(shapes := total.shapes())) > 1:
                 raise self._unlike("all_reduce", "sparse tensors of different shapes", shapes)
-            calls = total.payload()
+            calls = self._lowered(total.payload)
             for call in calls:
                 if call.device is not None:  # what comes of them is added up on the current stream
                     self._lowered(self._transport.issue, call)

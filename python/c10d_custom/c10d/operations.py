@@ -56,6 +56,19 @@ class _Form:
     def __init__(self, method: str, name: str, takes: tuple[Any, ...], more: tuple[str, ...], lower: str = "") -> None:
         self.method, self.name, self.takes, self.more, self.lower = method, name, takes, more, lower or name
 
+    def unpacked(self, tensors: Sequence[Any]) -> list[Any]:
+        """Of c10d's output and input, or of what is both: what Lowering gets of them; and each as a list."""
+        taken = [take(each, self.name) for take, each in zip(self.takes, tensors)]
+        return [taken, *([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)]
+
+    def each(self, tensors: Sequence[Any], more: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """Of several at once: what Lowering gets of each one, ``more`` among it; and all that is written."""
+        outputs, *inputs = tensors
+        if self.method == "allgather_coalesced":  # c10d passes, for each rank, one output for each input
+            outputs = [[of_rank[i] for of_rank in outputs] for i in range(len(inputs[0]))]
+        written = [t for each in outputs for t in (each if isinstance(each, list) else [each])]
+        return [(*each, *more) for each in zip(outputs, *inputs, strict=True)], written
+
 
 def _by_type(given: Sequence[Any]) -> tuple[Any, int, Any, timedelta | None]:
     """(options, root, reduce op, time-out) of what c10d's callers pass after the tensors, None among it. In the short
@@ -151,10 +164,9 @@ class Operations(Issuing):
         self, form: _Form, tried: int, tensors: tuple[Any, ...], given: Sequence[Any], splits: Sequence[Any] = ()
     ) -> Issued:
         opts, root, op, timeout = _by_type(given)
-        taken = [self._lowered(take, each, form.name) for take, each in zip(form.takes, tensors)]
-        if form.method == "allreduce" and taken[0].is_sparse:
-            return self._sparse_all_reduce(taken[0], op, opts, timeout)
-        outputs, *inputs = ([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)
+        taken, outputs, *inputs = self._lowered(form.unpacked, tensors)
+        if form.method == "allreduce" and outputs[0].is_sparse:
+            return self._sparse_all_reduce(outputs[0], op, opts, timeout)
         arguments = *taken, *splits, *(root if what == "root" else op for what in form.more)
         lower = getattr(self._lower, form.lower)
         return self._collective(
@@ -165,14 +177,10 @@ class Operations(Issuing):
         """An operation of that form with each of these outputs and inputs, or of what is both."""
         if self._by_torch(*tensors):
             return self._dispatched(form.method, *tensors, opts)
-        outputs, *inputs = tensors
-        if form is _ALL_GATHERS:  # c10d passes, for each rank, one output for each input
-            outputs = [[of_rank[i] for of_rank in outputs] for i in range(len(inputs[0]))]
         op = [opts.reduceOp if opts is not None else ReduceOp.SUM for _ in form.more]
-        arguments = [(*each, *op) for each in zip(outputs, *inputs, strict=True)]
-        written = [t for each in outputs for t in (each if isinstance(each, list) else [each])]
-        lower = getattr(self._lower, form.lower)
-        return self._collective(form.name, opts, written, lower, arguments, inputs[0] if inputs else None)
+        arguments, written = self._lowered(form.each, tensors, op)
+        lower, inputs = getattr(self._lower, form.lower), tensors[1] if len(tensors) > 1 else None
+        return self._collective(form.name, opts, written, lower, arguments, inputs)
 
     broadcast = _of_one(Op.broadcast, BroadcastOptions, "broadcast", "root")
     allreduce = _of_one(Op.all_reduce, AllreduceOptions, "allreduce", "op")

@@ -85,6 +85,14 @@ def stands_for_another(t: torch.Tensor) -> bool:
     return not goes_direct(t) and bool(keys_of(t) & ~_DIRECT)  # the first asks in a tenth of the time
 
 
+def lacks_memory(t: torch.Tensor) -> bool:
+    """Whether it has elements and no storage for them: its own has been freed (resized to 0), or never was."""
+    try:
+        return t.numel() > 0 and not t.untyped_storage().data_ptr()
+    except RuntimeError:  # a storage that says so itself, as a fake tensor's
+        return True
+
+
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that they have changed, as it does itself where they are written to. Its RuntimeError of tensors
     of inference mode, outside of it, and of leaves of a graph."""
