@@ -10,7 +10,7 @@ below says for which, and what c10d's options say of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ..call import SHAPES, Op, seconds_of
+from ..errors import UsageError
 from ..lowering import only, own_list
 from ..native import SLOW_PATH
 from .issuing import FastPath, Issuing
@@ -46,6 +47,14 @@ def _list(lists: Any, name: str) -> Any:
 
 def _as_it_is(tensors: Any, name: str) -> Any:
     return tensors
+
+
+def _splits(*given: Any) -> list[list[Any]]:
+    """Split sizes, in lists, tuples or arrays, none for None, as lists."""
+    for each in given:
+        if each is not None and (isinstance(each, Mapping) or not hasattr(each, "__getitem__")):
+            raise UsageError(f"all_to_all_single: split sizes are a {type(each).__name__}, not a list of numbers")
+    return [[] if each is None else list(each) for each in given]
 
 
 class _Form:
@@ -225,16 +234,19 @@ class Operations(Issuing):
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
         tried: Any = SLOW_PATH
+        output_splits, input_splits = output_split_sizes, input_split_sizes
+        if not type(output_splits) is type(input_splits) is list:
+            output_splits, input_splits = self._lowered(_splits, output_splits, input_splits)
         if not output_splits and not input_splits:
             if type(tried := self._fast(_ALL_TO_ALL, opts, input, output)) is not int:
                 return tried
-        splits = list(output_splits), list(input_splits)
+        splits = output_splits, input_splits
         return self._slowly(_ALL_TO_ALL_SINGLE, tried, (output, input), opts, timeout, splits=splits)
 
     def gather_single(

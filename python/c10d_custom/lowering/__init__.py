@@ -6,6 +6,7 @@ Where a tensor's memory is not its elements in order, a plain one stands in for 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -421,6 +422,10 @@ class Lowering:
                     f"{name}: {what}'s first dimension, {t.size(0)}, is not a multiple of the {self.size} ranks"
                 )
             return split_flat(name, t, self.size, what)
+        try:
+            splits = [index(split) for split in splits]
+        except TypeError:
+            raise UsageError(f"{name}: {what} splits {list(splits)} are not all whole numbers") from None
         if len(splits) != self.size or min(splits) < 0 or (t.size(0) if t.dim() else 1) != sum(splits):
             raise UsageError(
                 f"{name}: {what} splits {list(splits)} do not cover a first dimension of "
