@@ -1,4 +1,5 @@
-"""Addresses that are none, storage that has been freed, no memory for a copy: the other ranks are told."""
+"""Addresses that are none, storage that has been freed, no memory for a copy: the other ranks are told.
+Classes of tensors: with memory of their own, and without."""
 
 import pytest
 import torch
@@ -84,3 +85,45 @@ def unprepared(bad, kind):
 @pytest.mark.parametrize("kind", ["freed", "no copy"])
 def test_what_keeps_a_call_from_being_made_is_told(ranks, kind):
     ranks.run(unprepared, 1, kind)
+
+
+class Own(torch.Tensor):
+    """With memory of its own; its class sees each operator."""
+
+    @staticmethod
+    def __new__(cls, t):
+        return torch.Tensor._make_subclass(cls, t)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        with torch._C._DisableTorchDispatch():
+            return function(*args, **(kwargs or {}))
+
+
+class Wrapper(Own):
+    """Without, and takes itself for a plain one."""
+
+    @staticmethod
+    def __new__(cls, t):
+        return torch.Tensor._make_wrapper_subclass(cls, t.shape, dtype=t.dtype)
+
+
+def classes():
+    me, size = dist.get_rank(), dist.get_world_size()
+    for t in (torch.full((4,), me + 1.0), torch.full((2, 3), me + 1.0).t(), torch.full((9,), me + 1.0)[5:]):
+        every = torch.zeros(size * t.numel())
+        dist.all_gather_into_tensor(every, Own(t))
+        assert every.view(size, -1)[:, -1].tolist() == [r + 1.0 for r in range(size)]
+        dist.all_reduce(Own(t))
+        assert (t == size * (size + 1) / 2).all(), t
+        t.fill_(me)
+        dist.broadcast(Own(t), size - 1)
+        assert (t == size - 1).all(), t
+        for count in (4, 0):
+            with pytest.raises(UsageError, match="has no memory of its own|no memory that can be communicated"):
+                dist.all_reduce(Wrapper(torch.ones(count)))
+    dist.barrier()
+
+
+def test_a_class_s_own_memory_is_moved_and_wrappers_are_refused(ranks):
+    ranks.run(classes)

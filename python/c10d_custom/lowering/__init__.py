@@ -143,7 +143,7 @@ def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DTy
         raise UsageError(
             f"{name}: {what}, a {type(t).__name__}, has no memory of its own; its keys are {torch._C._dispatch_keys(t)}"
         )
-    if direct.lacks_memory(t):
+    if direct.is_freed(t):
         raise UsageError(f"{name}: {what} has {t.numel()} elements, but its storage has been freed (resized to 0)")
     return dtypes.lookup(t.dtype)
 

@@ -70,6 +70,8 @@ _DIRECT = _PLAIN | _keys(
     *("Conjugate", "Negative"),
 )
 
+_OF_A_CLASS = _keys("Python", "PythonTLSSnapshot")
+
 
 def keys_of(t: torch.Tensor) -> int:
     """The dispatch keys of a tensor, as torch numbers them."""
@@ -81,16 +83,23 @@ def _in_graph(t: torch.Tensor) -> bool:
 
 
 def stands_for_another(t: torch.Tensor) -> bool:
-    """Whether its values lie elsewhere than in memory of its own, or nowhere."""
-    return not goes_direct(t) and bool(keys_of(t) & ~_DIRECT)  # the first asks in a tenth of the time
+    """Whether its values lie elsewhere than in memory of its own, or nowhere. Of a class with a __torch_dispatch__ both
+    may be: its storage says which."""
+    if goes_direct(t) or not (keys := keys_of(t) & ~_DIRECT):  # the first asks in a tenth of the time
+        return False
+    return bool(keys & ~_OF_A_CLASS) or not _has_storage(t)
 
 
-def lacks_memory(t: torch.Tensor) -> bool:
-    """Whether it has elements and no storage for them: its own has been freed (resized to 0), or never was."""
+def _has_storage(t: torch.Tensor) -> bool:
     try:
-        return t.numel() > 0 and not t.untyped_storage().data_ptr()
-    except RuntimeError:  # a storage that says so itself, as a fake tensor's
-        return True
+        return bool(t.untyped_storage().data_ptr())
+    except RuntimeError:  # one that says so itself, as a fake tensor's
+        return False
+
+
+def is_freed(t: torch.Tensor) -> bool:
+    """Whether it has elements and no storage for them: that has been resized to 0."""
+    return t.numel() > 0 and not _has_storage(t)
 
 
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:
