@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _list(lists: Any, name: str) -> Any:
-    return own_list(lists)
+    return own_list(lists) or []
 
 
 def _as_it_is(tensors: Any, name: str) -> Any:
@@ -68,7 +68,7 @@ class _Form:
     def unpacked(self, tensors: Sequence[Any]) -> list[Any]:
         """Of c10d's output and input, or of what is both: what Lowering gets of them; and each as a list."""
         taken = [take(each, self.name) for take, each in zip(self.takes, tensors)]
-        return [taken, *([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)]
+        return [taken, *([each] if isinstance(each, torch.Tensor) else list(each or ()) for each in taken)]
 
     def each(self, tensors: Sequence[Any], more: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Of several at once: what Lowering gets of each one, ``more`` among it; and all that is written."""
@@ -117,23 +117,36 @@ _GATHER_SINGLE = _Form("gather_single", "gather_single", _AS_THEY_ARE, ("root",)
 _BARRIER, _ALL_TO_ALL = fast_path(Op.barrier, BarrierOptions), fast_path(Op.all_to_all, AllToAllOptions)
 
 
+def _given(*values: Any) -> Any:
+    """What a caller has passed by one of the names that c10d has for it."""
+    return next((value for value in values if value is not None), None)
+
+
+def _named(operation: Any, method: str) -> Any:
+    operation.__name__, operation.__qualname__ = method, f"ProcessGroup.{method}"
+    return operation
+
+
 def _of_one(op: Op, options: type[Any], method: str, *more: str) -> Any:
     """The method of an operation whose tensors are both input and output."""
     path, form = fast_path(op, options), _Form(method, op.name, (only,), more)
 
     def operation(
         self: Operations,
-        tensors: Sequence[torch.Tensor],
+        tensors: Any = None,
         opts: Any = None,
         root: Any = None,
         op: Any = None,
         timeout: timedelta | None = None,
+        tensor: Any = None,
     ) -> Issued:
+        if tensors is None:
+            tensors = tensor
         if type(tried := self._fast(path, opts, tensors, tensors)) is not int:
             return tried
         return self._slowly(form, tried, (tensors,), opts, root, op, timeout)
 
-    return operation
+    return _named(operation, method)
 
 
 def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
@@ -142,18 +155,28 @@ def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
 
     def operation(
         self: Operations,
-        output: Any,
-        input: Any,
+        output: Any = None,
+        input: Any = None,
         opts: Any = None,
         root: Any = None,
         op: Any = None,
         timeout: timedelta | None = None,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        output_tensor: Any = None,
+        input_tensor: Any = None,
+        outputTensor: Any = None,
+        inputTensor: Any = None,
     ) -> Issued:
+        if output is None:
+            output = _given(output_tensors, output_tensor, outputTensor)
+        if input is None:
+            input = _given(input_tensors, input_tensor, inputTensor)
         if type(tried := self._fast(path, opts, input, output)) is not int:
             return tried
         return self._slowly(form, tried, (output, input), opts, root, op, timeout)
 
-    return operation
+    return _named(operation, form.method)
 
 
 @opaque_to_dynamo
@@ -216,9 +239,9 @@ class Operations(Issuing):
         return self._several(_ALL_REDUCES, opts, tensors)
 
     def allgather_coalesced(
-        self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, output_lists: Sequence[Any], input_list: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
-        return self._several(_ALL_GATHERS, opts, output_lists, inputs)
+        return self._several(_ALL_GATHERS, opts, output_lists, input_list)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -297,11 +320,11 @@ class Operations(Issuing):
 
     # --- point to point
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("send", tensors, dst, tag, False)
+    def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int = 0) -> Work | DoneMessage:
+        return self._message("send", tensors, dstRank, tag, False)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, src, tag, True)
+    def recv(self, tensors: Sequence[torch.Tensor], srcRank: int, tag: int = 0) -> Work | DoneMessage:
+        return self._message("recv", tensors, srcRank, tag, True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work | DoneMessage:
         return self._message("recv", tensors, -1, tag, True)

@@ -84,10 +84,12 @@ def device_of(t: torch.Tensor) -> torch.device | None:
     return None if t.is_cpu else t.device
 
 
-def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
+def only(tensors: torch.Tensor | Sequence[torch.Tensor] | None, name: str) -> torch.Tensor:
     """The one tensor of a list of one, as c10d passes most arguments."""
     if isinstance(tensors, torch.Tensor):
         return tensors
+    if tensors is None:
+        raise UsageError(f"{name}: got no tensor")
     if len(tensors) != 1:
         raise UsageError(f"{name}: expected one tensor for this rank, got {len(tensors)}")
     return tensors[0]
@@ -299,7 +301,8 @@ class Lowering:
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], timeout: float) -> Call:
         name = "all_to_all"
         if not inputs or not outputs:
-            raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
+            counts = len(inputs or ()), len(outputs or ())
+            raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {counts[0]} and {counts[1]}")
         call = _call(Op.all_to_all, name, inputs[0], timeout, ANY_COUNT, "input[0]")
         check_list(name, inputs, self.size, inputs[0], "input list")
         check_list(name, outputs, self.size, inputs[0], "output list")
