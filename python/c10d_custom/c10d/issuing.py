@@ -25,7 +25,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
-from ..errors import CollectiveMismatchError, UsageError
+from ..errors import UsageError
 from ..lowering import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..threads import threading
@@ -441,8 +441,9 @@ class Issuing:
         with recorded("all_reduce", []):
             total = self._lowered(SparseSum, self._lower, tensor, op, seconds)
             self._transport.run(total.facts)
-            if len(set(shapes := total.shapes())) > 1:
-                raise self._unlike("all_reduce", "sparse tensors of different shapes", shapes)
+            number = self._transport.next_sequence() - 1
+            where = f"all_reduce #{number} of group {self._name}, rank {self._group_rank}"
+            total.require_one_shape(where, self._transport.members)
             calls = self._lowered(total.payload)
             for call in calls:
                 if call.device is not None:  # what comes of them is added up on the current stream
@@ -450,15 +451,6 @@ class Issuing:
             self._run(calls)
             total.finish()
         return DoneWork([tensor], calls[-1].stream_op)
-
-    def _unlike(self, name: str, what: str, given: Sequence[str]) -> CollectiveMismatchError:
-        """Of the collective that was the last: what each rank has ``given``, as all ranks have been told."""
-        where = f"{name} #{self._transport.next_sequence() - 1} of group {self._name}, rank {self._group_rank}"
-        members = self._transport.members
-        lines = [
-            f"  rank {r}{'' if members[r] == r else f' (global {members[r]})'}: {each}" for r, each in enumerate(given)
-        ]
-        return CollectiveMismatchError("\n".join([f"{where}: the ranks gave {what}. The group goes on:", *lines]))
 
     def _message(
         self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int, is_recv: bool

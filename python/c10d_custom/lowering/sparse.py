@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from .. import dtypes
-from ..errors import UsageError
+from ..errors import CollectiveMismatchError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..call import Call
     from . import Lowering
 
@@ -23,7 +25,7 @@ _TOLD = 64
 
 class SparseSum:
     """One all_reduce on one rank: ``facts`` is the call that tells every rank how many entries each rank has, and of
-    which shape; once it has run, and `shapes` are alike, come the calls of `payload`, and then `finish`. UsageError
+    which shape; once it has run, and `require_one_shape` finds none, come the calls of `payload`, and then `finish`. UsageError
     where the arguments make no sense."""
 
     def __init__(self, lower: Lowering, tensor: torch.Tensor, op: Any, seconds: float) -> None:
@@ -39,11 +41,15 @@ class SparseSum:
     def _everyones(self) -> list[list[int]]:
         return [cast(torch.Tensor, part).tolist() for part in self.facts.outputs]
 
-    def shapes(self) -> list[str]:
-        """Text of each rank's shape, which differs where shapes do."""
-        return [
-            f"sizes {sizes[:dims]}, of which {sparse} sparse" for _, sparse, dims, *sizes in self._everyones()
-        ]
+    def require_one_shape(self, where: str, members: Sequence[int]) -> None:
+        """CollectiveMismatchError on every rank where any has another. ``members``: group rank -> global rank."""
+        shapes = [f"sizes {sizes[:dims]}, of which {sparse} sparse" for _, sparse, dims, *sizes in self._everyones()]
+        if len(set(shapes)) > 1:
+            own = (f"{r}{'' if members[r] == r else f' (global {members[r]})'}: {s}" for r, s in enumerate(shapes))
+            raise CollectiveMismatchError(
+                f"{where}: the ranks gave sparse tensors of different shapes. The group goes on:\n"
+                + "\n".join(f"  rank {each}" for each in own)
+            )
 
     def payload(self) -> list[Call]:
         entries = [facts[0] for facts in self._everyones()]
