@@ -56,7 +56,7 @@ def test_all_to_all_single_uneven(conform, section):
 def _kinds_of_splits():
     g, wrong = make_group(), []
     data, output = torch.arange(2.0 * g.size), torch.empty(2 * g.size)
-    for kind in (np.array, torch.tensor, tuple, lambda splits: [np.int64(split) for split in splits]):
+    for kind in (np.array, torch.tensor, tuple, lambda splits: list(np.array(splits))):
         dist.all_to_all_single(output, data, kind([2] * g.size), kind([2] * g.size))
         wrong += [output] * (output.tolist() != [2.0 * g.me, 2.0 * g.me + 1] * g.size)
     return wrong

@@ -25,8 +25,8 @@ _TOLD = 64
 
 class SparseSum:
     """One all_reduce on one rank: ``facts`` is the call that tells every rank how many entries each rank has, and of
-    which shape; once it has run, and `require_one_shape` finds none, come the calls of `payload`, and then `finish`. UsageError
-    where the arguments make no sense."""
+    which shape; once it has run, and `require_one_shape` agrees, come the calls of `payload`, and then `finish`.
+    UsageError where the arguments make no sense."""
 
     def __init__(self, lower: Lowering, tensor: torch.Tensor, op: Any, seconds: float) -> None:
         if dtypes.split_op(op)[0] != int(dtypes.RedOp.SUM):
