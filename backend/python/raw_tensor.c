@@ -4,7 +4,7 @@
 
 // The part of DLPack 1.x that is used here (https://dmlc.github.io/dlpack/latest/c_api.html), by its binary
 // interface.
-enum { kDLCPU = 1, kDLComplex = 5 };
+enum { kDLCPU = 1 };
 
 typedef struct {
   void* data;
@@ -25,16 +25,11 @@ typedef struct DLPackExchange {
   void (*current_stream)(void);
 } DLPackExchange;
 
-enum { kDlCodes = 32, kWidths = 8 };
+enum { kDtypes = 256 };
 
 // Of the process: torch is there once.
 static DLPackExchange* exchange;
-static uint8_t core_code[kDlCodes][kWidths];  // at [code][log2 of bits]: 1 + ours
-
-static uint8_t* place(uint8_t code, uint8_t bits) {
-  const int width = bits ? __builtin_ctz(bits) : 0;
-  return code < kDlCodes && bits == 1u << width ? &core_code[code][width] : NULL;
-}
+static uint8_t core_code[kDtypes];  // at torch's number of a dtype: 1 + ours
 
 static int contiguous(const DLTensor* t, uint64_t* count) {
   int64_t n = 1;
@@ -54,12 +49,14 @@ int raw_tensor_find(PyObject* o, RawTensor* found) {
     PyErr_Clear();  // no memory of its own, or a dtype that DLPack does not know
     return 0;
   }
-  const uint8_t* code = place(t.code, t.bits);
-  if (t.device_type != kDLCPU || t.lanes != 1 || !code || !*code || !contiguous(&t, &found->count)) return 0;
+  // By torch's number: DLPack shows dtypes of less than a byte (uint4) as those of a byte.
+  const uint16_t dtype = dtype_number(o);
+  const uint8_t code = dtype < kDtypes ? core_code[dtype] : 0;
+  if (t.device_type != kDLCPU || t.lanes != 1 || !code || !contiguous(&t, &found->count)) return 0;
   if (!t.data && found->count) return 0;
   found->data = (char*)t.data + t.byte_offset;
   found->rows = t.ndim ? (uint64_t)t.shape[0] : 0;
-  found->code = (uint8_t)(*code - 1);
+  found->code = (uint8_t)(code - 1);
   return 1;
 }
 
@@ -72,11 +69,7 @@ PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n)
   Py_ssize_t bytes;
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &table, &bytes)) return NULL;
   if (!given || !given->tensor_from_object) return PyErr_SetString(PyExc_ValueError, "no exchange of DLPack 1.x"), NULL;
-  for (Py_ssize_t i = 0; i + 2 < bytes; i += 3) {
-    uint8_t* at = place((uint8_t)table[i], (uint8_t)table[i + 1]);
-    if (!at) return PyErr_SetString(PyExc_ValueError, "no such dtype"), NULL;
-    *at = (uint8_t)(table[i + 2] + 1);
-  }
+  for (Py_ssize_t i = 0; i + 1 < bytes; i += 2) core_code[(uint8_t)table[i]] = (uint8_t)(table[i + 1] + 1);
   exchange = given;
   Py_RETURN_NONE;
 }

@@ -14,8 +14,8 @@ typedef struct {
 // 1: found; 0: o is no such tensor; -1: an exception is set.
 int raw_tensor_find(PyObject* o, RawTensor* found);
 
-// set_up(exchange, dtypes): before all others, and after set_up_inside. exchange: torch.Tensor's capsule; dtypes: three
-// bytes of each: DLPack's code, bits, the core's code.
+// set_up(exchange, dtypes): before all others, and after set_up_inside. exchange: torch.Tensor's capsule; dtypes: two
+// bytes of each: torch's number of it, the core's code.
 PyObject* raw_tensor_set_up(PyObject* self, PyObject* const* args, Py_ssize_t n);
 // raw_tensor(tensor): (address, elements, dtype's code) of such a tensor; else None.
 PyObject* raw_tensor(PyObject* self, PyObject* tensor);

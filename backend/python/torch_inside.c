@@ -1,9 +1,9 @@
 #include "torch_inside.h"
 
-enum { kTypes = 4, kNumbers = 13 };
+enum { kTypes = 4, kNumbers = 14 };
 
 // Of the process: torch is there once.
-static Py_ssize_t impl_at, keys_at;
+static Py_ssize_t impl_at, keys_at, dtype_at;
 static uint64_t cpu_keys, plain_keys, direct_keys, counted_keys, harmless, inference;
 static char (*requires_grad)(const void* impl);  // bool, in C++
 static char (*grad_enabled)(void);
@@ -32,6 +32,8 @@ int is_tensor_itself(PyObject* o) {
     if (Py_TYPE(o) == types[i]) return 1;
   return 0;
 }
+
+uint16_t dtype_number(PyObject* o) { return *(const uint16_t*)(impl_of(o) + dtype_at); }
 
 static int in_graph(const char* impl) { return requires_grad(impl) && grad_enabled(); }
 
@@ -97,7 +99,7 @@ PyObject* nobody_watches(PyObject* self, PyObject* nothing) {
 
 PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (n != kNumbers + 3) return PyErr_SetString(PyExc_TypeError, "expected 16 arguments"), NULL;
+  if (n != kNumbers + 3) return PyErr_SetString(PyExc_TypeError, "expected 17 arguments"), NULL;
   uint64_t number[kNumbers];
   for (int i = 0; i < kNumbers; ++i) number[i] = PyLong_AsUnsignedLongLong(args[i]);
   const Py_ssize_t several = PyTuple_Size(args[kNumbers + 2]);
@@ -105,12 +107,12 @@ PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   Py_ssize_t bytes;
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[kNumbers], &name, &bytes)) return NULL;
   if (several > kTypes) return PyErr_SetString(PyExc_ValueError, "too many types"), NULL;
-  impl_at = (Py_ssize_t)number[0], keys_at = (Py_ssize_t)number[1];
-  cpu_keys = number[2], plain_keys = number[3], direct_keys = number[4], counted_keys = number[5];
-  harmless = number[6], inference = number[7];
-  requires_grad = (char (*)(const void*))number[8], grad_enabled = (char (*)(void))number[9];
-  bump_version = (void (*)(const void*))number[10], find = (void* (*)(void*, const char*))number[11];
-  library = (void*)number[12];
+  impl_at = (Py_ssize_t)number[0], keys_at = (Py_ssize_t)number[1], dtype_at = (Py_ssize_t)number[2];
+  cpu_keys = number[3], plain_keys = number[4], direct_keys = number[5], counted_keys = number[6];
+  harmless = number[7], inference = number[8];
+  requires_grad = (char (*)(const void*))number[9], grad_enabled = (char (*)(void))number[10];
+  bump_version = (void (*)(const void*))number[11], find = (void* (*)(void*, const char*))number[12];
+  library = (void*)number[13];
   Py_INCREF(args[kNumbers]);
   word_name = name, word = NULL;
   Py_INCREF(args[kNumbers + 1]);

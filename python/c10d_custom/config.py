@@ -244,8 +244,17 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
             )
         if config.trace_signal and config.trace_signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             raise ValueError(f"C10D_CUSTOM_TRACE_SIGNAL={config.trace_signal}: no signal that a process can handle")
+        for variable in _RECORDERS_SIZE:  # torch itself, which reads the first that is set, would not name it
+            if text := environ.get(variable):
+                try:
+                    int(text)
+                except ValueError:
+                    raise ValueError(f"{variable}={text}: is no whole number") from None
+                break
         return config
 
+
+_RECORDERS_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 # In the order of docs/configuration.md.
 SETTINGS = {name: setting for name, setting in vars(Config).items() if isinstance(setting, _Setting)}
@@ -267,7 +276,7 @@ def _torchs(*names: str) -> str:
 def flight_recorder_file() -> str:
     """What the names of files in the Flight Recorder's format begin with; "" where the user has named none, or turned
     that recorder off."""
-    off = _torchs("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") == "0"
+    off = _torchs(*_RECORDERS_SIZE) == "0"
     return "" if off else _torchs("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 

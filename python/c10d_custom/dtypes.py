@@ -67,9 +67,7 @@ def lookup(dtype: torch.dtype) -> DType:
     try:
         return BY_DTYPE[dtype]
     except KeyError:
-        raise UsageError(
-            f"tensors of {dtype} cannot be communicated: torch gives them no storage of their own"
-        ) from None
+        raise UsageError(f"tensors of {dtype} cannot be communicated: their elements are smaller than a byte") from None
 
 
 def split_op(op: Any) -> tuple[int, float | torch.Tensor | None]:

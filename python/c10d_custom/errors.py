@@ -20,7 +20,7 @@ class UsageError(CustomBackendError, ValueError):
 
 class CollectiveMismatchError(CustomBackendError):
     """Ranks asked for different things; the message shows them side by side. Nothing was moved, and the group is over;
-    of a message (send and receive differ in bytes or dtype) it goes on."""
+    of a message (send and receive differ in bytes or dtype), and of shapes of sparse tensors, it goes on."""
 
 
 class CollectiveTimeoutError(CustomBackendError, TimeoutError):

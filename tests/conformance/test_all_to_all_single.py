@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+
+from c10d_custom.errors import UsageError
 
 from . import reference, values
 from .cases import Case, check, finish
@@ -48,6 +51,37 @@ def test_all_to_all_single(conform, section):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_all_to_all_single_uneven(conform, section):
     conform(all_to_all_single_uneven, section)
+
+
+def _kinds_of_splits():
+    g, wrong = make_group(), []
+    data, output = torch.arange(2.0 * g.size), torch.empty(2 * g.size)
+    for kind in (np.array, torch.tensor, tuple, lambda splits: list(np.array(splits))):
+        dist.all_to_all_single(output, data, kind([2] * g.size), kind([2] * g.size))
+        wrong += [output] * (output.tolist() != [2.0 * g.me, 2.0 * g.me + 1] * g.size)
+    return wrong
+
+
+def test_splits_may_be_any_sequence_of_numbers(ranks):
+    check(ranks, _kinds_of_splits)
+
+
+def _no_splits():
+    g, wrong = make_group(), []
+    data, output = torch.arange(2.0 * g.size), torch.empty(2 * g.size)
+    for splits in ([2.0] * g.size, dict.fromkeys(range(g.size), 2), set(range(g.size)), 2):
+        try:
+            dist.all_to_all_single(output, data, None, splits)
+            wrong.append(f"{splits} were taken")
+        except UsageError as error:
+            wrong += [str(error)] * ("split" not in str(error))
+    dist.barrier()
+    return wrong
+
+
+def test_what_is_no_sequence_of_numbers_is_refused(ranks, beyond_gloo):
+    beyond_gloo("says so with an error of its own")
+    check(ranks, _no_splits)
 
 
 def _output_is_input(counts):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
-from c10d_custom.errors import UsageError
+from c10d_custom.errors import CollectiveMismatchError, UsageError
 
 
 def part(rank):
@@ -62,6 +62,41 @@ def outside_case():
 def test_a_peer_s_index_outside_of_the_shape_is_refused(ranks, beyond_gloo):
     beyond_gloo("takes it")
     assert not any(found := ranks.run(outside_case)), found
+
+
+# (sizes, sparse dimensions) of rank 0's tensor and of the others'.
+SHAPES = {
+    "size": (((5,), 1), ((10,), 1)),
+    "order of sizes": (((2, 8), 2), ((8, 2), 2)),
+    "dimensions": (((2, 1), 2), ((2,), 1)),
+    "sparse dimensions": (((5, 3), 1), ((5, 3), 2)),
+}
+
+
+def of_shape(sizes, sparse):
+    return torch.sparse_coo_tensor(torch.zeros(sparse, 1, dtype=torch.int64), torch.ones(1, *sizes[sparse:]), sizes)
+
+
+def shapes_case(which):
+    mine, wanted = SHAPES[which][dist.get_rank() > 0], SHAPES[which]
+    tensor = of_shape(*mine)
+    try:
+        dist.all_reduce(tensor)
+        return "different shapes were taken"
+    except CollectiveMismatchError as error:
+        text = str(error)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    lines = [f"rank {r}: sizes {list(sizes)}, of which {sparse} sparse" for r, (sizes, sparse) in enumerate(wanted)]
+    good = all(line in text for line in lines) and total.item() == dist.get_world_size()
+    return None if good and torch.equal(tensor.to_dense(), of_shape(*mine).to_dense()) else text
+
+
+@pytest.mark.parametrize("which", SHAPES)
+@pytest.mark.world_sizes(2, 3)
+def test_different_shapes_are_refused_by_all(ranks, beyond_gloo, which):
+    beyond_gloo("says so with an error of its own")
+    assert not any(found := ranks.run(shapes_case, which)), found
 
 
 def ddp_case():

@@ -2,13 +2,14 @@
 torch that adds one fails here, and names it."""
 
 import inspect
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ProcessGroup
 
-from c10d_custom.c10d.backend import REGISTERED
+from c10d_custom.c10d.backend import FORWARDED, REGISTERED
 from c10d_custom.c10d.process_group import CustomProcessGroup
 from ecosystem.spawn import run
 
@@ -108,3 +109,17 @@ def test_every_name_does_what_its_table_says(which, size):
         pytest.skip("torch before 2.14 has no Backend for Python")
     for wrong in run(trials, size, which):
         assert not wrong
+
+
+@pytest.mark.parametrize("name", [n for n in FORWARDED if hasattr(ProcessGroup, n)])
+def test_arguments_have_the_names_that_torch_s_have(name):
+    """Of any of its forms, on this torch."""
+    ours = inspect.signature(getattr(CustomProcessGroup, name)).parameters
+    forms = re.findall(rf"\b{name}\(self: [^\n]*", getattr(ProcessGroup, name).__doc__)
+    named = {n for form in forms for n in re.findall(r"[(,] ?(\w+): ", form)} - {"self"}
+    assert forms and {n for n in named if not re.fullmatch(r"arg\d+", n)} <= ours.keys()
+
+
+def test_a_wrong_name_s_error_names_the_operation():
+    with pytest.raises(TypeError, match=r"ProcessGroup\.allreduce\(\) got an unexpected keyword argument 'nothing'"):
+        CustomProcessGroup.allreduce(None, nothing=1)

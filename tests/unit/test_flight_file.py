@@ -32,6 +32,12 @@ def test_torch_s_variables_say_what_is_written(monkeypatch, variable, value, wri
     assert config.flight_recorder_file() == written and config.flight_recorder_on_failure() is on_failure
 
 
+@pytest.mark.parametrize("variable", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_a_size_that_is_no_number_is_named(variable):
+    with pytest.raises(ValueError, match=f"^{variable}=x: "):
+        config.Config.from_env({variable: "x"})
+
+
 def test_the_signal_may_be_for_this_file_alone(monkeypatch):
     monkeypatch.delenv("C10D_CUSTOM_TRACE_DIR", raising=False)
     monkeypatch.setenv("C10D_CUSTOM_TRACE_SIGNAL", "10")

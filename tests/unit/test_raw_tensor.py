@@ -106,6 +106,13 @@ def test_of_dtypes_that_are_reduced_all_are_found():
             assert raw_tensor(t) == (t.data_ptr(), 3, ours.code)
 
 
+@pytest.mark.parametrize("name", [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)])
+def test_of_dtypes_of_less_than_a_byte_none_is_found(name):
+    """Though DLPack shows them as those of a byte."""
+    if (dtype := getattr(torch, name, None)) is not None:
+        assert raw_tensor(torch.zeros(3, dtype=torch.uint8).view(dtype)) is None
+
+
 def test_nothing_under_vmap_and_grad():
     def look(x):
         assert raw_tensor(x) is None

@@ -25,7 +25,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
-from ..errors import CustomBackendError, UsageError
+from ..errors import UsageError
 from ..lowering import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
 from ..native import SLOW_PATH
 from ..threads import threading
@@ -364,16 +364,17 @@ class Issuing:
             self._detour = self._coalescing is not None or bool(self._extensions)
 
     def _lowered(self, lower: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call is made of. Whatever is in the way of it, its arguments or want of memory, ranks are told."""
         try:
             return lower(*arguments)
-        except UsageError:
+        except Exception:
             self._tell_refused()
             raise
 
     def _tell_refused(self) -> None:
         """The ranks whose arguments were fine must not wait for this one. A group that is of no more use has told them:
         what is wrong with this call is still what its caller should hear."""
-        with contextlib.suppress(CustomBackendError):
+        with contextlib.suppress(Exception):
             self._transport.run(self._lower.rejected(self._seconds))
 
     def _collective(
@@ -438,8 +439,11 @@ class Issuing:
         seconds = self._options(opts, timeout)[1]
         with recorded("all_reduce", []):
             total = self._lowered(SparseSum, self._lower, tensor, op, seconds)
-            self._transport.run(total.sizes)
-            calls = total.payload()
+            self._transport.run(total.facts)
+            number = self._transport.next_sequence() - 1
+            where = f"all_reduce #{number} of group {self._name}, rank {self._group_rank}"
+            total.require_one_shape(where, self._transport.members)
+            calls = self._lowered(total.payload)
             for call in calls:
                 if call.device is not None:  # what comes of them is added up on the current stream
                     self._lowered(self._transport.issue, call)

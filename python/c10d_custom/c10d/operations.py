@@ -10,7 +10,7 @@ below says for which, and what c10d's options say of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ..call import SHAPES, Op, seconds_of
+from ..errors import UsageError
 from ..lowering import only, own_list
 from ..native import SLOW_PATH
 from .issuing import FastPath, Issuing
@@ -41,11 +42,19 @@ if TYPE_CHECKING:
 
 
 def _list(lists: Any, name: str) -> Any:
-    return own_list(lists)
+    return own_list(lists) or []
 
 
 def _as_it_is(tensors: Any, name: str) -> Any:
     return tensors
+
+
+def _splits(*given: Any) -> list[list[Any]]:
+    """Split sizes, in lists, tuples or arrays, none for None, as lists."""
+    for each in given:
+        if each is not None and (isinstance(each, Mapping) or not hasattr(each, "__getitem__")):
+            raise UsageError(f"all_to_all_single: split sizes are a {type(each).__name__}, not a list of numbers")
+    return [[] if each is None else list(each) for each in given]
 
 
 class _Form:
@@ -55,6 +64,19 @@ class _Form:
 
     def __init__(self, method: str, name: str, takes: tuple[Any, ...], more: tuple[str, ...], lower: str = "") -> None:
         self.method, self.name, self.takes, self.more, self.lower = method, name, takes, more, lower or name
+
+    def unpacked(self, tensors: Sequence[Any]) -> list[Any]:
+        """Of c10d's output and input, or of what is both: what Lowering gets of them; and each as a list."""
+        taken = [take(each, self.name) for take, each in zip(self.takes, tensors)]
+        return [taken, *([each] if isinstance(each, torch.Tensor) else list(each or ()) for each in taken)]
+
+    def each(self, tensors: Sequence[Any], more: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """Of several at once: what Lowering gets of each one, ``more`` among it; and all that is written."""
+        outputs, *inputs = tensors
+        if self.method == "allgather_coalesced":  # c10d passes, for each rank, one output for each input
+            outputs = [[of_rank[i] for of_rank in outputs] for i in range(len(inputs[0]))]
+        written = [t for each in outputs for t in (each if isinstance(each, list) else [each])]
+        return [(*each, *more) for each in zip(outputs, *inputs, strict=True)], written
 
 
 def _by_type(given: Sequence[Any]) -> tuple[Any, int, Any, timedelta | None]:
@@ -95,23 +117,36 @@ _GATHER_SINGLE = _Form("gather_single", "gather_single", _AS_THEY_ARE, ("root",)
 _BARRIER, _ALL_TO_ALL = fast_path(Op.barrier, BarrierOptions), fast_path(Op.all_to_all, AllToAllOptions)
 
 
+def _given(*values: Any) -> Any:
+    """What a caller has passed by one of the names that c10d has for it."""
+    return next((value for value in values if value is not None), None)
+
+
+def _named(operation: Any, method: str) -> Any:
+    operation.__name__, operation.__qualname__ = method, f"ProcessGroup.{method}"
+    return operation
+
+
 def _of_one(op: Op, options: type[Any], method: str, *more: str) -> Any:
     """The method of an operation whose tensors are both input and output."""
     path, form = fast_path(op, options), _Form(method, op.name, (only,), more)
 
     def operation(
         self: Operations,
-        tensors: Sequence[torch.Tensor],
+        tensors: Any = None,
         opts: Any = None,
         root: Any = None,
         op: Any = None,
         timeout: timedelta | None = None,
+        tensor: Any = None,
     ) -> Issued:
+        if tensors is None:
+            tensors = tensor
         if type(tried := self._fast(path, opts, tensors, tensors)) is not int:
             return tried
         return self._slowly(form, tried, (tensors,), opts, root, op, timeout)
 
-    return operation
+    return _named(operation, method)
 
 
 def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
@@ -120,18 +155,28 @@ def _of_two(op: Op, options: type[Any], form: _Form) -> Any:
 
     def operation(
         self: Operations,
-        output: Any,
-        input: Any,
+        output: Any = None,
+        input: Any = None,
         opts: Any = None,
         root: Any = None,
         op: Any = None,
         timeout: timedelta | None = None,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        output_tensor: Any = None,
+        input_tensor: Any = None,
+        outputTensor: Any = None,
+        inputTensor: Any = None,
     ) -> Issued:
+        if output is None:
+            output = _given(output_tensors, output_tensor, outputTensor)
+        if input is None:
+            input = _given(input_tensors, input_tensor, inputTensor)
         if type(tried := self._fast(path, opts, input, output)) is not int:
             return tried
         return self._slowly(form, tried, (output, input), opts, root, op, timeout)
 
-    return operation
+    return _named(operation, form.method)
 
 
 @opaque_to_dynamo
@@ -151,10 +196,9 @@ class Operations(Issuing):
         self, form: _Form, tried: int, tensors: tuple[Any, ...], given: Sequence[Any], splits: Sequence[Any] = ()
     ) -> Issued:
         opts, root, op, timeout = _by_type(given)
-        taken = [self._lowered(take, each, form.name) for take, each in zip(form.takes, tensors)]
-        if form.method == "allreduce" and taken[0].is_sparse:
-            return self._sparse_all_reduce(taken[0], op, opts, timeout)
-        outputs, *inputs = ([each] if isinstance(each, torch.Tensor) else list(each) for each in taken)
+        taken, outputs, *inputs = self._lowered(form.unpacked, tensors)
+        if form.method == "allreduce" and outputs[0].is_sparse:
+            return self._sparse_all_reduce(outputs[0], op, opts, timeout)
         arguments = *taken, *splits, *(root if what == "root" else op for what in form.more)
         lower = getattr(self._lower, form.lower)
         return self._collective(
@@ -165,14 +209,10 @@ class Operations(Issuing):
         """An operation of that form with each of these outputs and inputs, or of what is both."""
         if self._by_torch(*tensors):
             return self._dispatched(form.method, *tensors, opts)
-        outputs, *inputs = tensors
-        if form is _ALL_GATHERS:  # c10d passes, for each rank, one output for each input
-            outputs = [[of_rank[i] for of_rank in outputs] for i in range(len(inputs[0]))]
         op = [opts.reduceOp if opts is not None else ReduceOp.SUM for _ in form.more]
-        arguments = [(*each, *op) for each in zip(outputs, *inputs, strict=True)]
-        written = [t for each in outputs for t in (each if isinstance(each, list) else [each])]
-        lower = getattr(self._lower, form.lower)
-        return self._collective(form.name, opts, written, lower, arguments, inputs[0] if inputs else None)
+        arguments, written = self._lowered(form.each, tensors, op)
+        lower, inputs = getattr(self._lower, form.lower), tensors[1] if len(tensors) > 1 else None
+        return self._collective(form.name, opts, written, lower, arguments, inputs)
 
     broadcast = _of_one(Op.broadcast, BroadcastOptions, "broadcast", "root")
     allreduce = _of_one(Op.all_reduce, AllreduceOptions, "allreduce", "op")
@@ -199,9 +239,9 @@ class Operations(Issuing):
         return self._several(_ALL_REDUCES, opts, tensors)
 
     def allgather_coalesced(
-        self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, output_lists: Sequence[Any], input_list: Sequence[torch.Tensor], opts: Any = None
     ) -> Issued:
-        return self._several(_ALL_GATHERS, opts, output_lists, inputs)
+        return self._several(_ALL_GATHERS, opts, output_lists, input_list)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -217,16 +257,19 @@ class Operations(Issuing):
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Issued:
         tried: Any = SLOW_PATH
+        output_splits, input_splits = output_split_sizes, input_split_sizes
+        if not type(output_splits) is type(input_splits) is list:
+            output_splits, input_splits = self._lowered(_splits, output_splits, input_splits)
         if not output_splits and not input_splits:
             if type(tried := self._fast(_ALL_TO_ALL, opts, input, output)) is not int:
                 return tried
-        splits = list(output_splits), list(input_splits)
+        splits = output_splits, input_splits
         return self._slowly(_ALL_TO_ALL_SINGLE, tried, (output, input), opts, timeout, splits=splits)
 
     def gather_single(
@@ -277,11 +320,11 @@ class Operations(Issuing):
 
     # --- point to point
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("send", tensors, dst, tag, False)
+    def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int = 0) -> Work | DoneMessage:
+        return self._message("send", tensors, dstRank, tag, False)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work | DoneMessage:
-        return self._message("recv", tensors, src, tag, True)
+    def recv(self, tensors: Sequence[torch.Tensor], srcRank: int, tag: int = 0) -> Work | DoneMessage:
+        return self._message("recv", tensors, srcRank, tag, True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work | DoneMessage:
         return self._message("recv", tensors, -1, tag, True)

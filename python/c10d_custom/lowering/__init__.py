@@ -6,6 +6,7 @@ Where a tensor's memory is not its elements in order, a plain one stands in for 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,10 +84,12 @@ def device_of(t: torch.Tensor) -> torch.device | None:
     return None if t.is_cpu else t.device
 
 
-def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
+def only(tensors: torch.Tensor | Sequence[torch.Tensor] | None, name: str) -> torch.Tensor:
     """The one tensor of a list of one, as c10d passes most arguments."""
     if isinstance(tensors, torch.Tensor):
         return tensors
+    if tensors is None:
+        raise UsageError(f"{name}: got no tensor")
     if len(tensors) != 1:
         raise UsageError(f"{name}: expected one tensor for this rank, got {len(tensors)}")
     return tensors[0]
@@ -142,6 +145,8 @@ def check_tensor(name: str, t: torch.Tensor, what: str = "tensor") -> dtypes.DTy
         raise UsageError(
             f"{name}: {what}, a {type(t).__name__}, has no memory of its own; its keys are {torch._C._dispatch_keys(t)}"
         )
+    if direct.is_freed(t):
+        raise UsageError(f"{name}: {what} has {t.numel()} elements, but its storage has been freed (resized to 0)")
     return dtypes.lookup(t.dtype)
 
 
@@ -296,7 +301,8 @@ class Lowering:
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], timeout: float) -> Call:
         name = "all_to_all"
         if not inputs or not outputs:
-            raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {len(inputs)} and {len(outputs)}")
+            counts = len(inputs or ()), len(outputs or ())
+            raise UsageError(f"{name}: needs {self.size} inputs and outputs, got {counts[0]} and {counts[1]}")
         call = _call(Op.all_to_all, name, inputs[0], timeout, ANY_COUNT, "input[0]")
         check_list(name, inputs, self.size, inputs[0], "input list")
         check_list(name, outputs, self.size, inputs[0], "output list")
@@ -419,6 +425,10 @@ class Lowering:
                     f"{name}: {what}'s first dimension, {t.size(0)}, is not a multiple of the {self.size} ranks"
                 )
             return split_flat(name, t, self.size, what)
+        try:
+            splits = [index(split) for split in splits]
+        except TypeError:
+            raise UsageError(f"{name}: {what} splits {list(splits)} are not all whole numbers") from None
         if len(splits) != self.size or min(splits) < 0 or (t.size(0) if t.dim() else 1) != sum(splits):
             raise UsageError(
                 f"{name}: {what} splits {list(splits)} do not cover a first dimension of "

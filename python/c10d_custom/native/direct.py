@@ -49,6 +49,10 @@ _WORD_BYTES = 8
 # many, and one more where Python has no global lock.
 _IMPL_WORDS = 22 + (not getattr(sys, "_is_gil_enabled", lambda: True)())
 
+# By some of these numbers, which are part of torch's file formats, it is found where a tensor has its own.
+_SCALAR_TYPES = {torch.uint8: 0, torch.int16: 2, torch.int64: 4, torch.float16: 5, torch.float64: 7, torch.bfloat16: 15}
+_SLOW = "q", "bits", "float4"  # what the names of dtypes begin with that DLPack does not have, or not one by one
+
 
 def _keys(*names: str) -> int:
     found = 0
@@ -66,6 +70,8 @@ _DIRECT = _PLAIN | _keys(
     *("Conjugate", "Negative"),
 )
 
+_OF_A_CLASS = _keys("Python", "PythonTLSSnapshot")
+
 
 def keys_of(t: torch.Tensor) -> int:
     """The dispatch keys of a tensor, as torch numbers them."""
@@ -77,8 +83,23 @@ def _in_graph(t: torch.Tensor) -> bool:
 
 
 def stands_for_another(t: torch.Tensor) -> bool:
-    """Whether its values lie elsewhere than in memory of its own, or nowhere."""
-    return not goes_direct(t) and bool(keys_of(t) & ~_DIRECT)  # the first asks in a tenth of the time
+    """Whether its values lie elsewhere than in memory of its own, or nowhere. Of a class with a __torch_dispatch__ both
+    may be: its storage says which."""
+    if goes_direct(t) or not (keys := keys_of(t) & ~_DIRECT):  # the first asks in a tenth of the time
+        return False
+    return bool(keys & ~_OF_A_CLASS) or not _has_storage(t)
+
+
+def _has_storage(t: torch.Tensor) -> bool:
+    try:
+        return bool(t.untyped_storage().data_ptr())
+    except RuntimeError:  # one that says so itself, as a fake tensor's
+        return False
+
+
+def is_freed(t: torch.Tensor) -> bool:
+    """Whether it has elements and no storage for them: that has been resized to 0."""
+    return t.numel() > 0 and not _has_storage(t)
 
 
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:
@@ -115,13 +136,10 @@ def _goes_direct(*arguments: Any) -> bool:
     return _nobody_watches() and all(map(_is_direct, arguments))
 
 
-def _place(of: Sequence[tuple[int, int]], words: range) -> int:
-    """At how many bytes from each address that value lies. ValueError unless there is one such place."""
-    found = [
-        i * _WORD_BYTES
-        for i in words
-        if all(ctypes.c_uint64.from_address(address + i * _WORD_BYTES).value == value for address, value in of)
-    ]
+def _place(of: Sequence[tuple[int, int]], steps: range, kind: Any) -> int:
+    """At how many bytes from each address that value, of that type of ctypes, lies. ValueError unless there is one such
+    place."""
+    found = [at for at in steps if all(kind.from_address(address + at).value == value for address, value in of)]
     if len(found) != 1:
         raise ValueError(f"torch's tensors have what is looked for at {found}")
     return found[0]
@@ -142,6 +160,16 @@ def _samples() -> list[torch.Tensor]:
         ]
 
 
+def _numbers() -> tuple[int, dict[int, int]]:
+    """Where a TensorImpl has torch's number of its dtype (ScalarType), and our code by that number."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction(), _disable_current_modes():
+        any16 = torch.empty(16, dtype=torch.uint8, device="cpu")  # torch.empty of some dtypes warns
+        made = {d.code: any16.view(t) for t, d in BY_DTYPE.items() if not d.name.startswith(_SLOW)}
+    known = [(t._cdata, _SCALAR_TYPES[t.dtype]) for t in made.values() if t.dtype in _SCALAR_TYPES]
+    at = _place(known, range(0, _IMPL_WORDS * _WORD_BYTES, 2), ctypes.c_uint16)
+    return at, {ctypes.c_uint16.from_address(t._cdata + at).value: code for code, t in made.items()}
+
+
 def _address(library: ctypes.CDLL, name: str) -> int:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     if not address:
@@ -149,14 +177,17 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return address
 
 
-def _in_c() -> tuple[Callable[..., bool], Callable[[], bool]]:
+def _in_c() -> tuple[Callable[..., bool], Callable[[], bool], dict[int, int]]:
     loaded = os.RTLD_NOLOAD | os.RTLD_LAZY
     libc10, libtorch = ctypes.CDLL(_LIBC10, loaded), ctypes.CDLL(_LIBTORCH, loaded)
     samples = _samples()
-    objects = range(2, min(type(t).__basicsize__ for t in samples) // _WORD_BYTES)
+    objects = range(2 * _WORD_BYTES, min(type(t).__basicsize__ for t in samples) - _WORD_BYTES + 1, _WORD_BYTES)
+    impls = range(0, _IMPL_WORDS * _WORD_BYTES, _WORD_BYTES)
+    dtype_at, codes = _numbers()
     extension.set_up_inside(
-        _place([(id(t), t._cdata) for t in samples], objects),
-        _place([(t._cdata, keys_of(t)) for t in samples], range(_IMPL_WORDS)),
+        _place([(id(t), t._cdata) for t in samples], objects, ctypes.c_uint64),
+        _place([(t._cdata, keys_of(t)) for t in samples], impls, ctypes.c_uint64),
+        dtype_at,
         _CPU,
         _PLAIN,
         _DIRECT,
@@ -172,14 +203,15 @@ def _in_c() -> tuple[Callable[..., bool], Callable[[], bool]]:
         torch.Tensor,
         TYPES,
     )
-    return extension.goes_direct, extension.nobody_watches
+    return extension.goes_direct, extension.nobody_watches, codes
 
 
 in_c = False
 goes_direct: Callable[..., bool] = _goes_direct
 nobody_watches: Callable[[], bool] = _nobody_watches
+_codes: dict[int, int] = {}
 try:
-    goes_direct, nobody_watches = _in_c()
+    goes_direct, nobody_watches, _codes = _in_c()
     in_c = True
 except (AttributeError, OSError, ValueError):  # a torch that hides it
     pass
@@ -187,9 +219,6 @@ except (AttributeError, OSError, ValueError):  # a torch that hides it
 
 # What a message's function returns: transport.FastMessage.
 OVER, POSTED, NOT_BEGUN = range(3)
-# DLPack's codes of the dtypes that both it and torch have, by torch's names for them without the number of bits.
-_DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
-_DLPACK |= {"float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14}
 
 
 def _set_up() -> bool:
@@ -199,13 +228,8 @@ def _set_up() -> bool:
     extension.set_up_core(*map(address_of, (*tickets, *windows)))
     if not in_c:
         return False
-    known = [
-        (code, dtype.item_bytes * 8, dtype.code)
-        for dtype in BY_DTYPE.values()
-        if (code := _DLPACK.get(dtype.name, _DLPACK.get(dtype.name.rstrip("0123456789")))) is not None
-    ]
     try:
-        extension.set_up(torch.Tensor.__dlpack_c_exchange_api__, bytes(n for each in known for n in each))
+        extension.set_up(torch.Tensor.__dlpack_c_exchange_api__, bytes(n for each in _codes.items() for n in each))
     except (AttributeError, ValueError):  # this torch does not show C its tensors, or in another way
         return False
     of_code = {code: (PACKED[code] >> 16, REDUCES[code]) for code in PACKED}
