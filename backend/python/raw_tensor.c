@@ -53,8 +53,9 @@ int raw_tensor_find(PyObject* o, RawTensor* found) {
   const uint16_t dtype = dtype_number(o);
   const uint8_t code = dtype < kDtypes ? core_code[dtype] : 0;
   if (t.device_type != kDLCPU || t.lanes != 1 || !code || !contiguous(&t, &found->count)) return 0;
-  if (!t.data && found->count) return 0;
   found->data = (char*)t.data + t.byte_offset;
+  // A storage that has been freed (resized to 0) begins at null, and its tensors as far behind that as they lie in it.
+  if (found->count && (uintptr_t)found->data == storage_offset(o) * (t.bits / 8)) return 0;
   found->rows = t.ndim ? (uint64_t)t.shape[0] : 0;
   found->code = (uint8_t)(code - 1);
   return 1;

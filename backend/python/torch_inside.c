@@ -1,9 +1,9 @@
 #include "torch_inside.h"
 
-enum { kTypes = 4, kNumbers = 14 };
+enum { kTypes = 4, kNumbers = 15 };
 
 // Of the process: torch is there once.
-static Py_ssize_t impl_at, keys_at, dtype_at;
+static Py_ssize_t impl_at, keys_at, dtype_at, offset_at;
 static uint64_t cpu_keys, plain_keys, direct_keys, counted_keys, harmless, inference;
 static char (*requires_grad)(const void* impl);  // bool, in C++
 static char (*grad_enabled)(void);
@@ -34,6 +34,8 @@ int is_tensor_itself(PyObject* o) {
 }
 
 uint16_t dtype_number(PyObject* o) { return *(const uint16_t*)(impl_of(o) + dtype_at); }
+
+uint64_t storage_offset(PyObject* o) { return *(const uint64_t*)(impl_of(o) + offset_at); }
 
 static int in_graph(const char* impl) { return requires_grad(impl) && grad_enabled(); }
 
@@ -99,7 +101,7 @@ PyObject* nobody_watches(PyObject* self, PyObject* nothing) {
 
 PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   (void)self;
-  if (n != kNumbers + 3) return PyErr_SetString(PyExc_TypeError, "expected 17 arguments"), NULL;
+  if (n != kNumbers + 3) return PyErr_SetString(PyExc_TypeError, "expected 18 arguments"), NULL;
   uint64_t number[kNumbers];
   for (int i = 0; i < kNumbers; ++i) number[i] = PyLong_AsUnsignedLongLong(args[i]);
   const Py_ssize_t several = PyTuple_Size(args[kNumbers + 2]);
@@ -108,11 +110,12 @@ PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[kNumbers], &name, &bytes)) return NULL;
   if (several > kTypes) return PyErr_SetString(PyExc_ValueError, "too many types"), NULL;
   impl_at = (Py_ssize_t)number[0], keys_at = (Py_ssize_t)number[1], dtype_at = (Py_ssize_t)number[2];
-  cpu_keys = number[3], plain_keys = number[4], direct_keys = number[5], counted_keys = number[6];
-  harmless = number[7], inference = number[8];
-  requires_grad = (char (*)(const void*))number[9], grad_enabled = (char (*)(void))number[10];
-  bump_version = (void (*)(const void*))number[11], find = (void* (*)(void*, const char*))number[12];
-  library = (void*)number[13];
+  offset_at = (Py_ssize_t)number[3];
+  cpu_keys = number[4], plain_keys = number[5], direct_keys = number[6], counted_keys = number[7];
+  harmless = number[8], inference = number[9];
+  requires_grad = (char (*)(const void*))number[10], grad_enabled = (char (*)(void))number[11];
+  bump_version = (void (*)(const void*))number[12], find = (void* (*)(void*, const char*))number[13];
+  library = (void*)number[14];
   Py_INCREF(args[kNumbers]);
   word_name = name, word = NULL;
   Py_INCREF(args[kNumbers + 1]);

@@ -4,7 +4,7 @@
 #include "python_abi.h"
 
 // set_up_inside(numbers): before all others. Of bytes: where a tensor's object has the address of torch's TensorImpl,
-// where that has its keys, where its dtype. Keys: those without which a tensor is not in the CPU's memory; all that one
+// where that has its keys, its dtype, its offset in its storage. Keys: those without which a tensor is not in the CPU's memory; all that one
 // has whose bytes are its values; all that one of the CPU or of a GPU has that is no stand-in for something else; those
 // of a tensor whose changes torch counts; those of a thread that watch nothing, and the one of them that says:
 // inference mode. Addresses of functions: TensorImpl::requires_grad, GradMode::is_enabled, bump_version; dlsym,
@@ -15,6 +15,8 @@ PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n);
 int is_tensor_itself(PyObject* o);
 // torch's number of such a tensor's dtype (ScalarType).
 uint16_t dtype_number(PyObject* o);
+// How many elements of its storage lie before it.
+uint64_t storage_offset(PyObject* o);
 // 1 of a tensor that is in the CPU's memory, whose bytes are its values, and which autograd need not be told of.
 int is_plain(PyObject* o);
 

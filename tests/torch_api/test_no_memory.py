@@ -55,9 +55,11 @@ def test_a_message_without_memory_is_refused(ranks):
     ranks.run(no_message)
 
 
-def _freed():
-    t = torch.ones(6)
-    part = t[2:].view(2, 2).t()  # whose address is then not quite 0
+def _freed(contiguous):
+    t = torch.ones(100_006)
+    part = t[100_002:].view(2, 2)  # whose address is then not 0
+    if not contiguous:
+        part = part.t()
     t.untyped_storage().resize_(0)
     return part
 
@@ -71,9 +73,9 @@ def unprepared(bad, kind):
     if dist.get_rank() != bad:
         with pytest.raises(CollectiveMismatchError, match=f"rank {bad}: a call whose arguments were refused"):
             dist.all_reduce(torch.ones(4), group=group)
-    elif kind == "freed":
+    elif "freed" in kind:
         with pytest.raises(UsageError, match="all_reduce: tensor has 4 elements, but its storage has been freed"):
-            dist.all_reduce(_freed(), group=group)
+            dist.all_reduce(_freed(kind == "freed"), group=group)
     else:
         group._lower.all_reduce = _no_copy
         with pytest.raises(MemoryError, match="no memory for a copy"):
@@ -82,7 +84,7 @@ def unprepared(bad, kind):
 
 
 @pytest.mark.world_sizes(2)
-@pytest.mark.parametrize("kind", ["freed", "no copy"])
+@pytest.mark.parametrize("kind", ["freed", "freed, strided", "no copy"])
 def test_what_keeps_a_call_from_being_made_is_told(ranks, kind):
     ranks.run(unprepared, 1, kind)
 

@@ -148,9 +148,11 @@ def _place(of: Sequence[tuple[int, int]], steps: range, kind: Any) -> int:
 def _samples() -> list[torch.Tensor]:
     """Tensors that differ in their keys, and in all else that may lie beside them."""
     with torch.inference_mode(False), torch._C.DisableTorchFunction(), _disable_current_modes():
-        plain = torch.empty(3, 5, device="cpu")
+        plain, longer = torch.empty(3, 5, device="cpu"), torch.empty(9999, dtype=torch.uint8, device="cpu")
         return [
             plain,
+            longer[4567:4568],
+            longer[8901:8902],
             plain.t(),
             torch.empty(2, requires_grad=True, device="cpu"),
             torch.nn.Parameter(torch.empty(1, device="cpu")),
@@ -188,6 +190,7 @@ def _in_c() -> tuple[Callable[..., bool], Callable[[], bool], dict[int, int]]:
         _place([(id(t), t._cdata) for t in samples], objects, ctypes.c_uint64),
         _place([(t._cdata, keys_of(t)) for t in samples], impls, ctypes.c_uint64),
         dtype_at,
+        _place([(t._cdata, t.storage_offset()) for t in samples if t.storage_offset()], impls, ctypes.c_uint64),
         _CPU,
         _PLAIN,
         _DIRECT,
