@@ -190,7 +190,7 @@ def _in_c() -> tuple[Callable[..., bool], Callable[[], bool], dict[int, int]]:
         _place([(id(t), t._cdata) for t in samples], objects, ctypes.c_uint64),
         _place([(t._cdata, keys_of(t)) for t in samples], impls, ctypes.c_uint64),
         dtype_at,
-        _place([(t._cdata, t.storage_offset()) for t in samples if t.storage_offset()], impls, ctypes.c_uint64),
+        _place([(t._cdata, int(t.storage_offset())) for t in samples if t.storage_offset()], impls, ctypes.c_uint64),
         _CPU,
         _PLAIN,
         _DIRECT,
