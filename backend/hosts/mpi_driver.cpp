@@ -46,7 +46,8 @@ class Driver {
       }
       int found = 0;
       alignas(16) char status[256];
-      if (how_.iprobe(int(how_.source), int(how_.tag), how_.comm, &found, status)) last = 0;  // for later, if ever
+      if (how_.iprobe(int(how_.source), int(how_.tag), how_.comm, &found, status))
+        last = 0;  // MPI refuses: at the slowest rate from now on
     }
   }
 

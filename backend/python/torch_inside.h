@@ -6,10 +6,10 @@
 // set_up_inside(numbers): before all others. Of bytes: where a tensor's object has the address of torch's TensorImpl,
 // where that has its keys, its dtype, its offset in its storage. Keys: those without which a tensor is not in the CPU's
 // memory; all that one has whose bytes are its values; all that one of the CPU or of a GPU has that is no stand-in for
-// something else; those of a tensor whose changes torch counts; those of a thread that watch nothing, and the one of
-// them that says: inference mode. Addresses of functions: TensorImpl::requires_grad, GradMode::is_enabled,
-// bump_version; dlsym, libc10's handle. The name of the thread-local word; torch.Tensor; the types whose tensors are
-// taken.
+// something else; those of a tensor whose changes torch counts; those of a thread that do not say that it is watched,
+// and the one of these that says inference mode (direct.py's _CPU, _PLAIN, _DIRECT, _COUNTED, _HARMLESS). Addresses of
+// functions: TensorImpl::requires_grad, GradMode::is_enabled, bump_version; dlsym, libc10's handle. The name of the
+// thread-local word; torch.Tensor; the types whose tensors are taken.
 PyObject* set_up_inside(PyObject* self, PyObject* const* args, Py_ssize_t n);
 
 // Whether `o` is of one of those types, so that the others may be asked of it.

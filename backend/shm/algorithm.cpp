@@ -52,8 +52,8 @@ bool Collective::in_two_steps() const {
   return forced(Algorithm::kTwoSteps) || in_bytes(0) >= from;
 }
 
-// Whether a call that is not small goes in place, if the inputs of all lie in arenas. Shorter parts that only one rank
-// is to read come to it as fast by way of the rings, without a wait at the end.
+// Whether a call that is not small goes in place, if the inputs of all lie in arenas. Short parts come to their
+// readers as fast by way of the rings, without a wait at the end; what is reduced in place never goes that way.
 bool Collective::worth_in_place() const {
   const Algorithm which = Algorithm(g.geometry.forced);
   if (which != Algorithm::kBest && which != Algorithm::kInPlace) return false;

@@ -8,8 +8,8 @@
 //          file of each operation)
 //   in place: where all ranks have announced that their inputs lie in their arenas, they are read there.
 //          (in_place.cpp)
-// Either way every call begins with all ranks seeing all fingerprints, so ranks that disagree find out
-// before any result is written, and memory of the call before last may be used again (layout.h).
+// Each way begins with every rank's fingerprint compared, by all ranks or, where there are many, along a tree: so ranks
+// that disagree find out before any result is written, and memory of the call before last may be used again (layout.h).
 #pragma once
 #include <cstring>
 
@@ -48,8 +48,8 @@ class Collective {
   bool wait(Wait& w, bool yields, uint32_t peer);
 
   // The rank that keeps the others waiting; `peer`, for which this rank waits, may itself wait for it. A rank that has
-  // not come, else the rank whose counters add up to least. (That one is stuck: each other rank goes on until it needs
-  // a step that the stuck rank has not done. By then it has done every step that the stuck rank has, and one more.)
+  // not come, else the rank whose counters add up to least. (That one is stuck. The others stop only at a step that
+  // needs it, so each of them has done all of its steps and one more at least.)
   uint32_t straggler(uint32_t peer) const;
 
   // Records the failure; false.

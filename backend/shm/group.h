@@ -124,8 +124,8 @@ class Group {
   // Wakes the owner of a doorbell if it sleeps. Call it after publishing (seq_cst) what it may be asleep for.
   static void wake(Doorbell&);
 
-  // What a sleeper looks at every kSlice: poison, this rank's own abort. A disagreement about a later collective than
-  // `number` does not count.
+  // What a sleeper looks at now and then (kSlice): poison, this rank's own abort. A disagreement about a later
+  // collective than `number` does not count.
   Status health(uint64_t number = kNever) const;
   // False once the peer's process is gone, whatever became of its pid.
   bool alive(uint32_t peer) const;

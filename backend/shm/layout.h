@@ -41,15 +41,15 @@ struct Geometry {
   // What algorithm.h chooses by.
   uint32_t fan_in = 0;                 // branches of a counter of the combining tree; 0: each rank looks at every other
   uint32_t two_steps_bytes = 0;        // reductions of so many bytes in slots are shared out; 0: none
-  uint32_t in_place_bytes = 16 << 10;  // of a part that only one rank reads, where inputs lie in arenas
+  uint32_t in_place_bytes = 16 << 10;  // of an input, for each rank: from there on inputs in arenas are read there
   uint32_t forced = 0;                 // an Algorithm that all calls go by which can; 0: the one that is best
 };
 
 // A counter that only grows. `value` is written by its owner; sleepers on other ranks leave the
 // smallest value that is worth waking them for in `wake_at` (kNever: nobody sleeps). They sleep on `wakes`,
-// not on `value`. For the owner wakes all when it finds a `wake_at` that it has reached, and sets that to kNever: if a
-// rank has just asked for a later value, that is lost, too. `wakes` has changed then, so it does not fall asleep but
-// asks again; `value` may be what it was when the rank looked.
+// not on `value`. For the owner wakes all when it finds a `wake_at` that it has reached, and sets that to kNever, which
+// also erases what a rank may just have asked for: a later value. That rank sees that `wakes` has changed, and asks
+// again; `value` may be what it was when the rank looked.
 constexpr uint64_t kNever = ~0ull;
 struct alignas(kLine) Signal {
   std::atomic<uint64_t> value;

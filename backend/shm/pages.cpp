@@ -86,7 +86,7 @@ void give_back_pages(int fd, uint64_t from, char* at, uint64_t bytes) {
 }
 
 void* map_pages(int fd, uint64_t from, uint64_t bytes) {
-  // Nothing becomes real that cannot be touched, and what is not locked stays so when it can be.
+  // Mapped without access first: mlockall(MCL_FUTURE) then fills nothing. Unlocked before there is access.
   void* const at = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd, off_t(from));
   if (at == MAP_FAILED) return at;
   munlock(at, bytes);

@@ -11,10 +11,12 @@
 //
 // Waiting for more than the next block ("worth") cannot deadlock. A rank asks a peer only for
 // blocks that the peer can finish by itself:
-//   - drained < reduced: asks for red up to its own red; all rings hold those blocks already;
+//   - drained < reduced: asks for red up to its own red: it could reduce those blocks, so all ranks have filled them,
+//     and each can reduce them unaided;
 //   - reduced < filled:  asks for in within a window of its own out, which is open for the peer as
 //     soon as the others have drained what is there;
-//   - filled = drained:  asks for out up to its own in; all parts of those blocks are there.
+//   - filled = drained:  asks for out up to its own in: every rank has filled and reduced those blocks, so each can
+//     drain them unaided.
 #pragma once
 #include <algorithm>
 #include <type_traits>

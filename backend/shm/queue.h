@@ -33,7 +33,7 @@ class CompletionQueue {
   bool closed_ = false;
 };
 
-// One asynchronous operation, owned by whoever runs it and by the caller until release().
+// One asynchronous operation, owned by whoever runs it and by the caller until c10d_release.
 class Ticket {
  public:
   explicit Ticket(int64_t started_) : started(started_) {}

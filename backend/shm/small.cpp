@@ -1,4 +1,4 @@
-// Messages that fit a small slot: the input travels with the announcement.
+// Inputs that fit a small slot: the input travels with the announcement.
 //
 // A sum that all need, of more than a few ranks, is shared out (in two steps): each rank reduces its part of all slots,
 // leaves it in its own, in the place that nobody else reads, and once all have, each copies the parts. So a rank reads

@@ -13,8 +13,9 @@ Team::~Team() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-// Helpers of this rank that are awake still count as idle, and so do, for want of better, as many of each rank on the
-// same cores, which have the same to do. What else runs, as the program's own threads, keeps its core.
+// Helpers of this rank that are awake look busy, and are free for this call: their cores count as idle. Those of other
+// ranks on the same cores are not known: each is taken to have as many. What else runs, as the program's own threads,
+// keeps its core.
 uint32_t Team::size_by_load() {
   if (allowed_) {
     const TeamSize allowed = allowed_();

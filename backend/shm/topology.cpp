@@ -34,7 +34,8 @@ struct Cache {
   uint64_t bytes = 0;
 };
 
-// The last-level cache of a cpu. One that a core has to itself is none: there the cache behind it is not shown.
+// The last-level cache of a cpu. One of a single core does not count: a virtual machine that shows no more hides the
+// real last level.
 Cache last_cache(const std::string& cpu) {
   Cache last;
   unsigned long highest = 0;

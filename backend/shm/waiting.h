@@ -38,13 +38,12 @@
 
 namespace c10d_custom {
 
-// A sleeper on this host looks up now and then, all in ns: at its peers' health, and less often in a wait that is ten
-// times as long; at what the caller wants to have driven meanwhile; at what the interpreter's signal handlers say.
-constexpr int64_t kSlice = 10 * 1000 * 1000;
-constexpr int64_t kLongSlice = 50 * 1000 * 1000;
-constexpr int64_t kElsewhere = 100 * 1000;
-constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;
-// And who waits for MPI.
+// A sleeper on this host looks up now and then. All in ns.
+constexpr int64_t kSlice = 10 * 1000 * 1000;      // between two looks at its peers' health: a tenth of the time it has
+constexpr int64_t kLongSlice = 50 * 1000 * 1000;  // waited, from kSlice to kLongSlice
+constexpr int64_t kElsewhere = 100 * 1000;        // between two turns of what the caller wants to have driven
+constexpr int64_t kPollInterrupt = 100 * 1000 * 1000;  // between two questions for the interpreter's signal handlers
+// Who waits for MPI looks at its peers' health so often.
 constexpr int64_t kSliceOverMpi = 2 * 1000 * 1000;
 
 class Spinner {
@@ -111,8 +110,8 @@ class Spinner {
   static constexpr int64_t kSpin = 1000;                      // ns: an answer that is under way already
   static constexpr int64_t kYieldToOthers = 2 * 1000 * 1000;  // longer than that, a yield went to other work
   static constexpr int64_t kLeast = 10 * 1000 * 1000, kMost = 2000 * 1000 * 1000;  // ns without a yield
-  // ns. If less than this was spent yielding since the last slow yield, both are put down to the same other work, and
-  // the pause grows. Time spent yielding, not time passed: the group may have been idle in between.
+  // ns. Two slow yields with less yielding than this between them have one cause, the same other work: the pause grows.
+  // Time spent yielding, not time passed: the group may have been idle in between.
   static constexpr int64_t kSoon = 50 * 1000 * 1000;
 
   std::atomic<int64_t> sleep_until_{0}, avoided_{kLeast / 4}, yielding_{0};

@@ -171,8 +171,9 @@ class Config:  # no dataclass: what those compile takes its time at a rank's sta
         512 << 10,
         0,
         1 << 34,
-        "largest all_reduce of CUDA tensors in which every rank reads every rank's "
-        "whole input; above, each rank reduces its part. Ranks that all share one GPU: of any size",
+        "largest all_reduce of CUDA tensors, in rounds of copies, in which every rank reads every rank's "
+        "whole input; above, each rank reduces its part. Ranks that all share one GPU: of any size. Where kernels of "
+        "several GPUs reach each other's memory, the size follows from the number of ranks",
     )
     cuda_in_place_bytes: int = _number(
         "C10D_CUSTOM_CUDA_IN_PLACE_BYTES",

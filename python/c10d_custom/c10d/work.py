@@ -159,8 +159,8 @@ class Work(_TorchWork):
 
     def become_graph_inputs(self, register: bool) -> None:
         """A compiled graph that is given this Work's tensors may wait for them (wait_tensor), as for those of c10d's
-        own Works. ``register``: enter it into torch's registry, where torch does not do that; as this does not keep our
-        half of a Work alive, the completer does."""
+        own Works. ``register``: enter it into torch's registry, where torch does not do that; which keeps the object
+        in C++ only (see `_REMEMBERED`): the completer keeps the one in Python."""
         self._graph_inputs = self._tensors
         if register and register_work is not None:
             self._completer.held.add(self)

@@ -1,5 +1,5 @@
 """c10d's operations lowered to the primitives of a transport: tensors checked, made contiguous, and named in a Call.
-Every method of `Lowering` returns a Call; UsageError where the arguments make no sense.
+Each operation's method of `Lowering` returns a Call, or a Message; UsageError where the arguments make no sense.
 
 Where a tensor's memory is not its elements in order, a plain one stands in for it."""
 
@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..native import direct
 
 if TYPE_CHECKING:
-    from ..call import Buffer, Call, Message
+    from ..call import Buffer
 
 
 def is_plain(t: torch.Tensor) -> bool:

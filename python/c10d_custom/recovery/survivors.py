@@ -292,8 +292,8 @@ class _President:
     def __init__(self, own: Survivors) -> None:
         self.own = own
         self._callers: list[TcpLine] = []  # the oldest first
-        # Whether what all that are left have promised is known here, and nobody was told to go on with it. Then nobody
-        # goes on with a promise if this rank says so.
+        # Whether this rank has heard the promises of all that are left, and nobody has been told to keep one. Only then
+        # can it call all of them off.
         self._knows = False
         self._by = own.deadline - min(_SOONER_MOST, _SOONER * own.seconds)
         # Inside one host, a launcher that ends the other ranks ends this one, too.

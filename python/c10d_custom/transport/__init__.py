@@ -247,9 +247,9 @@ class Transport(ABC):
     @abstractmethod
     def in_a_collective_instead(self, number: int) -> tuple[bool, list[int]]:
         """This rank waits in its monitored barrier ``number``. Have others begun the group's next collective, which
-        this rank has not issued, instead of coming to the barrier? Returns two answers. For this host: whether a rank
-        has, and has not entered the barrier, or is in that collective only to tell the others of it (monitored_barrier
-        among the Ops). For other hosts: the ranks that have begun it; they may have been through the barrier before."""
+        this rank has not issued, instead of coming to the barrier? Returns two answers. First, whether a rank of this
+        host is in that collective and has not entered the barrier, or runs Op.monitored_barrier, which tells others of
+        one. Second, the ranks of other hosts that have begun it, perhaps after they had passed the barrier."""
 
     # --- being called on top of itself
 

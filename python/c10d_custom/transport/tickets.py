@@ -133,8 +133,9 @@ class Queue:
         return under_way != 0 and any(taken == [under_way] for taken in self._taken_here())
 
     def _taken_here(self) -> list[list[int]]:
-        """A list of each frame of this thread that is in `run`: the number whose turn it has. It is added before the
-        turn is taken, and removed after it is freed: between, its number is not the one under way."""
+        """A list of each frame of this thread that is in `run`: the number whose turn it has. The list
+        is there a little before the turn is taken, empty, and a little after it is freed, when its number is no longer
+        the one under way."""
         try:
             return self._here.taken
         except AttributeError:

@@ -9,8 +9,8 @@ ranks and writes those of all ranks, where they lie, in one kernel.
 What becomes of memory that its owner frees while another process has it open, no document of CUDA's says; torch frees
 what nobody uses whenever it runs out. So what the leader keeps mapped its owner keeps, too, by the storage of a tensor
 in it: the last one of a call. Tensors to which only this module still refers are given up when they become more than
-`_limit`: the leader hears of it with the next call. Larger tensors, those of one call too many, and outputs of
-all_gather, whose memory FSDP takes away from under their storages, are mapped for the call alone (`once`).
+`_limit`: the leader hears of it with the next call. Mapped for one call alone (`once`) are tensors of more than
+`_limit` bytes, those beyond as many as are kept, and outputs of all_gather, whose storages FSDP resizes to 0.
 
 A rank that cannot say where its tensors lie (memory that cannot be exported), or a leader that cannot open what the
 others have told, lets all ranks take the staging memory instead.

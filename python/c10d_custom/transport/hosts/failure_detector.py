@@ -27,9 +27,9 @@ A rank that leaves in good order says so first, on each of its connections. A ho
 closes no connection: that is for the waits' deadlines.
 
 The thread here hears at once. Whoever is about to send to another host looks whether there is news that it has not read
-(`failure_news`), for MPICH crashes in a send to a process that is gone. A rank that waits looks at what it has heard
-(health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kSliceOverMpi in
-backend/shm/waiting.h), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms (kSlice there).
+(`failure_news`), and then raises an error in place of sending to a process that is gone. A rank that waits looks at
+what it has heard (health.py) every 2 ms (_CHECK in link.py, SLICE_NS in leader_all_reduce.py, kSliceOverMpi in
+backend/shm/waiting.h), 5 ms (_CHECK in messages.py) or, inside its host, 10 ms, later 50 (kSlice and kLongSlice there).
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .layout import Hosts
 
 
-# Ranks of other hosts, in the record of what ended the local group.
+# Added to the group rank of a rank of another host in the shared segment's record of what ended the group, whose own
+# ranks are counted on this host (`group_rank` tells them apart).
 _REMOTE = 1 << 20
 # s: how long what a rank sent before it left may still be on its way.
 _GRACE = 1.0

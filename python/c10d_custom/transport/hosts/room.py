@@ -46,8 +46,8 @@ class _Offer:
 
 
 class Room:
-    """The room of one group's messages. True while data wait to be asked for. ``short``: bytes of a message that is
-    copied rather than kept where it is, when its send ends early."""
+    """The room of one group's messages. True while data wait to be asked for, or to be received. ``short``: bytes of a
+    message that is copied rather than kept where it is, when its send ends early."""
 
     def __init__(self, link: MpiLink, background: BackgroundTransfers, short: int) -> None:
         self._link, self._background, self._short = link, background, short

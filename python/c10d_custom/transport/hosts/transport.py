@@ -96,7 +96,7 @@ class HierarchicalTransport(Transport):
         # Shares of a chunk go to every host: they should not shrink to nothing.
         self.chunk = config.chunk_bytes * max(1, len(hosts.ranks) // 16)
         self.balances = Balances(self.rank, self.size)
-        self._number = native.NEVER  # of the collective under way
+        self._number = native.NEVER  # of the collective that has begun last
         self._sound = True  # no collective has failed here: MPI is through with all memory
         self._fast_path = LeaderFastPath(config.trace)
         self.local_calls: dict[tuple[int, int], LocalCall] = {}

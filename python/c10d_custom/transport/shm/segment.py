@@ -37,7 +37,7 @@ _TWO_STEPS, _TWO_STEPS_OF_ALL = 4096, 512 << 10
 _FEW = 3  # ranks: of these, each rank may as well read everyone's input
 _LOOKED_AT = 8 << 20  # bytes of all rings together: as many as any machine's last-level cache holds
 _FEWEST_BLOCKS = 4  # in a ring: one is filled, one reduced, one drained, and one is on its way between two of these
-_IN_PLACE = 16 << 10  # bytes of a part that only one rank reads; measured at 2 and 4 ranks
+_IN_PLACE = 16 << 10  # bytes of an input, for each rank: from there on read where it lies; measured at 2 and 4 ranks
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
