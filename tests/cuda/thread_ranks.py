@@ -162,9 +162,10 @@ class Letter:
     def done(self):
         if not self._ticket.done():
             return False
-        if not self._read and self._ticket.error() is None:
-            self._read, me = True, self._met.cpu.rank
-            self._met.world.read((self._met.key, self._ticket.source, me, self._tag), me)
+        with self._met.world.lock:  # or another thread of this rank would go on before the clocks are merged
+            if not self._read and self._ticket.error() is None:
+                self._read, me = True, self._met.cpu.rank
+                self._met.world.read((self._met.key, self._ticket.source, me, self._tag), me)
         return True
 
 
