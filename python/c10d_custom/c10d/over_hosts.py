@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ..errors import UsageError
 from ..launch import mpi_job
 from ..transport.hosts.transport import HierarchicalTransport
+from ..transport.tickets import PyTicket
 from .issuing import Issuing, live
 from .no_transport import NoTransport
 
@@ -43,7 +44,9 @@ def _disown_all() -> None:
     # knows by itself that it is called in a forked child.)
     for group, transport in _over_hosts():
         refused = UsageError(f"group {group._name}, rank {group._group_rank}: it {_ITS_PARENTS}")
-        _parents.append((group._transport, group._completer.disown(refused)))
+        failed = PyTicket(lambda token: None)
+        failed.finish(refused)
+        _parents.append((group._transport, group._completer.disown(failed)))
         transport.disowned = refused
         nobodys = NoTransport(
             group._name, group._group_rank, group._group_size, group._transport.device_types, _ITS_PARENTS

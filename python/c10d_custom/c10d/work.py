@@ -447,17 +447,13 @@ class Completer:
                 if ticket.collective and not ticket.done():
                     raise self._transport.inside("Work.wait of a collective")
 
-    def disown(self, error: UsageError) -> list[Any]:
-        """In a forked child, where nobody ends them: Works under way fail. Returns what of them must not be freed."""
-        from ..transport.tickets import PyTicket
-
-        kept = []
-        for work in list(self._in_flight):
-            if not all(ticket.done() for ticket in work._tickets):
-                kept.append(work._tickets)
-                failed = PyTicket(lambda token: None)
-                failed.finish(error)
-                work._tickets = [failed]
+    def disown(self, failed: Ticket) -> list[Any]:
+        """In a forked child, where nobody ends them: Works under way end as ``failed`` has. Returns what of them must
+        not be freed."""
+        works = [work for work in list(self._in_flight) if not all(ticket.done() for ticket in work._tickets)]
+        kept = [work._tickets for work in works]
+        for work in works:
+            work._tickets = [failed]
         return kept
 
     def forget(self, work: Work) -> None:
