@@ -33,7 +33,11 @@ def library():
 
 
 class _Kernels(host_kernels.HostKernels):
-    """A block of two threads each, on all ranks: who waits takes a core."""
+    """Fused ones are compiled: a block of two threads each, on all ranks, for who waits takes a core."""
+
+    def __init__(self, gpu):
+        super().__init__(ctypes.CDLL(str(library())), processors=1)
+        self.reduce = gpu.reduce
 
     def _load(self, algorithm, dtype, redop):
         if hasattr(self._library, compiler.name_of(algorithm, dtype, redop)):
@@ -63,11 +67,8 @@ class HostGpu(FakeDriver):
         return address, None
 
     @functools.cached_property
-    def _compiled(self):
-        return _Kernels(ctypes.CDLL(str(library())), processors=1)
-
     def kernels(self):
-        return self._compiled
+        return _Kernels(self)
 
     def allocation_of(self, address):
         return None
