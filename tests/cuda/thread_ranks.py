@@ -97,7 +97,7 @@ class Met:
     """The CPU transport, telling the World when hosts meet and what memory the CPU touches."""
 
     def __init__(self, cpu, world, key):
-        self.__dict__.update(cpu=cpu, world=world, key=key, calls=0)
+        self.__dict__.update(cpu=cpu, world=world, key=key, calls=0, letters=[])
 
     def __getattr__(self, name):
         return getattr(self.cpu, name)
@@ -154,7 +154,9 @@ class Letter:
     """The ticket of a receive: once its host has seen that it is done, what it does next comes after the sending."""
 
     def __init__(self, ticket, met, tag):
-        self._ticket, self._met, self._tag, self._read = ticket, met, tag, False
+        self._ticket, self._met, self._tag = ticket, met, tag
+        with met.world.lock:
+            met.letters.append(self)
 
     def __getattr__(self, name):
         return getattr(self._ticket, name)
@@ -162,11 +164,20 @@ class Letter:
     def done(self):
         if not self._ticket.done():
             return False
-        with self._met.world.lock:  # or another thread of this rank would go on before the clocks are merged
-            if not self._read and self._ticket.error() is None:
-                self._read, me = True, self._met.cpu.rank
-                self._met.world.read((self._met.key, self._ticket.source, me, self._tag), me)
+        met = self._met
+        with met.world.lock:  # or another thread of this rank would go on before the clocks are merged
+            # With those posted before it: messages are read in the order of their sending.
+            before = met.letters[: met.letters.index(self) + 1] if self in met.letters else []
+            for letter in before:
+                letter.read_if_done()
         return True
+
+    def read_if_done(self):
+        if self._ticket.done():
+            self._met.letters.remove(self)
+            if self._ticket.error() is None:
+                me = self._met.cpu.rank
+                self._met.world.read((self._met.key, self._ticket.source, me, self._tag), me)
 
 
 class Rank:

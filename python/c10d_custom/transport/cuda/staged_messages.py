@@ -519,7 +519,8 @@ class StagedMessages:
         """What is done here, other ranks are told before the CPU transport leaves."""
 
         def told() -> bool:
-            self.progress()
+            while self.progress():  # a piece that has moved makes room for the next: no reason to rest
+                pass
             return not any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
 
         poll(told, time.monotonic() + seconds, self.cpu.broken)
