@@ -32,6 +32,26 @@ def test_all_reduce_coalesced(conform, section):
     conform(all_reduce_coalesced, section, reducing=True)
 
 
+def _sharing(step, async_ops):
+    """Of views of one tensor that overlap, each sums what was there before."""
+    g = make_group()
+    wrong = []
+    for case in (Case(torch.float32, count, "SUM", "mild") for count in (12, 5000, 70000)):
+        whole = torch.zeros(step * case.count)[::step].copy_(g.input(case))
+        views = [whole[3:], whole, whole[:7], whole]
+        future = dist.all_reduce_coalesced(views, dist.ReduceOp.SUM, g.pg, async_ops)
+        if async_ops:
+            future.wait()
+        wrong += filter(None, [reference.difference(whole.contiguous(), g.reduced(case))])
+    return wrong
+
+
+@pytest.mark.parametrize("async_ops", [False, True])
+@pytest.mark.parametrize("step", [1, 2])
+def test_all_reduce_coalesced_of_tensors_that_share_memory(ranks, step, async_ops):
+    check(ranks, _sharing, step, async_ops)
+
+
 def manager_all_reduce(case, group):
     cases = _parts(case)
     data = [group.placed_input(c) for c in cases]

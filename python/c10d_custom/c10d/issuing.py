@@ -26,7 +26,16 @@ from torch.distributed import PrefixStore
 
 from ..call import Op, seconds_of
 from ..errors import UsageError
-from ..lowering import COUNTED, Lowering, check_one_device, count_changes, only, own_tensors, put_back
+from ..lowering import (
+    COUNTED,
+    Lowering,
+    check_one_device,
+    count_changes,
+    only,
+    own_tensors,
+    put_back,
+    read_before_written,
+)
 from ..native import SLOW_PATH
 from ..threads import threading
 from ..transport import LocalTransport
@@ -400,7 +409,9 @@ class Issuing:
             calls = [self._lowered(lower, *arguments, seconds) for arguments in argument_lists]
             if tried != SLOW_PATH:
                 raise self._transport.last_error(calls[0])
-            self._lowered(check_one_device, name, calls)
+            if len(calls) > 1:
+                self._lowered(check_one_device, name, calls)
+                self._lowered(read_before_written, calls)
             if always_counts or calls[0].name in COUNTED:
                 self._lowered(count_changes, tensors)
             for call in calls:

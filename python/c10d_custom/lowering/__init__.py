@@ -165,6 +165,28 @@ def check_one_device(name: str, calls: Sequence[Call]) -> None:
             )
 
 
+def read_before_written(calls: Sequence[Call]) -> None:
+    """Of calls made in one, which run one after the other: each reads what was there before any of them wrote, whatever
+    memory they share, as where all are one message."""
+    at = [(t.data_ptr(), t.data_ptr() + t.nbytes, i) for i, c in enumerate(calls) for t in (*c.inputs, *c.outputs)]
+    high, last = 0, -1  # of those so far: the furthest end, and whose it is
+    for begin, end, i in sorted(at):
+        if begin < min(end, high) and i != last:
+            break
+        if end > high:
+            high, last = end, i
+    else:
+        return
+    for call in calls[1:]:
+        inputs = [t.clone() for t in call.inputs]
+        if call.inputs is call.outputs:
+            if call.copy_back:  # a tensor of its own stands in already
+                continue
+            call.copy_back = list(zip(call.outputs, inputs))
+            call.outputs = inputs
+        call.inputs = inputs
+
+
 def check_list(name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, what: str) -> None:
     """``size`` tensors of the dtype of ``like``."""
     if len(tensors) != size:
