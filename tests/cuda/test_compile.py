@@ -10,7 +10,7 @@ from c10d_custom.errors import TransportError, UsageError
 from c10d_custom.transport.cuda import compiler
 from host_kernels import PAIRS, distinct, instances
 
-pytestmark = pytest.mark.lane2
+pytestmark = [pytest.mark.lane2, pytest.mark.timeout(900)]  # compilers, beside all else that runs
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's binding comes with the extra 'test'")
 
