@@ -22,20 +22,32 @@ import atexit
 import os
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from torch.distributed import PrefixStore
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from ..errors import TransportError
 from ..threads import allocate_lock, queue, start_new_thread, time
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-
 _LEAST = 1.0  # s: for a call that is made at the deadline or after it, such as the last word of a rank that gives up
 _AT_EXIT = 3.0  # s: longer than a call goes on that has lost its connection
 _left_behind: list[tuple[int, Any]] = []  # of threads amid a call that nobody waits for: PID, `_Answer.awaited`
+
+
+def whole(store: Any) -> Any:
+    """``store``, or, if its class in Python lacks what a group's creation asks for, a LeastStore over it."""
+    inner = store
+    while isinstance(inner, PrefixStore):
+        inner = inner.underlying_store
+    kinds = type(inner).__mro__
+    if type(inner) is Store or isinstance(inner, (TCPStore, FileStore, HashStore)):
+        return store  # of C++
+    own = {name for kind in kinds[: kinds.index(Store)] for name in vars(kind)}
+    if own >= {"compare_set", "deleteKey"}:  # C++ looks for the latter; `delete_key` is for callers in Python
+        return store
+    from .least_store import LeastStore
+
+    return LeastStore(store)
 
 
 class BoundedStore:
